@@ -1,0 +1,1 @@
+"""The cage: knows Linux, knows no plugin, never imports runner."""
