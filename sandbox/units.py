@@ -1,0 +1,102 @@
+"""Sizes and durations as people write them.
+
+Suffixes of sizes are powers of 1024 whether or not they are spelled with an "i": `256M`, `256MB` and
+`256MiB` are one thing, as in systemd units and `docker run --memory`. A plain number is bytes, or seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+SIZE_MAX = (1 << 63) - 1
+DURATION_MAX = 10 * 365 * 86400.0  # beyond this the kernel's and Python's timers overflow one by one
+
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])i?)?b?\s*", re.IGNORECASE | re.ASCII)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+_NUMBER = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*", re.ASCII)
+_PART = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def parse_size(value: object) -> int:
+    """Bytes of `256M`, `1.5GiB`, `4096`; ValueError with a sentence for a person otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size: float = value
+    elif isinstance(value, str) and len(value) < 64 and (match := _SIZE.fullmatch(value)):
+        factor = 1024 ** _POWERS[match[2].lower()] if match[2] else 1
+        size = round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+    else:
+        raise ValueError(
+            f"{_shown(value)} is not a size: write bytes as a number, or as in 512K, 256M, 1.5GiB"
+        )
+    if not 0 <= size <= SIZE_MAX:
+        raise ValueError(f"{_shown(value)} is not a possible size")
+    return int(size)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of `30s`, `500ms`, `1h30m`, `2.5`; ValueError with a sentence for a person otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) <= DURATION_MAX else math.inf
+    elif isinstance(value, str) and len(value) < 64 and (match := _NUMBER.fullmatch(value)):
+        seconds = float(match[1])
+    elif isinstance(value, str) and len(value) < 64 and (parts := _parts(value)):
+        seconds = sum(parts)
+    else:
+        raise ValueError(
+            f"{_shown(value)} is not a duration: write seconds as a number, or as in 500ms, 30s, 2m, 1h30m"
+        )
+    if not 0 <= seconds <= DURATION_MAX:
+        raise ValueError(f"{_shown(value)} is not a possible duration")
+    return seconds
+
+
+def _parts(text: str) -> list[float]:
+    """The seconds of each part of `1h30m`; nothing unless all of the text is parts, largest unit first."""
+    seconds: list[float] = []
+    previous = math.inf
+    at = 0
+    while at < len(text):
+        match = _PART.match(text, at)
+        if match is None or _SECONDS[match[2]] >= previous:
+            return []
+        previous = _SECONDS[match[2]]
+        seconds.append(float(match[1]) * previous)
+        at = match.end()
+    return seconds
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def format_size(size: int) -> str:
+    """`256 MiB`, `1.5 GiB`: two decimals at most."""
+    if size < 1024:
+        return f"{size} B"
+    unit, value = "B", float(size)
+    for name in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        unit, value = name, value / 1024
+    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """`500ms`, `1.25s`, `2m`, `1h30m`."""
+    milliseconds = round(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds else "0s"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    whole = round(seconds)
+    parts = [
+        (whole // 86400, "d"),
+        (whole % 86400 // 3600, "h"),
+        (whole % 3600 // 60, "m"),
+        (whole % 60, "s"),
+    ]
+    return "".join(f"{count}{unit}" for count, unit in parts if count)
