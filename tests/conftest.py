@@ -1,0 +1,427 @@
+"""What all tests share: callers (root, an ordinary user), places a dropped uid can reach, and a leak check.
+
+Most tests run the real program and the real bwrap. What that needs of the machine is declared with
+`@pytest.mark.needs("node")` and so on; a test whose need is not met is skipped with the reason, and the end
+of the run lists, for each need, how many tests ran and how many did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("runner", "sandbox", "policies")
+
+# Nobody's uid: outside the ranges of Debian's adduser, of systemd and of the runner's own leases.
+USER_UID = 54321
+# Where bwrap, node and interpreters are looked for. Not the PATH of whoever runs the tests: a program below
+# somebody's home is no use to a plugin, which cannot see it.
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Also the mark by which the leak check knows the tests' own directories from the program's.
+TEMP_PREFIX = "rt-"
+
+# How long a process may take to vanish after the runner has returned.
+_VANISH_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+# --- What the machine offers -------------------------------------------------------------------------------
+
+
+def _lacks_root() -> str:
+    return "" if os.geteuid() == 0 else "needs root"
+
+
+def _lacks_user() -> str:
+    if os.geteuid() == 0 and not shutil.which("setpriv", path=SYSTEM_PATH):
+        return "needs setpriv (apt-get install util-linux) to become an ordinary user"
+    probe = [*_become_user(), "bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "true"]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=20, env={"PATH": SYSTEM_PATH})
+    except OSError as error:
+        return f"needs bubblewrap: {error}"
+    return "" if done.returncode == 0 else f"needs unprivileged user namespaces: {done.stderr.strip()}"
+
+
+def _lacks_program(name: str, package: str) -> str:
+    return "" if shutil.which(name, path=SYSTEM_PATH) else f"needs {name} (apt-get install {package})"
+
+
+# Each says why not, or nothing.
+_CAPABILITIES: Mapping[str, Callable[[], str]] = {
+    "root": _lacks_root,
+    "user": _lacks_user,
+    "node": lambda: _lacks_program("node", "nodejs"),
+    "gcc": lambda: _lacks_program("gcc", "gcc libc6-dev"),
+}
+
+
+@functools.cache
+def lacks(capability: str) -> str:
+    """Why tests that need `capability` cannot run here; empty if they can."""
+    return _CAPABILITIES[capability]()
+
+
+def _become_user() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    return ["/usr/bin/setpriv", f"--reuid={USER_UID}", f"--regid={USER_UID}", "--clear-groups", "--"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"needs(*capabilities): skip, with the reason, where one is missing ({', '.join(_CAPABILITIES)})",
+    )
+    # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        needs = {name for mark in item.iter_markers("needs") for name in mark.args}
+        for name in sorted(needs):
+            if name not in _CAPABILITIES:
+                raise pytest.UsageError(f"{item.nodeid} needs {name!r}: known are {', '.join(_CAPABILITIES)}")
+            # On the report, so that the summary also sees what happened in another process (xdist).
+            item.user_properties.append(("needs", name))
+            if reason := lacks(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    ran: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if outcome != "skipped" and getattr(report, "when", "") != "call":
+                continue
+            for key, name in getattr(report, "user_properties", ()):
+                if key == "needs":
+                    (skipped if outcome == "skipped" else ran)[name] += 1
+    if not ran and not skipped:
+        return
+    terminalreporter.section("what the machine let us test")
+    for name in _CAPABILITIES:
+        if not ran[name] and not skipped[name]:
+            continue
+        why = lacks(name)
+        terminalreporter.line(
+            f"{name:6} {ran[name]:5} ran" + (f", {skipped[name]} skipped: {why}" if skipped[name] else ""),
+            yellow=bool(skipped[name]),
+        )
+
+
+# --- Callers -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who uses the command line: root, or a user without any rights."""
+
+    name: str
+    uid: int
+    home: Path  # theirs alone, with the XDG directories and TMPDIR below it
+    prefix: tuple[str, ...]  # what makes a process theirs
+    python: tuple[str, ...]
+    environ: Mapping[str, str] = field(repr=False)
+
+    def command(self, *args: str | os.PathLike[str]) -> list[str]:
+        return [*self.prefix, *self.python, "-m", "runner", *(os.fspath(arg) for arg in args)]
+
+    def __call__(
+        self,
+        *args: str | os.PathLike[str],
+        input: str | bytes | None = None,  # noqa: A002 -- named as in subprocess.run
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "/",
+        pass_fds: Sequence[int] = (),
+        timeout: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `runner ARGS` to its end. Bytes that are not UTF-8 come back as surrogate escapes."""
+        process = self.start(
+            *args,
+            env=env,
+            cwd=cwd,
+            pass_fds=pass_fds,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        )
+        with process:
+            try:
+                out, err = process.communicate(input.encode() if isinstance(input, str) else input, timeout)
+            except BaseException:
+                process.kill()
+                raise
+        text = (data.decode("utf-8", "surrogateescape") for data in (out, err))
+        return subprocess.CompletedProcess(process.args, process.returncode, *text)
+
+    def start(
+        self,
+        *args: str | os.PathLike[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "/",
+        **popen: Any,
+    ) -> subprocess.Popen[bytes]:
+        """`runner ARGS` as a process of the test's own, with pipes unless told otherwise.
+
+        Every launcher on the way execs, so the pid is the runner's.
+        """
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(
+            self.command(*args), env={**self.environ, **(env or {})}, cwd=cwd, **{**streams, **popen}
+        )
+
+    def give(self, path: str | os.PathLike[str]) -> None:
+        """Make `path`, and all below it, belong to this caller."""
+        if os.geteuid() == 0:
+            for each in [Path(path), *Path(path).rglob("*")]:
+                os.chown(each, self.uid, self.uid, follow_symlinks=False)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("root", marks=pytest.mark.needs("root")),
+        pytest.param("user", marks=pytest.mark.needs("user")),
+    ]
+)
+def runner_as(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    """The command line, once as root and once as an ordinary user."""
+    yield from _caller(request.param, request)
+
+
+@pytest.fixture
+def runner_as_root(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    """For what only root's runner does. The test marks itself `needs("root")`."""
+    yield from _caller("root", request)
+
+
+@pytest.fixture
+def runner_as_user(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    """For what is the same for everybody. The test marks itself `needs("user")` if it launches."""
+    yield from _caller("user", request)
+
+
+def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
+    become = _become_user() if name == "user" else []
+    uid = USER_UID if become else os.geteuid()
+    if become:
+        python, pythonpath = request.getfixturevalue("_code_for_everybody")
+    else:
+        python, pythonpath = (sys.executable,), str(ROOT)
+    with _public_directory() as parent:
+        home = parent / "home"
+        environ = {
+            "PATH": SYSTEM_PATH,
+            "LANG": "C.UTF-8",
+            "HOME": str(home),
+            "TMPDIR": str(home / "tmp"),
+            "PYTHONPATH": pythonpath,
+        }
+        for variable, folder in {
+            "XDG_CACHE_HOME": ".cache",
+            "XDG_CONFIG_HOME": ".config",
+            "XDG_DATA_HOME": ".local/share",
+            "XDG_RUNTIME_DIR": "run",
+            "XDG_STATE_HOME": ".local/state",
+        }.items():
+            environ[variable] = str(home / folder)
+        for variable, path in environ.items():
+            if variable.startswith("XDG_") or variable == "TMPDIR":
+                Path(path).mkdir(parents=True, mode=0o700)
+        home.chmod(0o700)
+        caller = Caller(name, uid, home, tuple(become), tuple(python), environ)
+        caller.give(home)
+        yield caller
+        assert os.listdir(environ["TMPDIR"]) == [], "the runner left temporary files"
+
+
+@pytest.fixture(scope="session")
+def _code_for_everybody() -> Iterator[tuple[tuple[str, ...], str]]:
+    """An interpreter and a PYTHONPATH that the ordinary user can use.
+
+    Normally the ones we run with. A checkout or an interpreter below /root (0700) is out of their reach: then
+    the code is copied to where it is not, and the system's own interpreter of the same version runs it.
+    """
+    imports = f"import {', '.join(PACKAGES)}, pydantic"
+
+    def works(python: str, pythonpath: str) -> bool:
+        argv = [*_become_user(), python, "-c", imports]
+        env = {"PATH": SYSTEM_PATH, "PYTHONPATH": pythonpath, "HOME": "/"}
+        try:
+            done = subprocess.run(argv, env=env, cwd="/", capture_output=True, timeout=60)
+        except OSError:
+            return False
+        return done.returncode == 0
+
+    if works(sys.executable, str(ROOT)):
+        yield (sys.executable,), str(ROOT)
+        return
+    with _public_directory() as copy:
+        heavy = shutil.ignore_patterns(
+            "__pycache__", "mypy*", "ruff*", "pip*", "setuptools*", "hypothesis*", "*.pth"
+        )
+        shutil.copytree(sysconfig.get_path("platlib"), copy / "site", ignore=heavy, symlinks=True)
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, copy / "code" / package, ignore=heavy, symlinks=True)
+        for path in copy.rglob("*"):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+        pythonpath = f"{copy / 'code'}:{copy / 'site'}"
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        for python in (os.path.realpath(sys.executable), f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+            if works(python, pythonpath):
+                yield (python,), pythonpath
+                return
+        pytest.fail(
+            f"an ordinary user can use neither {sys.executable} nor a {version} in /usr: run scripts/test"
+        )
+
+
+# --- Places ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _public_directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir="/tmp"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def plugin_dir() -> Iterator[Path]:
+    """A fresh directory everybody may enter. pytest's own tmp_path is 0700, out of a dropped uid's reach."""
+    with _public_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def write_file() -> Callable[..., Path]:
+    """write_file(path, text, mode=0o644): a file everybody may read, whatever umask the tests run under."""
+
+    def write(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
+        for parent in reversed([p for p in path.parents if not p.exists()]):
+            parent.mkdir()
+            parent.chmod(0o755)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+# --- Nothing left behind -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a launch could leave on the machine."""
+
+    processes: frozenset[int]
+    mounts: frozenset[str]
+    files: frozenset[str]
+
+
+def traces() -> Traces:
+    """Our own descendants, this machine's mounts, and files where the runner may put some."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    files = {str(path) for path in Path("/run/runner").rglob("*")} - {"/run/runner/uids"}
+    for place in ("/tmp", "/var/tmp", "/dev/shm"):
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(place)
+            files |= {
+                f"{place}/{name}"
+                for name in names
+                if name.lstrip(".").startswith(("runner", "bwrap", "bubblewrap"))
+            }
+    return Traces(frozenset(descendants()), frozenset(mounts), frozenset(files))
+
+
+def descendants() -> set[int]:
+    """The pids of all living processes below this one, orphans included."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text()
+        except OSError:  # gone since the listing
+            continue
+        state, parent = stat.rpartition(")")[2].split()[:2]
+        if state not in "ZX":
+            parents[int(name)] = int(parent)
+    family = {os.getpid()}
+    while True:
+        grown = family | {pid for pid, parent in parents.items() if parent in family}
+        if grown == family:
+            return family - {os.getpid()}
+        family = grown
+
+
+def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:
+    """Wait until all of `pids` have ended, woken by the kernel; False if some are still there in the end."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with open(fd, "rb"):
+            if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+    return True
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails the test if it leaves a process, a mount or a file behind."""
+    before = traces()
+    yield
+    left = descendants() - before.processes
+    gone = vanished(left)
+    _reap_orphans()
+    if not gone:
+        left &= descendants()
+        names = {pid: _cmdline(pid) for pid in left}
+        for pid in left:  # so that one leak is one failure
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"processes left behind: {names}")
+    after = traces()
+    assert after.processes <= before.processes, "new processes appeared after the test had ended"
+    assert after.mounts == before.mounts
+    assert after.files <= before.files
+
+
+def _reap_orphans() -> None:
+    """Orphans that came to us and died: nobody else will wait for them."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
+            pass
+
+
+def _cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "?"

@@ -1,0 +1,352 @@
+"""Imports point down. Each module has one place in the house; this file says which, and reads every import.
+
+A new module must be placed in LAYERS; the failure says so. A new dependency must be placed in MAY_IMPORT.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import PACKAGES, ROOT, Caller
+
+# From the roof down. A module may import those of the lines below its own. A name ending in ".*" is a package
+# whose modules may import each other; other neighbours on one line may not.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("runner.__main__",),
+    ("runner.cli.*",),
+    ("runner.invoke",),
+    ("runner.session",),
+    ("runner.hostcalls",),
+    ("runner.contracts.*",),
+    ("runner.jsonrpc",),
+    ("runner.frames",),
+    ("runner.manifest",),
+    ("runner.plugin", "runner.report"),
+    ("runner",),
+    ("sandbox.cell",),
+    ("sandbox.spawner",),
+    (
+        "sandbox.network.*",
+        "sandbox.cgroups",
+        "sandbox.limits",
+        "sandbox.secrets",
+        "sandbox.state",
+        "sandbox.uids",
+    ),
+    ("sandbox.plan",),
+    ("sandbox.bwrap",),
+    ("sandbox.seccomp", "sandbox.syscalls.*"),
+    ("sandbox.policy",),
+    ("sandbox.denylist",),
+    ("sandbox.host",),
+    ("sandbox.spec",),
+    ("sandbox",),
+    ("policies",),
+)
+
+
+# Third-party packages, and the only modules that may import them. `lazily`: only inside a function, because
+# something on the launch path imports the module and must not pay for the package.
+class Use(NamedTuple):
+    modules: tuple[str, ...]
+    lazily: bool = False
+
+
+MAY_IMPORT: Mapping[str, Use] = {
+    "pydantic": Use(("runner.contracts.*.manifest",)),
+    "pyroute2": Use(("sandbox.network.*",)),
+    "trio": Use(("runner.invoke", "runner.session", "runner.hostcalls", "sandbox.network.*")),
+    "psutil": Use(("sandbox.host",), lazily=True),
+    "prctl": Use(("sandbox.*",), lazily=True),
+}
+
+# Runs between fork and exec, alone in its process: no module of ours and none of anybody else's.
+STANDARD_LIBRARY_ONLY = ("sandbox.spawner",)
+
+
+class Import(NamedTuple):
+    module: str  # who imports
+    line: int
+    target: str  # what: "sandbox.plan", or "sandbox.plan.LaunchPlan" for a name taken from it
+    lazy: bool  # inside a function
+
+
+def faults(root: Path) -> list[str]:
+    """Everything wrong with the imports of the packages below `root`, one sentence each."""
+    modules = {name: path for package in PACKAGES for name, path in _modules(root, package)}
+    found: list[str] = []
+    for name in modules:
+        if _layer(name) is None:
+            found.append(
+                f"{name} has no place: add it to LAYERS in tests/test_layers.py, above all it imports"
+            )
+    for name, path in modules.items():
+        for imported in _imports(name, path):
+            fault = _fault(imported, modules)
+            if fault:
+                found.append(f"{path.relative_to(root)}:{imported.line}: {fault}")
+    return sorted(set(found))
+
+
+def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
+    source, top = imported.module, imported.target.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
+    if source in STANDARD_LIBRARY_ONLY:
+        return f"{source} imports {imported.target}: it may use the standard library only"
+    if top not in PACKAGES:
+        return _third_party_fault(imported, top)
+    target = _longest(imported.target, modules)
+    if target is None:
+        return f"{imported.target} does not exist"
+    if source.startswith("sandbox") and top == "runner":
+        return f"{source} imports {target}: the cage knows no plugin, sandbox/ never imports runner/"
+    contracts = _contract(source, modules), _contract(target, modules)
+    if None not in contracts and contracts[0] != contracts[1]:
+        return f"{source} imports {target}: a contract knows no other contract"
+    here, there = _layer(source), _layer(target)
+    if here is None or there is None or target == source:
+        return None  # reported as unplaced
+    if there < here:
+        return f"{source} imports {target}, which is a higher layer"
+    if there == here and _slot(source) != _slot(target):
+        return f"{source} imports {target}: neighbours in one layer do not know each other"
+    return None
+
+
+def _third_party_fault(imported: Import, top: str) -> str | None:
+    use = MAY_IMPORT.get(top)
+    if use is None:
+        return (
+            f"{imported.module} imports {top}, which is no dependency: see MAY_IMPORT in tests/test_layers.py"
+        )
+    if not any(_matches(imported.module, pattern) for pattern in use.modules):
+        return f"{imported.module} imports {top}: only {', '.join(use.modules)} may"
+    if use.lazily and not imported.lazy:
+        return f"{imported.module} imports {top} when it is loaded: import it in the function that needs it"
+    return None
+
+
+def _modules(root: Path, package: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def _imports(module: str, path: Path) -> Iterator[Import]:
+    """Every import in the file, wherever it stands; also import_module and __import__ of a literal."""
+
+    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.Import():
+                    for alias in child.names:
+                        yield Import(module, child.lineno, alias.name, lazy)
+                case ast.ImportFrom():
+                    base = child.module or ""
+                    if child.level:
+                        package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+                        kept = package[: len(package) - (child.level - 1)]
+                        base = ".".join([*kept, *([child.module] if child.module else [])])
+                    for alias in child.names:
+                        yield Import(module, child.lineno, f"{base}.{alias.name}", lazy)
+                case ast.Call(
+                    func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                    args=[ast.Constant(value=str(name)), *_],
+                ):
+                    yield Import(module, child.lineno, name, lazy)
+            yield from visit(
+                child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            )
+
+    yield from visit(ast.parse(path.read_text(), str(path)), False)
+
+
+def _longest(target: str, modules: Mapping[str, Path]) -> str | None:
+    """The module meant by "sandbox.plan.LaunchPlan"."""
+    while target not in modules:
+        if "." not in target:
+            return None
+        target = target.rpartition(".")[0]
+    return target
+
+
+def _matches(module: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(module, pattern) or (pattern.endswith(".*") and module == pattern[:-2])
+
+
+def _slot(module: str) -> str | None:
+    """The entry of LAYERS that is meant: the longest that matches."""
+    entries = [entry for layer in LAYERS for entry in layer if _matches(module, entry)]
+    return max(entries, key=len, default=None)
+
+
+def _layer(module: str) -> int | None:
+    slot = _slot(module)
+    return None if slot is None else next(i for i, layer in enumerate(LAYERS) if slot in layer)
+
+
+def _contract(module: str, modules: Mapping[str, Path]) -> str | None:
+    """NAME, for everything in runner/contracts/NAME/; None for modules that stand beside the contracts."""
+    folder = ".".join(module.split(".")[:3])
+    path = modules.get(folder)
+    return folder if path and path.match("runner/contracts/*/__init__.py") else None
+
+
+# --- The house as it stands --------------------------------------------------------------------------------
+
+
+def test_imports_point_down() -> None:
+    assert faults(ROOT) == []
+
+
+def test_every_layer_of_the_list_is_spelled_once() -> None:
+    entries = [entry for layer in LAYERS for entry in layer]
+    assert sorted(entries) == sorted(set(entries))
+
+
+# --- It can fail -------------------------------------------------------------------------------------------
+
+Tree = Callable[[Mapping[str, str]], Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    def make(files: Mapping[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return make
+
+
+CLEAN = {
+    "runner/__init__.py": "",
+    "runner/plugin.py": "import os\nfrom sandbox.spec import SandboxSpec\n",
+    "runner/cli/__init__.py": "from runner import plugin\nfrom runner.cli import exec\n",
+    "runner/cli/exec.py": "from sandbox import plan\n",
+    "runner/contracts/__init__.py": "",
+    "runner/contracts/nexo/__init__.py": "",
+    "runner/contracts/nexo/manifest.py": "import pydantic\nfrom runner.plugin import Plugin\n",
+    "runner/contracts/mcp/__init__.py": "",
+    "runner/contracts/mcp/manifest.py": "from pydantic import BaseModel\n",
+    "sandbox/__init__.py": "",
+    "sandbox/host.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
+    "sandbox/plan.py": "from sandbox import host\nfrom sandbox.spec import Grant\n",
+    "sandbox/spawner.py": "import ctypes\n",
+    "sandbox/spec.py": "from dataclasses import dataclass\n",
+}
+
+
+def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
+    assert faults(tree(CLEAN)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("sandbox/spec.py", "import runner.plugin", "sandbox/ never imports runner/"),
+        ("sandbox/plan.py", "def f():\n    from runner import plugin", "sandbox/ never imports runner/"),
+        (
+            "sandbox/plan.py",
+            "import importlib\nimportlib.import_module('runner.plugin')",
+            "never imports runner/",
+        ),
+        ("sandbox/spec.py", "from sandbox.plan import x", "sandbox.plan, which is a higher layer"),
+        ("sandbox/spec.py", "from . import plan", "sandbox.plan, which is a higher layer"),
+        ("sandbox/spec.py", "from .plan import x", "sandbox.plan, which is a higher layer"),
+        ("runner/plugin.py", "from runner.cli import exec", "runner.cli.exec, which is a higher layer"),
+        (
+            "runner/plugin.py",
+            "if TYPE_CHECKING:\n    import runner.cli",
+            "runner.cli, which is a higher layer",
+        ),
+        ("runner/__init__.py", "from runner.plugin import Plugin", "which is a higher layer"),
+        ("runner/report.py", "import runner.plugin", "neighbours in one layer"),
+        (
+            "runner/contracts/nexo/manifest.py",
+            "import runner.contracts.mcp.manifest",
+            "knows no other contract",
+        ),
+        ("runner/contracts/nexo/dialect.py", "from ..mcp import manifest", "knows no other contract"),
+        ("runner/contracts/nexo/dialect.py", "import pydantic", "imports pydantic: only"),
+        ("runner/plugin.py", "from pydantic import BaseModel", "imports pydantic: only"),
+        ("sandbox/plan.py", "import trio", "imports trio: only"),
+        ("runner/cli/exec.py", "import trio.lowlevel", "imports trio: only"),
+        ("sandbox/cgroups.py", "from pyroute2 import NetNS", "imports pyroute2: only"),
+        ("sandbox/host.py", "import psutil", "imports psutil when it is loaded"),
+        ("sandbox/plan.py", "import requests", "requests, which is no dependency"),
+        ("sandbox/spawner.py", "from sandbox import spec", "the standard library only"),
+        ("sandbox/spawner.py", "import prctl", "the standard library only"),
+        ("sandbox/vault.py", "", "sandbox.vault has no place"),
+        ("runner/plugin.py", "import sandbox.spec, policies.missing", "policies.missing does not exist"),
+    ],
+)
+def test_a_violation_is_found(tree: Tree, file: str, text: str, complaint: str) -> None:
+    found = faults(tree({**CLEAN, file: text + "\n"}))
+    assert any(complaint in fault for fault in found), found
+
+
+def test_the_line_of_a_violation_is_named(tree: Tree) -> None:
+    root = tree({**CLEAN, "sandbox/spec.py": '"""Values."""\n\nimport trio\n'})
+    assert faults(root)[0].startswith("sandbox/spec.py:3: ")
+
+
+# --- What `runner exec` really loads -----------------------------------------------------------------------
+
+TOO_SLOW_TO_START_WITH = (
+    "jsonschema",
+    "msgspec",
+    "pydantic",
+    "psutil",
+    "pyroute2",
+    "trio",
+    "asyncio",
+    "inspect",
+)
+
+
+def _loaded(importtime: str) -> set[str]:
+    """Module names from the output of -X importtime: "import time:   self |  cumulative |   name"."""
+    lines = [line for line in importtime.splitlines() if line.startswith("import time:") and "|" in line]
+    return {line.rpartition("|")[2].strip() for line in lines}
+
+
+def _slow(loaded: set[str], names: Sequence[str] = TOO_SLOW_TO_START_WITH) -> set[str]:
+    return {name for name in loaded if name.partition(".")[0] in names}
+
+
+def test_importtime_is_read_rightly() -> None:
+    argv = [sys.executable, "-X", "importtime", "-c", "import inspect"]
+    loaded = _loaded(subprocess.run(argv, capture_output=True, text=True, check=True).stderr)
+    assert "inspect" in _slow(loaded)
+    assert "inspect" not in _slow(
+        _loaded(subprocess.run([*argv[:-1], "0"], capture_output=True, text=True).stderr)
+    )
+
+
+def test_launching_a_known_manifest_loads_nothing_slow(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    manifest = write_file(
+        plugin_dir / "nexo-plugin.toml",
+        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
+    )
+    first = runner_as("exec", manifest)  # reads, validates and remembers
+    assert (first.returncode, first.stderr) == (0, "")
+    second = runner_as("exec", manifest, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert second.returncode == 0, second.stderr
+    loaded = _loaded(second.stderr)
+    assert "runner.cli" in loaded  # or nothing was measured
+    assert _slow(loaded) == set()

@@ -1,0 +1,95 @@
+"""What is built and installed is the whole program, with its data."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import runner
+from tests.conftest import PACKAGES, ROOT
+
+# Anything that is neither code nor data of the program: what editors and tools leave in the tree.
+_NOT_OURS = {"__pycache__"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built from a copy: setuptools writes build/ and *.egg-info beside the sources.
+
+    Without build isolation, which would fetch setuptools from the network for each run of the tests.
+    """
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    out = tmp_path_factory.mktemp("wheel")
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(out),
+        str(source),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    [path] = out.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+    wanted = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not _NOT_OURS & set(path.parts)
+    }
+    assert {"policies/default.toml", "policies/seccomp/default.toml", "runner/py.typed"} <= wanted
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == wanted
+
+
+def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
+    dist_info = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.dist-info"
+    installed = importlib.metadata.PathDistribution(dist_info)
+    assert [(e.group, e.name, e.value) for e in installed.entry_points] == [
+        ("console_scripts", "runner", "runner.cli:main")
+    ]
+    assert installed.metadata["License-Expression"] == "Apache-2.0"
+    assert (dist_info / "licenses/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """Data files are found through the package, not through the place the sources happen to be in."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    argv = [sys.executable, "-m", "runner"]
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    version = subprocess.run(
+        [*argv, "--version"], cwd="/", env=env, capture_output=True, text=True, timeout=60
+    )
+    assert version.stdout.strip() == f"runner {runner.__version__}", version.stderr
+    manifest = ROOT / "tests/plugins/demo/nexo-plugin.toml"
+    check = subprocess.run(
+        [*argv, "explain", str(manifest)], cwd="/", env=env, capture_output=True, text=True, timeout=60
+    )
+    assert check.returncode == 0, check.stderr
+
+
+def test_dependencies_are_those_the_layers_know() -> None:
+    from tests.test_layers import MAY_IMPORT
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {
+        requirement.partition(">=")[0].replace("python-prctl", "prctl")
+        for requirement in project["dependencies"]
+    }
+    assert names == set(MAY_IMPORT)
+    assert all(">=" in requirement for requirement in project["dependencies"])
