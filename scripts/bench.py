@@ -60,9 +60,8 @@ def main() -> int:
                     samples[name].append(taken)
     finally:
         shutil.rmtree(folder)
-    print(
-        f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}, uid {os.geteuid()}"
-    )
+    machine = f"{platform.machine()}, Linux {platform.release()}"
+    print(f"{machine}, Python {platform.python_version()}, uid {os.geteuid()}")
     print(f"{rounds} launches of /usr/bin/true each, interleaved, in milliseconds:")
     for name, taken_all in samples.items():
         p50, p90 = statistics.median(taken_all), statistics.quantiles(taken_all, n=10)[-1]

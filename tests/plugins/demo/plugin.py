@@ -1,7 +1,8 @@
 #!/usr/bin/python3 -I
 """A curious plugin: tries what a plugin should be able to do, then what it should not, and prints both.
 
-Ends with 0 if the line between the two is where it belongs, with 1 if not. Called with its state directory and with the home of whoever called.
+Ends with 0 if the line between the two is where it belongs, with 1 if not.
+Called with its state directory and with the home of whoever called.
 """
 
 import ctypes
