@@ -1,4 +1,4 @@
-"""Classic BPF for seccomp: an assembler that builds programs from their end, and a disassembler.
+"""Classic BPF for seccomp: an assembler that builds programs from their end.
 
 Only what seccomp accepts and what the kernel's per-call verdict cache can emulate (Linux 5.11: loads of
 the number and the architecture, comparisons with constants, AND, RET): calls decided by number alone
@@ -49,7 +49,7 @@ class Instruction(NamedTuple):
 
 
 class Assembler:
-    """A program under construction. A place is counted from the end, so it stays true as the program grows."""
+    """A program in the making. A place is counted from the end, so it stays true as the program grows."""
 
     def __init__(self) -> None:
         self._reversed: list[Instruction] = []

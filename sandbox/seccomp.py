@@ -1,78 +1,29 @@
-"""The system call filter: a profile and an architecture become the bytes that bubblewrap loads.
+"""The compiled system call filters: which one this machine needs, and its bytes for bubblewrap.
 
-    profile (policies/seccomp/NAME.toml) --load_profile--> Profile --compile_filter--> BPF program
-
-Everything is pure and deterministic: the same profile gives the same bytes on every machine, so that a
-report can name a filter by its digest. Parsing and compiling take about 10 ms on a small machine, which is
-more than all of bubblewrap; so the programs are compiled beforehand (scripts/seccomp-filters), committed
-beside the profiles, compared with a fresh compilation by a test, and a launch only reads one file.
+This is all of seccomp that a launch pays for. Reading a profile and compiling it takes 9 ms in a fresh
+process, as long as all of bubblewrap, and 2 ms more to import the code that does it; reading the compiled
+program takes 0.05 ms. So the programs are compiled beforehand from the profiles (sandbox/seccomp_profile.py,
+scripts/seccomp-filters) and committed beside them; a test compiles again and compares every byte. Being the
+same everywhere, a filter can be named by its digest in a report.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, cast
 
 PROFILES: tuple[str, ...] = ("strict", "default", "compat")
+PROFILE_DIRECTORY = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "policies", "seccomp"
+)
 
 # AUDIT_ARCH_* as seccomp reports it: the ELF machine, with the bits for 64-bit and little-endian. The
 # kernel takes calls through a second door with other numbers on both (i386 is 0x40000003, AArch32
 # 0x40000028); whoever uses it does not run what the profile was written for.
 AUDIT_ARCH: dict[str, int] = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
 
-# Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
-# compiling does not depend on the machine it is done on.
-ERRNOS: dict[str, int] = {"EPERM": 1, "ENOSYS": 38, "EAFNOSUPPORT": 97}
 
-_DIRECTORY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "policies", "seccomp")
-_LOW_WORD = 0xFFFFFFFF
-
-
-class SeccompUnavailable(Exception):
+class SeccompUnavailable(Exception):  # noqa: N818 -- a state of the machine, as sandbox_unavailable is
     """There is no filter for this machine. The text says why and what to do."""
-
-
-class ProfileError(ValueError):
-    """A profile that cannot be compiled. The text names profile, entry and fault."""
-
-
-class ArgumentTest(NamedTuple):
-    """About the low 32 bits of one argument: (argument & mask) in values, or argument & any_bits."""
-
-    arg: int
-    values: tuple[int, ...] = ()
-    mask: int = _LOW_WORD
-    any_bits: int = 0
-
-
-class Case(NamedTuple):
-    tests: tuple[ArgumentTest, ...]  # all must hold
-    action: str  # "allow" or the name of an errno
-
-
-class Rule(NamedTuple):
-    cases: tuple[Case, ...]  # the first that holds decides
-    otherwise: str
-
-
-class Profile(NamedTuple):
-    """A verdict for each name; names in no set are denied."""
-
-    name: str
-    allow: frozenset[str]
-    enosys: frozenset[str]
-    deny: frozenset[str]
-    rules: dict[str, Rule]
-
-    def action(self, name: str) -> str | Rule:
-        if name in self.rules:
-            return self.rules[name]
-        if name in self.allow:
-            return "allow"
-        return "ENOSYS" if name in self.enosys else "EPERM"
-
-
-# The launch path ---------------------------------------------------------------------------------------
 
 
 def machine_arch() -> str:
@@ -87,20 +38,20 @@ def machine_arch() -> str:
 
 
 def filter_path(profile: str, arch: str) -> str:
-    return os.path.join(_DIRECTORY, f"{profile}.{arch}.bpf")
+    return os.path.join(PROFILE_DIRECTORY, f"{profile}.{arch}.bpf")
 
 
 def filter_bytes(profile: str, arch: str | None = None) -> bytes:
     """The compiled filter of a profile, for this machine unless another architecture is asked for."""
     if profile not in PROFILES:
-        raise ProfileError(f"no seccomp profile is called {profile!r}; there are {', '.join(PROFILES)}")
+        raise ValueError(f"no seccomp profile is called {profile!r}; there are {', '.join(PROFILES)}")
     path = filter_path(profile, arch or machine_arch())
     try:
         with open(path, "rb") as file:
             program = file.read()
     except OSError as error:
         raise SeccompUnavailable(f"{path}: {error.strerror}; install the runner again") from None
-    # bubblewrap refuses a length that is no multiple of 8 but takes an empty file, and loads no filter.
+    # An empty file must not pass for a filter: bubblewrap would hand the kernel a program of no instructions.
     if not program or len(program) % 8:
         raise SeccompUnavailable(f"{path}: damaged ({len(program)} bytes); install the runner again")
     return program
@@ -110,189 +61,3 @@ def digest(program: bytes) -> str:
     import hashlib
 
     return "sha256:" + hashlib.sha256(program).hexdigest()
-
-
-# Profiles ----------------------------------------------------------------------------------------------
-
-
-def load_profile(name: str) -> Profile:
-    """Read a profile and what it extends."""
-    import tomllib
-
-    path = os.path.join(_DIRECTORY, f"{name}.toml")
-    with open(path, "rb") as file:
-        document = tomllib.load(file)
-    base = load_profile(str(document["extends"])) if "extends" in document else None
-    return read_profile(name, document, base)
-
-
-def read_profile(name: str, document: dict[str, object], base: Profile | None) -> Profile:
-    """A document's verdicts, on top of those of the profile it extends.
-
-    A name has one verdict. Stating one that the base already gives is refused: a difference that is none
-    means that somebody misread the base.
-    """
-    strangers = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
-    if strangers:
-        raise ProfileError(f"{name}: unknown table {strangers[0]}")
-    stated: dict[str, str] = {}
-    for verdict in ("allow", "enosys", "deny"):
-        for group, names in cast("dict[str, list[str]]", document.get(verdict, {})).items():
-            for call in names:
-                if call in stated:
-                    raise ProfileError(f"{name}: [{verdict}] {group}: {call} already has a verdict")
-                if base is not None and call in getattr(base, verdict):
-                    raise ProfileError(f"{name}: [{verdict}] {group}: {call} has this verdict in {base.name}")
-                stated[call] = verdict
-    rules: dict[str, Rule] = {}
-    for call, table in cast("dict[str, dict[str, object]]", document.get("rules", {})).items():
-        if call in stated:
-            raise ProfileError(f"{name}: {call} has both a verdict and a rule")
-        rules[call] = _read_rule(f"{name}: rules.{call}", table)
-
-    def merged(verdict: str) -> frozenset[str]:
-        kept = getattr(base, verdict) - set(stated) - set(rules) if base is not None else frozenset()
-        return frozenset(kept | {call for call, its in stated.items() if its == verdict})
-
-    kept_rules = {} if base is None else {c: r for c, r in base.rules.items() if c not in stated}
-    return Profile(name, merged("allow"), merged("enosys"), merged("deny"), kept_rules | rules)
-
-
-def _read_rule(where: str, table: dict[str, object]) -> Rule:
-    if set(table) != {"cases", "otherwise"}:
-        raise ProfileError(f"{where}: needs exactly `cases` and `otherwise`")
-    cases = []
-    for case in cast("list[dict[str, object]]", table["cases"]):
-        if set(case) != {"if", "then"} or not case["if"]:
-            raise ProfileError(f"{where}: a case needs `if`, with at least one test, and `then`")
-        tests = tuple(_read_test(where, test) for test in cast("list[dict[str, object]]", case["if"]))
-        cases.append(Case(tests, _read_action(where, case["then"])))
-    return Rule(tuple(cases), _read_action(where, table["otherwise"]))
-
-
-def _read_test(where: str, test: dict[str, object]) -> ArgumentTest:
-    if set(test) == {"arg", "any"}:
-        read = ArgumentTest(cast(int, test["arg"]), any_bits=cast(int, test["any"]))
-    elif {"arg", "in"} <= set(test) <= {"arg", "in", "mask"}:
-        values = tuple(cast("list[int]", test["in"]))
-        read = ArgumentTest(cast(int, test["arg"]), values, cast(int, test.get("mask", _LOW_WORD)))
-        if not values or any(value & ~read.mask for value in values):
-            raise ProfileError(f"{where}: `in` needs values, and each within the mask")
-    else:
-        raise ProfileError(f"{where}: a test is `arg` with `any`, or `arg` with `in` and perhaps `mask`")
-    if not 0 <= read.arg <= 5 or not 0 <= read.any_bits <= _LOW_WORD or not 0 < read.mask <= _LOW_WORD:
-        raise ProfileError(f"{where}: arguments are 0 to 5 and values have 32 bits")
-    return read
-
-
-def _read_action(where: str, action: object) -> str:
-    if action == "allow" or action in ERRNOS:
-        return str(action)
-    raise ProfileError(f"{where}: {action!r} is neither allow nor one of {', '.join(sorted(ERRNOS))}")
-
-
-# Compiling ---------------------------------------------------------------------------------------------
-
-
-def compile_filter(profile: Profile, arch: str) -> bytes:
-    """The program, an array of struct sock_filter: architecture, then a binary search over the numbers.
-
-    The search runs over ranges of numbers with one verdict. What is not in the table, x32's numbers
-    (0x40000000 and up, and the 512 to 547 that old kernels also took without that bit) included, falls
-    into ranges that answer ENOSYS.
-    """
-    from sandbox import bpf, syscalls
-
-    table = syscalls.load(arch)
-    known = set(table).union(*(syscalls.load(other) for other in syscalls.ARCHES))
-    named = profile.allow | profile.enosys | profile.deny | set(profile.rules)
-    unknown = sorted(named - known)
-    if unknown:
-        raise ProfileError(f"{profile.name}: no system call is called {unknown[0]}")
-
-    by_number = {number: profile.action(name) for name, number in table.items()}
-    ranges: list[tuple[int, str | Rule]] = []  # where each begins; the next one ends it
-    for number in range(max(by_number) + 2):
-        action = by_number.get(number, "ENOSYS")
-        if not ranges or ranges[-1][1] != action:
-            ranges.append((number, action))
-
-    code = bpf.Assembler()
-
-    def give(action: str) -> int:
-        return code.ret(bpf.ALLOW if action == "allow" else bpf.ERRNO | ERRNOS[action])
-
-    def decide(rule: Rule) -> int:
-        place = give(rule.otherwise)
-        for case in reversed(rule.cases):
-            otherwise, place = place, give(case.action)
-            for test in reversed(case.tests):
-                if test.any_bits:
-                    place = code.branch(bpf.JSET, test.any_bits, place, otherwise)
-                else:
-                    found, place = place, otherwise
-                    for value in reversed(test.values):
-                        place = code.branch(bpf.JEQ, value, found, place)
-                    if test.mask != _LOW_WORD:
-                        place = code.mask(test.mask, place)
-                place = code.load(bpf.argument_offset(test.arg), place)
-        return place
-
-    def search(low: int, high: int) -> int:
-        if high - low == 1:
-            action = ranges[low][1]
-            return give(action) if isinstance(action, str) else blocks[action]
-        middle = (low + high) // 2
-        right = search(middle, high)
-        left = search(low, middle)
-        return code.branch(bpf.JGE, ranges[middle][0], right, left)
-
-    blocks: dict[Rule, int] = {}
-    for _, action in ranges:
-        if isinstance(action, Rule) and action not in blocks:
-            blocks[action] = decide(action)
-    tree = code.load(bpf.OFFSET_NUMBER, search(0, len(ranges)))
-    known_arch = code.branch(bpf.JEQ, AUDIT_ARCH[arch], tree, code.ret(bpf.KILL_PROCESS))
-    code.load(bpf.OFFSET_ARCH, known_arch)
-    return code.program()
-
-
-# Explaining --------------------------------------------------------------------------------------------
-
-
-def describe(program: bytes) -> str:
-    """The program as a listing for people, with the names of the calls it compares with."""
-    from sandbox import bpf, syscalls
-
-    code = bpf.instructions(program)
-    arch = next((a for a, value in AUDIT_ARCH.items() if len(code) > 1 and code[1].k == value), None)
-    names = {number: name for name, number in syscalls.load(arch).items()} if arch else {}
-    errnos = {number: name for name, number in ERRNOS.items()}
-    loads = {bpf.OFFSET_NUMBER: "number", bpf.OFFSET_ARCH: "arch"}
-    loads |= {bpf.argument_offset(i): f"argument {i}, low half" for i in range(6)}
-    tests = {bpf.JEQ: "==", bpf.JGE: ">=", bpf.JSET: "&"}
-    about = ""
-    lines = []
-    for at, (op, jt, jf, k) in enumerate(code):
-        if op == bpf.LD_ABS:
-            about = loads.get(k, f"offset {k}")
-            text = f"load {about}"
-        elif op == bpf.AND:
-            text = f"and {k:#x}"
-        elif op == bpf.JA:
-            text = f"goto {at + 1 + k:04}"
-        elif op in tests:
-            value = f"{k} {names.get(k, '')}".rstrip() if about == "number" else f"{k:#x}"
-            if about == "arch" and arch:
-                value = arch
-            text = f"if {tests[op]} {value} goto {at + 1 + jt:04} else {at + 1 + jf:04}"
-        elif op == bpf.RET and k == bpf.ALLOW:
-            text = "allow"
-        elif op == bpf.RET and k == bpf.KILL_PROCESS:
-            text = "kill the process"
-        elif op == bpf.RET and k & 0xFFFF0000 == bpf.ERRNO:
-            text = f"fail with {errnos.get(k & 0xFFFF, k & 0xFFFF)}"
-        else:
-            text = f"code {op:#04x} jt {jt} jf {jf} k {k:#x}"
-        lines.append(f"{at:04}  {text}")
-    return "\n".join(lines) + "\n"

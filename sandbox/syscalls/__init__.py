@@ -3,7 +3,7 @@
 The tables are data, not code: they come from the kernel's own exported headers and are written by
 scripts/syscall-tables. Carrying them, instead of asking the installed libc or libseccomp, is what
 makes the filters the same on every machine and lets them name calls newer than the machine's
-libseccomp (2.5.4 stops at 449 and has never heard of open_tree_attr).
+libseccomp (2.5.4 has never heard of statmount or open_tree_attr).
 
 A launch reads none of this: it uses the compiled filters. Only compiling, explaining and testing do.
 """

@@ -1,0 +1,244 @@
+"""What a seccomp profile says, and how it becomes a program.
+
+    policies/seccomp/NAME.toml --load_profile--> Profile --compile_filter--> BPF program
+
+Everything is pure and deterministic: the same profile gives the same bytes on every machine. Not on the
+launch path (see sandbox/seccomp.py): scripts/seccomp-filters, `runner explain` and tests come here.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import NamedTuple, cast
+
+from sandbox import bpf, syscalls
+from sandbox.seccomp import AUDIT_ARCH, PROFILE_DIRECTORY
+
+# Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
+# compiling does not depend on the machine it is done on.
+ERRNOS: dict[str, int] = {"EPERM": 1, "ENOSYS": 38, "EAFNOSUPPORT": 97}
+
+_LOW_WORD = 0xFFFFFFFF
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be compiled. The text names profile, entry and fault."""
+
+
+class ArgumentTest(NamedTuple):
+    """About the low 32 bits of one argument: (argument & mask) in values, or argument & any_bits."""
+
+    arg: int
+    values: tuple[int, ...] = ()
+    mask: int = _LOW_WORD
+    any_bits: int = 0
+
+
+class Case(NamedTuple):
+    tests: tuple[ArgumentTest, ...]  # all must hold
+    action: str  # "allow" or the name of an errno
+
+
+class Rule(NamedTuple):
+    cases: tuple[Case, ...]  # the first that holds decides
+    otherwise: str
+
+
+class Profile(NamedTuple):
+    """A verdict for each name; names in no set are denied."""
+
+    name: str
+    allow: frozenset[str]
+    enosys: frozenset[str]
+    deny: frozenset[str]
+    rules: dict[str, Rule]
+
+    def action(self, name: str) -> str | Rule:
+        if name in self.rules:
+            return self.rules[name]
+        if name in self.allow:
+            return "allow"
+        return "ENOSYS" if name in self.enosys else "EPERM"
+
+
+# Profiles ----------------------------------------------------------------------------------------------
+
+
+def load_profile(name: str) -> Profile:
+    """Read a profile and what it extends."""
+    path = os.path.join(PROFILE_DIRECTORY, f"{name}.toml")
+    with open(path, "rb") as file:
+        document = tomllib.load(file)
+    base = load_profile(str(document["extends"])) if "extends" in document else None
+    return read_profile(name, document, base)
+
+
+def read_profile(name: str, document: dict[str, object], base: Profile | None) -> Profile:
+    """A document's verdicts, on top of those of the profile it extends.
+
+    A name has one verdict. Stating one that the base already gives is refused: a difference that is none
+    means that somebody misread the base.
+    """
+    strangers = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
+    if strangers:
+        raise ProfileError(f"{name}: unknown table {strangers[0]}")
+    stated: dict[str, str] = {}
+    for verdict in ("allow", "enosys", "deny"):
+        for group, names in cast("dict[str, list[str]]", document.get(verdict, {})).items():
+            for call in names:
+                if call in stated:
+                    raise ProfileError(f"{name}: [{verdict}] {group}: {call} already has a verdict")
+                if base is not None and call in getattr(base, verdict):
+                    raise ProfileError(f"{name}: [{verdict}] {group}: {call} has this verdict in {base.name}")
+                stated[call] = verdict
+    rules: dict[str, Rule] = {}
+    for call, table in cast("dict[str, dict[str, object]]", document.get("rules", {})).items():
+        if call in stated:
+            raise ProfileError(f"{name}: {call} has both a verdict and a rule")
+        rules[call] = _read_rule(f"{name}: rules.{call}", table)
+
+    def merged(verdict: str) -> frozenset[str]:
+        kept = getattr(base, verdict) - set(stated) - set(rules) if base is not None else frozenset()
+        return frozenset(kept | {call for call, its in stated.items() if its == verdict})
+
+    kept_rules = {} if base is None else {c: r for c, r in base.rules.items() if c not in stated}
+    return Profile(name, merged("allow"), merged("enosys"), merged("deny"), kept_rules | rules)
+
+
+def _read_rule(where: str, table: dict[str, object]) -> Rule:
+    if set(table) != {"cases", "otherwise"}:
+        raise ProfileError(f"{where}: needs exactly `cases` and `otherwise`")
+    cases = []
+    for case in cast("list[dict[str, object]]", table["cases"]):
+        if set(case) != {"if", "then"} or not case["if"]:
+            raise ProfileError(f"{where}: a case needs `if`, with at least one test, and `then`")
+        tests = tuple(_read_test(where, test) for test in cast("list[dict[str, object]]", case["if"]))
+        cases.append(Case(tests, _read_action(where, case["then"])))
+    return Rule(tuple(cases), _read_action(where, table["otherwise"]))
+
+
+def _read_test(where: str, test: dict[str, object]) -> ArgumentTest:
+    if set(test) == {"arg", "any"}:
+        read = ArgumentTest(cast(int, test["arg"]), any_bits=cast(int, test["any"]))
+        if not read.any_bits:
+            raise ProfileError(f"{where}: `any` needs at least one bit")
+    elif {"arg", "in"} <= set(test) <= {"arg", "in", "mask"}:
+        values = tuple(cast("list[int]", test["in"]))
+        read = ArgumentTest(cast(int, test["arg"]), values, cast(int, test.get("mask", _LOW_WORD)))
+        if not values or any(value & ~read.mask for value in values):
+            raise ProfileError(f"{where}: `in` needs values, and each within the mask")
+    else:
+        raise ProfileError(f"{where}: a test is `arg` with `any`, or `arg` with `in` and perhaps `mask`")
+    if not 0 <= read.arg <= 5 or not 0 <= read.any_bits <= _LOW_WORD or not 0 < read.mask <= _LOW_WORD:
+        raise ProfileError(f"{where}: arguments are 0 to 5 and values have 32 bits")
+    return read
+
+
+def _read_action(where: str, action: object) -> str:
+    if action == "allow" or action in ERRNOS:
+        return str(action)
+    raise ProfileError(f"{where}: {action!r} is neither allow nor one of {', '.join(sorted(ERRNOS))}")
+
+
+# Compiling ---------------------------------------------------------------------------------------------
+
+
+def compile_filter(profile: Profile, arch: str) -> bytes:
+    """The program, an array of struct sock_filter: architecture, then a binary search over the numbers.
+
+    The search runs over ranges of numbers with one verdict. What is not in the table, x32's numbers
+    (0x40000000 and up, and the 512 to 547 that old kernels also took without that bit) included, falls
+    into ranges that answer ENOSYS.
+    """
+    table = syscalls.load(arch)
+    known = set(table).union(*(syscalls.load(other) for other in syscalls.ARCHES))
+    named = profile.allow | profile.enosys | profile.deny | set(profile.rules)
+    unknown = sorted(named - known)
+    if unknown:
+        raise ProfileError(f"{profile.name}: no system call is called {unknown[0]}")
+
+    by_number = {number: profile.action(name) for name, number in table.items()}
+    ranges: list[tuple[int, str | Rule]] = []  # where each begins; the next one ends it
+    for number in range(max(by_number) + 2):
+        action = by_number.get(number, "ENOSYS")
+        if not ranges or ranges[-1][1] != action:
+            ranges.append((number, action))
+
+    code = bpf.Assembler()
+
+    def give(action: str) -> int:
+        return code.ret(bpf.ALLOW if action == "allow" else bpf.ERRNO | ERRNOS[action])
+
+    def decide(rule: Rule) -> int:
+        place = give(rule.otherwise)
+        for case in reversed(rule.cases):
+            otherwise, place = place, give(case.action)
+            for test in reversed(case.tests):
+                if test.any_bits:
+                    place = code.branch(bpf.JSET, test.any_bits, place, otherwise)
+                else:
+                    found, place = place, otherwise
+                    for value in reversed(test.values):
+                        place = code.branch(bpf.JEQ, value, found, place)
+                    if test.mask != _LOW_WORD:
+                        place = code.mask(test.mask, place)
+                place = code.load(bpf.argument_offset(test.arg), place)
+        return place
+
+    def search(low: int, high: int) -> int:
+        if high - low == 1:
+            action = ranges[low][1]
+            return give(action) if isinstance(action, str) else blocks[action]
+        middle = (low + high) // 2
+        right = search(middle, high)
+        left = search(low, middle)
+        return code.branch(bpf.JGE, ranges[middle][0], right, left)
+
+    blocks: dict[Rule, int] = {}
+    for _, action in ranges:
+        if isinstance(action, Rule) and action not in blocks:
+            blocks[action] = decide(action)
+    tree = code.load(bpf.OFFSET_NUMBER, search(0, len(ranges)))
+    known_arch = code.branch(bpf.JEQ, AUDIT_ARCH[arch], tree, code.ret(bpf.KILL_PROCESS))
+    code.load(bpf.OFFSET_ARCH, known_arch)
+    return code.program()
+
+
+# Explaining --------------------------------------------------------------------------------------------
+
+
+def describe(program: bytes) -> str:
+    """The program as a listing for people, with the names of the calls it compares with."""
+    code = bpf.instructions(program)
+    arch = next((a for a, value in AUDIT_ARCH.items() if len(code) > 1 and code[1].k == value), None)
+    names = {number: name for name, number in syscalls.load(arch).items()} if arch else {}
+    errnos = {number: name for name, number in ERRNOS.items()}
+    loads = {bpf.OFFSET_NUMBER: "number", bpf.OFFSET_ARCH: "arch"}
+    loads |= {bpf.argument_offset(i): f"argument {i}, low half" for i in range(6)}
+    tests = {bpf.JEQ: "==", bpf.JGE: ">=", bpf.JSET: "&"}
+    about = ""
+    lines = []
+    for at, (op, jt, jf, k) in enumerate(code):
+        if op == bpf.LD_ABS:
+            about = loads.get(k, f"offset {k}")
+            text = f"load {about}"
+        elif op == bpf.AND:
+            text = f"and {k:#x}"
+        elif op == bpf.JA:
+            text = f"goto {at + 1 + k:04}"
+        elif op in tests:
+            value = f"{k} {names.get(k, '')}".rstrip() if about == "number" else f"{k:#x}"
+            if about == "arch" and arch:
+                value = arch
+            text = f"if {tests[op]} {value} goto {at + 1 + jt:04} else {at + 1 + jf:04}"
+        elif op == bpf.RET and k == bpf.ALLOW:
+            text = "allow"
+        elif op == bpf.RET and k == bpf.KILL_PROCESS:
+            text = "kill the process"
+        elif op == bpf.RET and k & 0xFFFF0000 == bpf.ERRNO:
+            text = f"fail with {errnos.get(k & 0xFFFF, k & 0xFFFF)}"
+        else:
+            text = f"code {op:#04x} jt {jt} jf {jf} k {k:#x}"
+        lines.append(f"{at:04}  {text}\n")
+    return "".join(lines)
