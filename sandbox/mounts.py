@@ -1,0 +1,156 @@
+"""What is mounted where: /proc/self/mountinfo as values.
+
+A bind mount gives a directory a second name whose parents are not the first one's parents, so walking
+".." from it never meets the directory it was taken from. What both names share is the filesystem and
+the path inside of it; mountinfo is the only place where an unprivileged process can read those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# The kernel escapes space, tab, newline, backslash (and "#") in mountinfo as three octal digits.
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+class Inside(NamedTuple):
+    """A place named by its filesystem: the same whatever name it was reached by."""
+
+    device: str  # "major:minor" of the superblock, not always st_dev (btrfs has one st_dev per subvolume)
+    path: str
+
+
+class Mount(NamedTuple):
+    id: int
+    parent: int
+    device: str
+    root: str  # which directory (or file) of the filesystem is mounted
+    point: str  # where
+    fstype: str
+    source: str
+    writable: bool = True
+
+    def inside(self, path: str) -> Inside:
+        """The filesystem's own name for `path`, which must be at or below this mount's point."""
+        return Inside(self.device, join(self.root, relative(path, self.point)))
+
+
+class Mounts:
+    """One reading of the mount table. Immutable: mounts made later are not in it."""
+
+    __slots__ = ("_by_id", "_by_point", "all", "devices")
+
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self.all = tuple(mounts)
+        self._by_id = {mount.id: mount for mount in self.all}
+        self._by_point: dict[str, list[Mount]] = {}
+        for mount in self.all:
+            self._by_point.setdefault(mount.point, []).append(mount)
+        self.devices: dict[str, str] = {mount.device: mount.fstype for mount in self.all}
+
+    def by_id(self, mount_id: int) -> Mount | None:
+        return self._by_id.get(mount_id)
+
+    def of_fd(self, fd: int) -> Mount | None:
+        """The mount an open file was reached through; None if it came after this reading."""
+        return self._by_id.get(mount_id(fd))
+
+    def covering(self, path: str) -> Iterator[Mount]:
+        """Every mount at or above `path`, hidden ones too: what lies under a later mount is still there
+        for whoever has the filesystem elsewhere."""
+        # By name, because hosts full of containers have thousands of mounts and we ask for fifty paths.
+        for point in ancestry(path):
+            yield from self._by_point.get(point, ())
+
+    def below(self, path: str) -> tuple[Mount, ...]:
+        """Mounts strictly below `path`: a recursive bind, which is what bwrap makes, takes them along."""
+        return tuple(m for m in self.all if m.point != path and contains(path, m.point))
+
+
+def contains(directory: str, path: str) -> bool:
+    """Whether `path` is `directory` or below it. Both normal: no trailing slash, no empty segment."""
+    return path == directory or directory == "/" or path.startswith(directory + "/")
+
+
+def ancestry(path: str) -> Iterator[str]:
+    """`path` and every directory above it, innermost first."""
+    while path != "/":
+        yield path
+        path = path.rpartition("/")[0] or "/"
+    yield "/"
+
+
+def relative(path: str, directory: str) -> str:
+    return path[len(directory) :].lstrip("/") if directory != "/" else path[1:]
+
+
+def join(directory: str, rest: str) -> str:
+    if not rest:
+        return directory
+    return directory.rstrip("/") + "/" + rest
+
+
+def _unescape(field: bytes) -> str:
+    if b"\\" in field:
+        field = _ESCAPE.sub(lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
+    return os.fsdecode(field)
+
+
+def parse_mountinfo(raw: bytes) -> Mounts:
+    """proc_pid_mountinfo(5). Lines that do not have its shape are an error, never skipped: a mount we
+    cannot read could be the alias we look for."""
+    return Mounts(_parse_line(line) for line in raw.split(b"\n") if line)
+
+
+def _parse_line(line: bytes) -> Mount:
+    # The optional fields (propagation) vary in number and end with a lone dash.
+    fields = line.split(b" ")
+    try:
+        dash = fields.index(b"-", 6)
+        return Mount(
+            id=int(fields[0]),
+            parent=int(fields[1]),
+            device=fields[2].decode("ascii"),
+            root=_unescape(fields[3]),
+            point=_unescape(fields[4]),
+            fstype=_unescape(fields[dash + 1]),
+            source=_unescape(fields[dash + 2]),
+            writable=b"ro" not in fields[5].split(b","),
+        )
+    except (ValueError, IndexError):
+        raise ValueError(f"unexpected line in {MOUNTINFO}: {line[:200]!r}") from None
+
+
+def read_mounts(path: str = MOUNTINFO) -> Mounts:
+    with open(path, "rb") as file:
+        return parse_mountinfo(file.read())
+
+
+def mount_id(fd: int) -> int:
+    """The id of the mount an open file was reached through, as mountinfo counts them."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        for line in file:
+            if line.startswith(b"mnt_id:"):
+                return int(line[7:])
+    raise ValueError(f"no mnt_id in /proc/self/fdinfo/{fd}")
+
+
+def fd_path(fd: int) -> str:
+    """Where an open file is now. The kernel follows renames; a removed one has " (deleted)" at its end."""
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def inside(fd: int, mounts: Mounts) -> tuple[Mount, Inside] | None:
+    """The mount and the filesystem's own name of an open file; None if its mount is not in the table."""
+    mount = mounts.of_fd(fd)
+    if mount is None:
+        return None
+    path = fd_path(fd)
+    if not contains(mount.point, path):
+        return None
+    return mount, mount.inside(path)

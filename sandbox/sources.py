@@ -1,0 +1,453 @@
+"""A host path becomes an open file that may be shown to a plugin, or a refusal that says why.
+
+The path is walked one component at a time, following nobody's links but the system's own, and what was
+opened stays open: everything is decided on that descriptor and the same descriptor is what gets mounted.
+Swapping the path afterwards changes a name, not what the plugin sees.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from sandbox.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
+from sandbox.denylist import Identity as Inode
+from sandbox.mounts import Inside, Mounts, fd_path
+from sandbox.spec import Access
+
+SCAN_LIMIT = 200_000
+# Names below denied directories that are looked at before "no hard link" counts as unproven, in units of
+# the scan limit: getdents alone costs about a third of what a scanned file costs.
+LINK_WALK_FACTOR = 5
+LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
+# One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
+DEPTH_LIMIT = 200
+
+# Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
+# (/proc/self/root, /proc/self/fd/N, and /dev/fd/N which leads there); nsfs would hand out namespaces.
+# fmt: off
+KERNEL_FILESYSTEMS = frozenset({
+    "proc", "sysfs", "cgroup", "cgroup2", "cpuset", "debugfs", "tracefs", "securityfs", "bpf",
+    "devpts", "devtmpfs", "nsfs", "pidfs", "mqueue", "configfs", "efivarfs", "pstore", "fusectl",
+    "binfmt_misc", "selinuxfs", "smackfs", "autofs", "rpc_pipefs", "nfsd", "binder", "functionfs",
+    "resctrl", "openpromfs", "xenfs", "sockfs", "pipefs", "anon_inodefs", "bdev",
+})
+# fmt: on
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_KINDS = {
+    stat.S_IFSOCK: "a unix socket",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+class Refused(Exception):  # noqa: N818 -- an answer, not an accident
+    """The source may not be shown to a plugin."""
+
+    def __init__(self, rule: str, asked: str, reason: str, hint: str = "") -> None:
+        super().__init__(f"{asked}: {reason}")
+        self.rule = rule
+        self.asked = asked
+        self.reason = reason
+        self.hint = hint
+
+
+class Missing(Exception):  # noqa: N818 -- an answer, not an accident
+    """There is nothing at `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} does not exist")
+        self.path = path
+
+
+class Identity(NamedTuple):
+    dev: int
+    ino: int
+    mode: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    path: str  # as asked, normal: where it appears inside
+    real: str  # where it is on the host, without links
+    fd: int  # O_PATH
+    identity: Identity
+    kind: Literal["dir", "file"]
+    access: Access
+    scanned: int = 0  # entries looked at
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def open_source(
+    path: str,
+    *,
+    access: Access,
+    denylist: Denylist,
+    mounts: Mounts | None = None,
+    scan_limit: int = SCAN_LIMIT,
+    trusted: bool = False,
+    own_state: bool = False,
+) -> Source:
+    """Open `path` for binding. Raises Refused or Missing; the caller closes the Source.
+
+    `trusted` leaves out the scan (the system's runtime, the plugin's own state), never the denylist.
+    `own_state` marks the asking plugin's own state directory, see Denylist.hit. `mounts` is the denylist's
+    reading unless the caller has a newer one.
+    """
+    if mounts is None:
+        mounts = denylist.mounts
+    fault = lexical_fault(path)
+    if fault is not None:
+        raise Refused("path", path, f"the path {fault}", "write an absolute path without '..'")
+    asked = normal(path)
+    # By name first: the message is clearer, and a denied path that does not exist is refused all the same.
+    named = denylist.name_hit(asked, access)
+    if named is not None and not (
+        own_state and named.denied.origin == "runner" and named.relation == "below"
+    ):
+        raise _denied(asked, named)
+    steps = _walk(asked, mounts)
+    last = steps.pop()
+    try:
+        return _judged(asked, last, steps, access, denylist, mounts, scan_limit, trusted, own_state)
+    except BaseException:
+        os.close(last.fd)
+        raise
+    finally:
+        _close(steps)
+
+
+def _denied(asked: str, hit: Hit) -> Refused:
+    hint = {
+        "above": "ask for a directory that does not contain it",
+        "equal": "copy what the plugin needs to a directory of its own",
+        "below": "copy what the plugin needs to a directory of its own",
+    }[hit.relation]
+    return Refused("denylist", asked, hit.sentence(), hint)
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+class _Step(NamedTuple):
+    name: str
+    fd: int
+    status: os.stat_result
+    system: bool  # a directory only root can change, and so is every one above it
+
+
+def _close(steps: list[_Step]) -> None:
+    while steps:
+        os.close(steps.pop().fd)
+
+
+def _step(name: str, above: _Step | None) -> _Step:
+    fd = os.open(name, _STEP, dir_fd=above.fd if above is not None else None)
+    try:
+        status = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022
+    return _Step(name, fd, status, ours and (above is None or above.system))
+
+
+def _walk(asked: str, mounts: Mounts) -> list[_Step]:
+    """Open `asked` and every directory it is reached through, outermost first, links resolved."""
+    steps: list[_Step] = []
+    todo = _parts(asked)
+    links = 0
+    try:
+        steps.append(_step("/", None))
+        while todo:
+            name = todo.pop()
+            if name == "..":  # only a link's target can say so; the walk has no other ".."
+                if len(steps) > 1:
+                    os.close(steps.pop().fd)
+                continue
+            step = _step(name, steps[-1])
+            if not stat.S_ISLNK(step.status.st_mode):
+                steps.append(step)
+                # /dev/shm is an ordinary directory behind a devtmpfs; behind the others lies nothing ordinary.
+                fstype = mounts.devices.get(_device(step.status.st_dev))
+                if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or not todo):
+                    raise _kernel(asked, _real(steps), fstype or "")
+                continue
+            try:
+                target = os.readlink("", dir_fd=step.fd)
+            finally:
+                os.close(step.fd)
+            links += 1
+            if links > LINK_LIMIT:
+                raise Refused("symlink", asked, f"it leads through more than {LINK_LIMIT} links")
+            if not (steps[-1].system and step.status.st_uid == 0):
+                raise _foreign_link(asked, _real(steps), name, target, todo)
+            if target.startswith("/"):
+                while len(steps) > 1:
+                    os.close(steps.pop().fd)
+            todo += _parts(target)
+    except OSError as error:
+        _close(steps)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise Missing(asked) from None
+        raise Refused(
+            "unreadable",
+            asked,
+            f"it cannot be opened: {error.strerror}",
+            "check its permissions and its parents'",
+        ) from None
+    except BaseException:
+        _close(steps)
+        raise
+    return steps
+
+
+def _parts(path: str) -> list[str]:
+    """Components still to be walked, last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _real(steps: list[_Step]) -> str:
+    return "/" + "/".join(step.name for step in steps[1:])
+
+
+def _device(st_dev: int) -> str:
+    return f"{os.major(st_dev)}:{os.minor(st_dev)}"
+
+
+def _foreign_link(asked: str, holder: str, name: str, target: str, todo: list[str]) -> Refused:
+    link = holder.rstrip("/") + "/" + name
+    # For the message only. What the link points to is whatever its owner wants it to be by then.
+    resolved = os.path.realpath("/".join((link, *reversed(todo))))
+    said = "it is" if link == asked else f"its parent {link} is"
+    return Refused(
+        "symlink",
+        asked,
+        f"{said} a symbolic link to {target}, which others than root could change",
+        f"write the path it leads to: {resolved}",
+    )
+
+
+def _kernel(asked: str, place: str, fstype: str) -> Refused:
+    where = "it is" if place == asked else f"{place} is"
+    return Refused(
+        "kernel_filesystem",
+        asked,
+        f"{where} on a {fstype} filesystem, an interface to the kernel",
+        "the cage has a /proc and a /dev of its own; remove this path",
+    )
+
+
+# --- the judgement --------------------------------------------------------------------------------
+
+
+def _judged(
+    asked: str,
+    last: _Step,
+    above: list[_Step],
+    access: Access,
+    denylist: Denylist,
+    mounts: Mounts,
+    scan_limit: int,
+    trusted: bool,
+    own_state: bool,
+) -> Source:
+    status = last.status
+    kind = stat.S_IFMT(status.st_mode)
+    if kind not in (stat.S_IFDIR, stat.S_IFREG):
+        raise Refused(
+            "special_file",
+            asked,
+            f"it is {_KINDS.get(kind, 'a special file')}",
+            "only files and directories can be shown",
+        )
+    real = _real([*above, last]) if above else "/"
+    mount = mounts.of_fd(last.fd)
+    if mount is None or fd_path(last.fd) != real:
+        raise Refused(
+            "source_changed", asked, "it was moved, removed or mounted over while being opened", "try again"
+        )
+    if mount.fstype in KERNEL_FILESYSTEMS:
+        raise _kernel(asked, asked, mount.fstype)
+    below = mounts.below(real)
+    for mounted in below:
+        if mounted.fstype in KERNEL_FILESYSTEMS:
+            raise _kernel(asked, mounted.point, mounted.fstype)
+    inode = (status.st_dev, status.st_ino)
+    place = Place(
+        names=(asked,) if real == asked else (asked, real),
+        identity=inode,
+        ancestors=tuple((step.status.st_dev, step.status.st_ino) for step in above),
+        inside=mount.inside(real),
+        mounted_below=tuple(Inside(mounted.device, mounted.root) for mounted in below),
+    )
+    hit = denylist.hit(place, access, own_state=own_state)
+    if hit is not None:
+        raise _denied(asked, hit)
+    scanned = 0
+    if not trusted:
+        scan = _Scan(asked, access, denylist, scan_limit)
+        if kind == stat.S_IFDIR:
+            scan.directory(last.fd, ".", "", 0)
+        else:
+            scan.file(status, "")
+        # Names counted twice through a mount below would pass for all the names there are.
+        scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
+        scanned = scan.count
+    return Source(
+        path=asked,
+        real=real,
+        fd=last.fd,
+        identity=Identity(status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns),
+        kind="dir" if kind == stat.S_IFDIR else "file",
+        access=access,
+        scanned=scanned,
+    )
+
+
+class _Linked:
+    __slots__ = ("name", "seen", "total")
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name = name
+        self.total = total
+        self.seen = 0
+
+
+class _Scan:
+    """Looks at everything below one source: a read-only bind stops neither connect() to a unix socket nor
+    opening a FIFO or a device, and a hard link is a secret's second name."""
+
+    __slots__ = ("access", "asked", "count", "denylist", "limit", "links")
+
+    def __init__(self, asked: str, access: Access, denylist: Denylist, limit: int) -> None:
+        self.asked = asked
+        self.access = access
+        self.denylist = denylist
+        self.limit = limit
+        self.count = 0
+        self.links: dict[Inode, _Linked] = {}
+
+    def directory(self, parent: int, name: str, path: str, depth: int) -> None:
+        if depth > DEPTH_LIMIT:
+            raise self._over(f"{self.asked}/{path} is more than {DEPTH_LIMIT} directories deep")
+        try:
+            fd = os.open(name, _LIST, dir_fd=parent)
+        except OSError as error:
+            self._unlisted(error, parent, name, path)
+            return
+        try:
+            directories = self._entries(fd, path)
+            for child in directories:
+                self.directory(fd, child, f"{path}/{child}" if path else child, depth + 1)
+        except OSError as error:
+            raise Refused(
+                "unreadable", self.asked, f"{self.asked}/{path} cannot be scanned: {error.strerror}"
+            ) from None
+        finally:
+            os.close(fd)
+
+    def _entries(self, fd: int, path: str) -> list[str]:
+        """The hot loop: one getdents per few hundred entries and one fstatat for each file, nothing else."""
+        directories = []
+        count = self.count
+        limit = self.limit
+        regular = stat.S_IFREG
+        with os.scandir(fd) as items:
+            for item in items:
+                count += 1
+                if count > limit:
+                    raise self._over(f"it holds more than {limit} files")
+                if item.is_dir(follow_symlinks=False):
+                    directories.append(item.name)
+                elif not item.is_symlink():
+                    try:
+                        status = item.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    # The directory's own word for the kind (d_type) is that of what a mount may hide.
+                    if status.st_nlink != 1 or status.st_mode & 0o170000 != regular:
+                        self.file(status, f"{path}/{item.name}" if path else item.name)
+        self.count = count
+        return directories
+
+    def file(self, status: os.stat_result, name: str) -> None:
+        kind = stat.S_IFMT(status.st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise Refused(
+                "special_file",
+                self.asked,
+                f"it contains {_KINDS.get(kind, 'a special file')}: {self.asked}/{name}",
+                "a read-only bind does not keep a plugin from using it: remove it, or ask for a narrower path",
+            )
+        if kind == stat.S_IFREG and status.st_nlink > 1:
+            identity = (status.st_dev, status.st_ino)
+            hit = self.denylist.file_hit(identity, self.access)
+            if hit is not None:
+                raise self._linked(name, hit)
+            self.links.setdefault(identity, _Linked(name, status.st_nlink)).seen += 1
+
+    def settle_links(self, devices: frozenset[str], *, whole: bool) -> None:
+        """Files with names outside of this source are looked up among the files of the denied directories."""
+        wanted = {i: link.name for i, link in self.links.items() if not whole or link.seen < link.total}
+        if not wanted:
+            return
+        try:
+            found = self.denylist.linked(wanted, devices=devices, limit=self.limit * LINK_WALK_FACTOR)
+        except Unproven:
+            name = next(iter(wanted.values()))
+            raise Refused(
+                "hard_link",
+                self.asked,
+                f"{self._named(name)} has other names (hard links), and whether one of them is in a denied "
+                f"directory cannot be told within {self.limit * LINK_WALK_FACTOR} files",
+                "replace it by a copy, or raise scan_limit in the policy",
+            ) from None
+        if found is not None:
+            raise self._linked(*found)
+
+    def _linked(self, name: str, hit: Hit) -> Refused:
+        what = hit.denied.path if hit.relation == "equal" else f"a file of {hit.denied.path}"
+        return Refused(
+            "hard_link",
+            self.asked,
+            f"{self._named(name)} is a hard link to {what}",
+            "remove it; a plugin would read or change the denied file through it",
+        )
+
+    def _named(self, name: str) -> str:
+        return f"{self.asked}/{name}" if name else "it"
+
+    def _over(self, reason: str) -> Refused:
+        return Refused(
+            "scan_limit",
+            self.asked,
+            f"{reason}, so it was not searched for sockets, FIFOs and devices",
+            "ask for a narrower path, or raise scan_limit in the policy",
+        )
+
+    def _unlisted(self, error: OSError, parent: int, name: str, path: str) -> None:
+        """A directory we may neither list nor enter is closed to the plugin too: it is at most as privileged
+        as we are. One we may enter but not list could hold a socket whose name is known."""
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path:
+            return  # removed or replaced meanwhile
+        enterable = os.access(name, os.X_OK, dir_fd=parent, effective_ids=True)
+        if error.errno == errno.EACCES and path and not enterable:
+            return
+        raise Refused(
+            "unreadable",
+            self.asked,
+            f"{self._named(path)} cannot be listed ({error.strerror}), so it was not searched for sockets, "
+            "FIFOs and devices",
+            "make it readable for the runner, or ask for a narrower path",
+        )
