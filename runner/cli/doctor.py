@@ -1,0 +1,97 @@
+"""`runner doctor`: what this machine can and cannot enforce, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+from sandbox.host import Finding, Status
+from sandbox.probes import examine, satisfied, unmet
+
+NAME = "doctor"
+HELP = "say which layers of the cage this machine can enforce"
+EXAMPLE = "runner doctor --format json"
+
+SCHEMA = "runner.doctor.v1"
+SANDBOX_UNAVAILABLE = 22
+
+_MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any other, colour
+    "ok": ("✓", "ok", "32"),
+    "degraded": ("!", "!", "33"),
+    "missing": ("✗", "NO", "31"),
+    "info": ("·", "-", "2"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument(
+        "--policy", metavar="NAME|FILE", help="the policy whose bwrap and uid range are examined"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = examine(os.environ)
+    if args.format == "json":
+        print(json.dumps(document(findings), indent=2))
+    else:
+        print(text(findings, _unicode(sys.stdout), _colour(sys.stdout)))
+    return 0 if satisfied(findings) else SANDBOX_UNAVAILABLE
+
+
+def document(findings: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "ok": satisfied(findings),
+        "unmet": [finding.layer for finding in unmet(findings)],
+        "findings": [finding._asdict() for finding in findings],
+    }
+
+
+def text(findings: Sequence[Finding], unicode: bool, colour: bool) -> str:
+    """A line for each finding, the remedy below those that need one, the verdict last."""
+    marks = {status: mark[0 if unicode else 1] for status, mark in _MARKS.items()}
+    mark_width = max(map(len, marks.values()))
+    width = max(len(finding.layer) for finding in findings)
+    lines: list[str] = []
+    for finding in findings:
+        mark = f"{marks[finding.status]:{mark_width}}"
+        if colour:
+            mark = f"\033[{_MARKS[finding.status][2]}m{mark}\033[0m"
+        lines.append(f"{mark} {finding.layer.replace('_', ' '):{width}}  {finding.summary}")
+        if finding.status in ("degraded", "missing"):
+            indent = " " * (mark_width + width + 3)
+            if finding.detail:
+                lines.append(textwrap.indent(finding.detail, indent))
+            if finding.remedy:
+                lines.append(textwrap.indent(f"-> {finding.remedy}", indent))
+    joined = "\n".join([*lines, "", verdict(findings)])
+    # Also the sentences hold a few typographic characters.
+    return joined if unicode else joined.replace("…", "...").encode("ascii", "replace").decode()
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    lacking = unmet(findings)
+    if lacking:
+        names = ", ".join(finding.layer.replace("_", " ") for finding in lacking)
+        return f"The default policy cannot be enforced on this machine: no plugin will be started. Missing: {names}."
+    warnings = sum(finding.status == "degraded" for finding in findings)
+    also = f" {warnings} warning{'s' if warnings > 1 else ''} above." if warnings else ""
+    return f"Every layer of the default policy can be enforced on this machine.{also}"
+
+
+def _unicode(stream: TextIO) -> bool:
+    try:
+        "✓✗·…".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _colour(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

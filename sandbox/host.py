@@ -1,0 +1,207 @@
+"""This machine, as far as every launch has to know it: which bwrap may be trusted.
+
+Everything in this module runs on the launch path, so it starts no process and imports nothing heavy.
+What `runner doctor` tries out at leisure stands in sandbox/probes.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+# systemd's DynamicUser range: no distribution gives these to people or services, so a plugin that runs
+# under one of them owns nothing on the machine.
+DEFAULT_UID_RANGE = (61184, 65519)
+
+BWRAP_VARIABLE = "RUNNER_BWRAP"
+# Never PATH and never the working directory: whoever can put a program there would choose the cage.
+BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")
+
+_LINKS_FOLLOWED = 40  # the kernel's own limit (MAXSYMLINKS)
+
+Status = Literal["ok", "degraded", "missing", "info"]
+Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabilities"]
+
+
+class Finding(NamedTuple):
+    """What one probe saw.
+
+    `missing`: the layer cannot be enforced here. `degraded`: it holds, but something around it is weaker than
+    it should be. `info`: no layer of the default policy rests on it.
+    """
+
+    layer: str
+    status: Status
+    summary: str
+    detail: str = ""
+    remedy: str = ""
+    cause: str = ""  # stable word for programs: outer_seccomp, apparmor, sysctl:user.max_user_namespaces, …
+
+
+class Bwrap(NamedTuple):
+    path: str  # absolute, without symbolic links
+    version: str = ""  # known only after `bwrap --version` ran, which a launch never does
+    faults: tuple[str, ...] = ()  # why candidates before this one were passed over
+
+
+class BwrapUnusable(Exception):  # noqa: N818 -- a state of the machine, as sandbox_unavailable is
+    """No bwrap may be trusted here. `reason` says what was found, `hint` what to do."""
+
+    def __init__(self, rule: Rule, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+        self.reason = reason
+        self.hint = hint
+
+
+def find_bwrap(environ: Mapping[str, str], configured: str | None = None) -> Bwrap:
+    """The bwrap to use: the one named by RUNNER_BWRAP, else by the policy, else the system's own.
+
+    A named one that is unusable is refused, never replaced by another: the operator meant that one.
+    """
+    for origin, named in ((BWRAP_VARIABLE, environ.get(BWRAP_VARIABLE)), ("the policy", configured)):
+        if named:
+            try:
+                return Bwrap(trusted_program(named))
+            except BwrapUnusable as unusable:
+                raise BwrapUnusable(
+                    unusable.rule, f"{unusable.reason} (named by {origin})", unusable.hint
+                ) from None
+    passed_over: list[BwrapUnusable] = []
+    for directory in BWRAP_DIRECTORIES:
+        try:
+            path = trusted_program(f"{directory}/bwrap")
+        except BwrapUnusable as unusable:
+            if unusable.rule != "missing":
+                passed_over.append(unusable)
+            continue
+        return Bwrap(path, faults=tuple(u.reason for u in passed_over))
+    if passed_over:
+        raise passed_over[0]
+    raise BwrapUnusable(
+        "missing",
+        f"bwrap is not installed: looked in {', '.join(BWRAP_DIRECTORIES)}",
+        "install bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)",
+    )
+
+
+def trusted_program(path: str) -> str:
+    """The real path of a program that only root can replace and that carries no privilege of its own.
+
+    Every directory and link on the way is judged, not only the end: whoever may rename a parent, or repoint a
+    link, chooses the program.
+    """
+    if not path.startswith("/") or "\0" in path:
+        raise BwrapUnusable(
+            "path", f"bwrap path {path!r} is not absolute", f"give {BWRAP_VARIABLE} an absolute path"
+        )
+    real, found = _walk(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise BwrapUnusable("kind", f"{real} is not a regular file", "name the bwrap program itself")
+    if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        # CVE-2026-41163 and its kin: in setuid mode bwrap works with root's rights on behalf of anyone.
+        raise BwrapUnusable(
+            "setuid",
+            f"{real} is setuid or setgid",
+            f"remove the bit: chmod u-s,g-s {real} (user namespaces make it needless; see `runner doctor`)",
+        )
+    if not found.st_mode & 0o111:
+        raise BwrapUnusable("kind", f"{real} is not executable", f"chmod 755 {real}, or reinstall bubblewrap")
+    if _has_file_capabilities(real):
+        raise BwrapUnusable(
+            "capabilities", f"{real} carries file capabilities", f"remove them: setcap -r {real}"
+        )
+    return real
+
+
+def _walk(path: str) -> tuple[str, os.stat_result]:
+    """Follow `path` one name at a time from the root, judging each step."""
+    pending = _names(path)
+    real = "/"
+    found = _judged(real)
+    links = 0
+    while pending:
+        name = pending.pop(0)
+        if name == "..":
+            real = os.path.dirname(real)
+            continue
+        step = f"{real.rstrip('/')}/{name}"
+        found = _judged(step)
+        if not stat.S_ISLNK(found.st_mode):
+            real = step
+            continue
+        links += 1
+        if links > _LINKS_FOLLOWED:
+            raise BwrapUnusable("path", f"{path}: too many symbolic links", "name the program's real path")
+        target = os.readlink(step)
+        if target.startswith("/"):
+            real = "/"
+        pending = _names(target) + pending
+    return real, os.lstat(real)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _judged(path: str) -> os.stat_result:
+    try:
+        found = os.lstat(path)
+    except OSError as failed:
+        if failed.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise BwrapUnusable(
+                "missing", f"{path} does not exist", f"install bubblewrap, or correct {BWRAP_VARIABLE}"
+            ) from None
+        raise BwrapUnusable("path", f"{path}: {failed.strerror}", "name a path this user can reach") from None
+    if found.st_uid != 0:
+        if found.st_uid == _overflow_uid() and not _root_is_mapped():
+            raise BwrapUnusable(
+                "owner",
+                f"{path} has an owner unknown in this user namespace",
+                "start the runner outside this user namespace, or map the machine's root into it",
+            )
+        raise BwrapUnusable(
+            "owner", f"{path} is owned by uid {found.st_uid}, not by root", f"chown root:root {path}"
+        )
+    # A link's own mode means nothing: only who may replace it counts, and that is its directory's mode.
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BwrapUnusable(
+            "writable",
+            f"{path} can be changed by others than root (mode {found.st_mode & 0o7777:o})",
+            f"chmod go-w {path}",
+        )
+    return found
+
+
+def _overflow_uid() -> int:
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 65534
+
+
+def _root_is_mapped() -> bool:
+    """Whether the machine's uid 0 has a name in our user namespace; unmapped owners all look alike."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            return any(int(line.split()[1]) == 0 for line in file)
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+def _has_file_capabilities(path: str) -> bool:
+    try:
+        return bool(os.getxattr(path, "security.capability"))
+    except OSError as failed:
+        # No such attribute, or a file system that has none: nothing is granted at exec.
+        if failed.errno in (errno.ENODATA, errno.ENOTSUP):
+            return False
+        raise BwrapUnusable(
+            "capabilities",
+            f"{path}: its file capabilities cannot be read ({failed.strerror})",
+            "use a bwrap on a local file system",
+        ) from None

@@ -1,0 +1,472 @@
+"""What this machine can enforce, found by trying: one Finding for each layer, with the remedy.
+
+A probe never raises and never hangs: whatever goes wrong in one becomes its finding. None leaves anything
+behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from sandbox import conditions
+from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.refusal import Surroundings, id_is_mapped, look_around, refusal
+from sandbox.rehearsal import rehearse, told
+from sandbox.seccomp import SeccompUnavailable, filter_bytes
+from sandbox.trial import (
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_SECCOMP,
+    Note,
+    drop_to,
+    in_child,
+    note_errno,
+    prctl,
+    run_spawned,
+    system_call,
+    system_call_number,
+    user_namespace,
+)
+from sandbox.uids import LEASES
+
+# Without one of these the default policy is not fully enforced. The rest is worth knowing.
+REQUIRED = frozenset(
+    {
+        "bwrap",
+        "user_namespaces",
+        "pid_namespace",
+        "uid_drop",
+        "session_keyring",
+        "seccomp",
+        "cage",
+        "namespaces",
+        "network",
+        "nested_user_namespaces",
+        "identity",
+        "capabilities",
+        "session",
+        "fd_binds",
+        "masked_proc",
+        "scratch",
+        "seccomp_in_cage",
+        "read_only_root",
+    }
+)
+
+_GIVE_CAPABILITIES = (
+    "give them back (docker: --cap-add SETUID --cap-add SETGID; systemd: CapabilityBoundingSet=), "
+    "or start the runner as an ordinary user"
+)
+_MAP_UIDS = (
+    "map them (podman: --uidmap, --gidmap; 65536 ids are enough), choose a mapped range with [user] uids in "
+    "the policy, or start the runner as an ordinary user"
+)
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_SECCOMP_MODE_FILTER = 2
+
+
+class Flaw(NamedTuple):
+    """A known hole in some bwrap versions, and why it is or is not ours."""
+
+    cve: str
+    since: tuple[int, ...]
+    fixed: tuple[int, ...]
+    what: str
+    why_not_ours: str
+
+
+_FLAWS = (
+    Flaw(
+        "CVE-2026-87766",
+        (0,),
+        (0, 12),
+        "follows links in mount destinations onto the host",
+        "no destination of ours lies below a folder a plugin can write",
+    ),
+    Flaw(
+        "CVE-2026-41163",
+        (0, 11),
+        (0, 11, 2),
+        "a setuid bwrap can be traced and made to mount overlays",
+        "a setuid bwrap is refused",
+    ),
+    Flaw(
+        "CVE-2020-5291",
+        (0, 4),
+        (0, 4, 1),
+        "a setuid bwrap keeps its privileges",
+        "a setuid bwrap is refused",
+    ),
+)
+
+
+class Machine(NamedTuple):
+    """What the probes share."""
+
+    environ: Mapping[str, str]
+    bwrap: Bwrap | None
+    around: Surroundings
+    uid_range: tuple[int, int]
+
+    @property
+    def plugin_uid(self) -> int | None:
+        """The uid a trial really becomes; None for an ordinary user, who stays who they are."""
+        return self.uid_range[1] if self.around.uid == 0 else None
+
+
+def satisfied(findings: Iterable[Finding]) -> bool:
+    """Whether the default policy can be fully enforced here."""
+    return not unmet(findings)
+
+
+def unmet(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(f for f in findings if f.status == "missing" and f.layer in REQUIRED)
+
+
+def examine(
+    environ: Mapping[str, str], *, bwrap: str | None = None, uid_range: tuple[int, int] = DEFAULT_UID_RANGE
+) -> tuple[Finding, ...]:
+    """Every finding, in the order a person reads them: what the cage rests on first."""
+    found: Bwrap | None = None
+    findings: list[Finding] = []
+    try:
+        found = find_bwrap(environ, bwrap)
+        findings.append(_trusted(found))
+    except BwrapUnusable as unusable:
+        findings.append(
+            Finding("bwrap", "missing", unusable.reason, remedy=unusable.hint, cause=unusable.rule)
+        )
+    except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
+        findings.append(_broken("bwrap", failed))
+    try:
+        machine = Machine(environ, found, look_around(), uid_range)
+    except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
+        # Without a readable /proc/self nothing below could be told; no layer may pass for enforced.
+        return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
+    for layer, probe in _PROBES.items():
+        findings += guarded(layer, probe, machine)
+    return tuple(findings)
+
+
+def guarded(
+    layer: str, probe: Callable[[Machine], Finding | list[Finding]], machine: Machine
+) -> list[Finding]:
+    try:
+        found = probe(machine)
+    except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
+        return [_broken(layer, failed)]
+    return found if isinstance(found, list) else [found]
+
+
+def _broken(layer: str, failed: Exception) -> Finding:
+    return Finding(
+        layer, "missing", f"the probe failed: {type(failed).__name__}: {failed}", cause="probe_failed"
+    )
+
+
+# --- bwrap ----------------------------------------------------------------------------------------
+
+
+def _trusted(bwrap: Bwrap) -> Finding:
+    detail = "; ".join(f"passed over: {fault}" for fault in bwrap.faults)
+    return Finding(
+        "bwrap", "ok", f"{bwrap.path}, only root can change it, not setuid, no file capabilities", detail
+    )
+
+
+def bwrap_version(machine: Machine) -> list[Finding]:
+    if machine.bwrap is None:
+        return []
+    version = read_version(machine.bwrap.path)
+    numbers = version_numbers(version)
+    flaws = [flaw for flaw in _FLAWS if flaw.since <= numbers < flaw.fixed]
+    if not numbers:
+        return [
+            Finding(
+                "bwrap_version",
+                "degraded",
+                f"{machine.bwrap.path} --version says {version!r}",
+                remedy="install bubblewrap from the distribution",
+            )
+        ]
+    if not flaws:
+        return [Finding("bwrap_version", "ok", f"{version}, no known flaws")]
+    return [
+        Finding(
+            "bwrap_version",
+            "degraded",
+            f"{version} has {', '.join(flaw.cve for flaw in flaws)}, on which the cage does not depend",
+            "\n".join(f"{flaw.cve}: {flaw.what}; {flaw.why_not_ours}" for flaw in flaws),
+            f"update bubblewrap to {'.'.join(map(str, max(flaw.fixed for flaw in flaws)))} or newer "
+            "(distributions also patch older versions without changing the number)",
+        )
+    ]
+
+
+def read_version(path: str) -> str:
+    import subprocess
+
+    done = subprocess.run(
+        [path, "--version"],
+        env={},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=5,
+        check=False,
+    )
+    return done.stdout.strip().removeprefix("bubblewrap ")
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in version.split("-")[0].split("."))
+    except ValueError:
+        return ()
+
+
+# --- what the cage rests on -----------------------------------------------------------------------
+
+
+def user_namespaces(machine: Machine) -> Finding:
+    uid = machine.plugin_uid
+    if uid is not None and (fault := _cannot_drop(machine)):
+        return Finding(
+            "user_namespaces", "missing", f"not tried: {fault[0]}", remedy=fault[1], cause="uid_drop"
+        )
+    who = f"uid {machine.around.uid if uid is None else uid}"
+    path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
+    refused = refusal(in_child(lambda note: user_namespace(uid, note)), machine.around, path)
+    if refused is None:
+        return Finding(
+            "user_namespaces", "ok", f"{who} made one, mapped its ids, mounted a tmpfs and a fresh /proc"
+        )
+    if (
+        refused.cause == "apparmor"
+        and uid is not None
+        and machine.bwrap
+        and _bwrap_may(machine.bwrap.path, uid)
+    ):
+        # Under root only bwrap itself asks for one after the uid is dropped, and a profile may allow it that.
+        return Finding("user_namespaces", "ok", "an AppArmor profile allows them to bwrap", refused.sentence)
+    return Finding(
+        "user_namespaces", "missing", refused.sentence, f"tried as {who}", refused.remedy, refused.cause
+    )
+
+
+def _bwrap_may(path: str, uid: int) -> bool:
+    return all(finding.status == "ok" for finding in rehearse(path, uid))
+
+
+def pid_namespace(machine: Machine) -> Finding:
+    """The outer one, made by our own spawner: with its first process dies everything."""
+    run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
+    if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
+        return Finding("pid_namespace", "ok", "the spawner gave a program a pid namespace of its own")
+    remedy = "see the remedy for user_namespaces"
+    if machine.plugin_uid is not None and (fault := _cannot_drop(machine)):
+        remedy = fault[1]
+    return Finding("pid_namespace", "missing", told(run), remedy=remedy, cause="spawner")
+
+
+def cage(machine: Machine) -> list[Finding]:
+    if machine.bwrap is None:
+        return [
+            Finding(
+                "cage",
+                "missing",
+                "not tried: there is no usable bwrap",
+                remedy="see the remedy for bwrap",
+                cause="bwrap",
+            )
+        ]
+    try:
+        program = filter_bytes("default")
+    except SeccompUnavailable as unavailable:
+        return [
+            *rehearse(machine.bwrap.path, machine.plugin_uid),
+            Finding("seccomp_in_cage", "missing", str(unavailable), cause="no_filter"),
+        ]
+    return rehearse(machine.bwrap.path, machine.plugin_uid, program)
+
+
+def uid_drop(machine: Machine) -> Finding:
+    first, last = machine.uid_range
+    if machine.around.uid != 0:
+        return Finding(
+            "uid_drop",
+            "info",
+            f"not root: plugins run as uid {machine.around.uid}, mapped to nobody inside",
+            "outside, plugins of this user share one uid, by which the kernel counts processes and watches",
+        )
+    if fault := _cannot_drop(machine):
+        return Finding("uid_drop", "missing", fault[0], remedy=fault[1], cause=fault[2])
+    outcome = in_child(lambda note: _dropped(last, note))
+    if outcome.error or outcome.signal or outcome.late:
+        return Finding(
+            "uid_drop", "missing", f"becoming uid {last} failed: {outcome.error or outcome}", cause="uid_drop"
+        )
+    for step, sentence in (("regain", "root could be taken back"), ("shadow", "/etc/shadow could be read")):
+        if outcome.number(step) == 0:
+            return Finding(
+                "uid_drop", "missing", f"after becoming uid {last}, {sentence}", cause="ineffective"
+            )
+    if taken := accounts_within(first, last):
+        return Finding(
+            "uid_drop",
+            "degraded",
+            f"uids {first}-{last} for plugins contain accounts of this machine: {', '.join(taken)}",
+            remedy="choose a range without accounts: [user] uids in the policy",
+        )
+    return Finding(
+        "uid_drop",
+        "ok",
+        f"uids {first}-{last} are free for plugins; became {last}, and root was out of reach",
+    )
+
+
+def _dropped(uid: int, note: Note) -> None:
+    drop_to(uid)
+    for step, act in (("regain", _become_root), ("shadow", _read_shadow)):
+        try:
+            act()
+            note(step, 0)
+        except OSError as refused:
+            note(step, refused.errno or errno.EIO)
+
+
+def _become_root() -> None:
+    os.setresuid(0, 0, 0)
+
+
+def _read_shadow() -> None:
+    os.close(os.open("/etc/shadow", os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
+    """Why root here cannot become a plugin's uid: what, remedy, cause."""
+    first, last = machine.uid_range
+    needed = {"CAP_SETUID": 7, "CAP_SETGID": 6}
+    lacking = [name for name, bit in needed.items() if not machine.around.capabilities >> bit & 1]
+    if lacking:
+        return (
+            f"this root lacks {' and '.join(lacking)}, without which no uid can be dropped",
+            _GIVE_CAPABILITIES,
+            "capabilities",
+        )
+    for kind in ("uid", "gid"):
+        if not id_is_mapped(first, last, f"/proc/self/{kind}_map"):
+            return (
+                f"{kind}s {first}-{last} for plugins are not mapped in the user namespace this process is in",
+                _MAP_UIDS,
+                "unmapped_uid",
+            )
+    place = os.path.dirname(LEASES)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    if not os.access(place, os.W_OK):
+        return (f"uids cannot be leased: {place} cannot be written", f"make {place} writable", "leases")
+    return None
+
+
+def accounts_within(first: int, last: int, passwd: str = "/etc/passwd") -> list[str]:
+    """Read from the file: through NSS a directory server might be asked, and might not answer."""
+    found = []
+    try:
+        with open(passwd, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.split(":")
+                if len(fields) > 2 and fields[2].isdecimal() and first <= int(fields[2]) <= last:
+                    found.append(f"{fields[0]} ({fields[2]})")
+    except OSError:
+        pass
+    return found
+
+
+def seccomp(machine: Machine) -> Finding:
+    """Install a filter that answers getppid() with an errno of our choosing, and call it."""
+    del machine
+    marker = errno.ENOTUNIQ  # an errno nothing else would give here
+    outcome = in_child(lambda note: _filtered_getppid(marker, note))
+    if outcome.number("getppid") == -marker:
+        return Finding("seccomp", "ok", "a filter was installed and acted")
+    number = outcome.number("install") or 0
+    what = errno.errorcode.get(number, "") or outcome.error or f"signal {outcome.signal}"
+    if number == errno.EINVAL:
+        remedy = "use a kernel built with CONFIG_SECCOMP_FILTER=y"
+    else:
+        remedy = "start the runner without the seccomp filter around it that refuses prctl(PR_SET_SECCOMP)"
+    return Finding("seccomp", "missing", f"no filter can be installed ({what})", remedy=remedy, cause=what)
+
+
+def _filtered_getppid(marker: int, note: Note) -> None:
+    load, equal, answer = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (load, 0, 0, 0),  # seccomp_data.nr
+            (equal, 0, 1, system_call_number("getppid")),
+            (answer, 0, 0, 0x00050000 | marker),  # SECCOMP_RET_ERRNO
+            (answer, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+        )
+    )
+    instructions = ctypes.create_string_buffer(program, len(program))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if note_errno(
+        note, "install", prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.cast(head, ctypes.c_void_p))
+    ):
+        return
+    note("getppid", system_call("getppid"))
+
+
+def session_keyring(machine: Machine) -> Finding:
+    """A key left in an inherited session keyring by one plugin is read by the next."""
+    del machine
+    outcome = in_child(
+        lambda note: note("join", system_call("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
+    )
+    joined = outcome.number("join")
+    if joined is not None and joined > 0:
+        return Finding("session_keyring", "ok", "a new session keyring was joined")
+    if joined == -errno.ENOSYS:
+        return Finding(
+            "session_keyring",
+            "missing",
+            "this kernel has no keyrings, or a filter hides them (ENOSYS)",
+            remedy="use a kernel built with CONFIG_KEYS=y",
+            cause="kernel",
+        )
+    what = errno.errorcode.get(-joined, "") if joined else outcome.error or f"signal {outcome.signal}"
+    return Finding(
+        "session_keyring",
+        "missing",
+        f"no new session keyring can be joined ({what})",
+        remedy=(
+            "allow keyctl to the runner (docker: --security-opt seccomp=unconfined); "
+            "for EDQUOT raise kernel.keys.maxkeys"
+        ),
+        cause="keyring",
+    )
+
+
+_PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
+    "bwrap_version": bwrap_version,
+    "user_namespaces": user_namespaces,
+    "pid_namespace": pid_namespace,
+    "uid_drop": uid_drop,
+    "session_keyring": session_keyring,
+    "seccomp": seccomp,
+    "cage": cage,
+    "core_dumps": lambda machine: conditions.core_dumps(),
+    "links": lambda machine: conditions.protected_links(),
+    "interpreters": lambda machine: conditions.interpreters(machine.environ),
+    "surroundings": lambda machine: conditions.surroundings(machine.around),
+    "cgroups": lambda machine: conditions.cgroups(),
+    "landlock": lambda machine: conditions.landlock(),
+    "switches": lambda machine: conditions.switches(),
+}

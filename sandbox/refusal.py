@@ -1,0 +1,281 @@
+"""Who refuses a user namespace, and what to do about it.
+
+Many layers answer the same attempt with the same EPERM. They are told apart by what the kernel does in which
+order: a seccomp filter speaks before the kernel looks at anything, limits have an errno of their own, and
+AppArmor changes the label of whom it holds down.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from typing import NamedTuple
+
+from sandbox.trial import NAMESPACES, Outcome, apparmor_label
+
+DOCKER_OPTIONS = " ".join(
+    f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths")
+)
+_CONTAINER_REMEDY = f"""start the container with: docker run {DOCKER_OPTIONS} …
+(podman: the same, but --security-opt unmask=ALL instead of systempaths)
+seccomp=unconfined: the engine's filter refuses clone and unshare with a user namespace
+apparmor=unconfined: the docker-default profile refuses every mount
+systempaths=unconfined: the kernel lets nobody mount a fresh /proc while parts of the visible one are masked
+the plugins stay confined: the runner brings its own filter, masks and namespaces"""
+
+
+class Surroundings(NamedTuple):
+    """What stands around this process, read once."""
+
+    uid: int
+    capabilities: int  # effective
+    seccomp: int  # 0 none, 1 strict, 2 filter
+    no_new_privileges: bool
+    label: str  # AppArmor's, empty without AppArmor
+    max_user_namespaces: int | None
+    userns_clone: int | None  # Debian's switch
+    apparmor_restricts: int | None  # Ubuntu's switch
+    chrooted: bool
+    uid_mapped: bool
+    container: str  # what it looks like, empty for none
+    masked_proc: tuple[str, ...]  # mounts over parts of /proc
+
+
+class Refusal(NamedTuple):
+    cause: str
+    sentence: str
+    remedy: str
+
+
+def look_around() -> Surroundings:
+    status = status_fields()
+    points = mount_points()
+    return Surroundings(
+        uid=os.getuid(),
+        capabilities=int(status.get("CapEff", "0"), 16),
+        seccomp=int(status.get("Seccomp", "0")),
+        no_new_privileges=status.get("NoNewPrivs") == "1",
+        label=apparmor_label(),
+        max_user_namespaces=sysctl_number("user.max_user_namespaces"),
+        userns_clone=sysctl_number("kernel.unprivileged_userns_clone"),
+        apparmor_restricts=sysctl_number("kernel.apparmor_restrict_unprivileged_userns"),
+        # In a chroot the mount that carries the root directory lies outside, so no mount is at "/".
+        chrooted=bool(points) and "/" not in points,
+        uid_mapped=id_is_mapped(os.getuid()),
+        container=container(),
+        masked_proc=tuple(p for p in points if p.startswith("/proc/") and p != "/proc/sys/fs/binfmt_misc"),
+    )
+
+
+def status_fields() -> dict[str, str]:
+    """/proc/self/status."""
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+
+
+def mount_points() -> tuple[str, ...]:
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            return tuple(line.split()[4] for line in file)
+    except OSError:
+        return ()
+
+
+def sysctl_number(name: str) -> int | None:
+    try:
+        return int(sysctl(name) or "")
+    except ValueError:
+        return None
+
+
+def sysctl(name: str) -> str | None:
+    """The value, or None where this kernel has no such switch."""
+    try:
+        with open(f"/proc/sys/{name.replace('.', '/')}", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
+    """Whether ids first…last all have a meaning in this user namespace."""
+    with open(path, encoding="ascii") as file:
+        ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))
+    wanted = first
+    for start, count in ranges:
+        if start <= wanted < start + count:
+            wanted = start + count
+    return wanted > (first if last is None else last)
+
+
+def container() -> str:
+    """The container engine this looks like. Only a hint: images are also unpacked onto real machines."""
+    if os.path.exists("/run/.containerenv"):
+        return "podman"
+    if os.path.exists("/.dockerenv"):
+        return "docker"
+    try:
+        with open("/run/systemd/container", encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        pass
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            groups = file.read()
+    except OSError:
+        groups = ""
+    for word, engine in (
+        ("docker", "docker"),
+        ("kubepods", "kubernetes"),
+        ("libpod", "podman"),
+        ("lxc", "lxc"),
+    ):
+        if word in groups:
+            return engine
+    return os.environ.get("container", "")  # noqa: SIM112 -- systemd's convention
+
+
+def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap") -> Refusal | None:
+    """Why the steps of trial.user_namespace did not all work; None if they did."""
+    if outcome.signal == signal.SIGSYS:
+        return _seccomp("kills who asks for a user namespace", around)
+    if outcome.late:
+        return Refusal(
+            "timeout", "the attempt did not end in time", "see what holds this machine up, and try again"
+        )
+    if outcome.error:
+        return Refusal("error", outcome.error, "")
+    for call in ("clone", "unshare"):
+        answer = outcome.number(f"{call}_nonsense")
+        if answer not in (errno.EINVAL, None):
+            return _seccomp(
+                f"answers {call}(CLONE_NEWUSER) with {errno.errorcode.get(answer, answer)}", around
+            )
+    for step in ("create", "map", *NAMESPACES, "slave", "tmpfs", "proc"):
+        number = outcome.number(step)
+        if number:
+            return _kernel_refusal(step, number, str(outcome.steps.get("label", "")), around, bwrap)
+    return None
+
+
+def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> Refusal:
+    name = errno.errorcode.get(number, str(number))
+    if step == "proc" and number == errno.EPERM and around.masked_proc:
+        return Refusal(
+            "container",
+            f"a fresh /proc may not be mounted ({name}): {len(around.masked_proc)} parts of the visible one "
+            f"are masked, e.g. {around.masked_proc[0]}",
+            _CONTAINER_REMEDY,
+        )
+    if step == "create":
+        if number in (errno.ENOSPC, errno.EUSERS):
+            return _limit(name, around)
+        if number in (errno.EINVAL, errno.ENOSYS):
+            return Refusal(
+                "kernel",
+                f"this kernel has no user namespaces ({name})",
+                "use a kernel built with CONFIG_USER_NS=y",
+            )
+        if number == errno.EPERM and around.userns_clone == 0:
+            return Refusal(
+                "sysctl:kernel.unprivileged_userns_clone",
+                "kernel.unprivileged_userns_clone = 0 keeps user namespaces from ordinary users",
+                sysctl_remedy("kernel.unprivileged_userns_clone", "1"),
+            )
+        if number == errno.EPERM and around.chrooted:
+            return Refusal(
+                "chroot",
+                "the kernel gives no user namespace to a process in a chroot",
+                "enter the tree with pivot_root (bwrap, systemd-nspawn, a container) instead of chroot",
+            )
+        if number == errno.EPERM and not around.uid_mapped:
+            return Refusal(
+                "unmapped_uid",
+                f"uid {around.uid} has no mapping in the user namespace this process already is in",
+                "map this uid in the outer user namespace",
+            )
+    return _security_module(step, number, label, around, bwrap)
+
+
+def _security_module(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> Refusal:
+    name = errno.errorcode.get(number, str(number))
+    what = {
+        "create": "creating a user namespace",
+        "map": "mapping ids in a user namespace",
+        "slave": "separating the mounts",
+        "tmpfs": "mounting a tmpfs",
+        "proc": "mounting a fresh /proc",
+    }.get(step, f"a {step} namespace")
+    confined = label or around.label
+    if around.apparmor_restricts or (confined and not confined.startswith("unconfined")):
+        return Refusal(
+            "apparmor",
+            f"AppArmor refuses {what} ({name}"
+            + (f", profile {confined}" if confined else "")
+            + (", kernel.apparmor_restrict_unprivileged_userns = 1)" if around.apparmor_restricts else ")"),
+            _CONTAINER_REMEDY if "docker" in confined else apparmor_remedy(bwrap, around.uid),
+        )
+    if around.container:
+        return Refusal(
+            "container", f"{what} is refused ({name}) in this {around.container} container", _CONTAINER_REMEDY
+        )
+    if number == errno.EACCES:
+        return Refusal(
+            "security_module",
+            f"a security module refuses {what} ({name})",
+            "look for the denial in the audit log (ausearch -m avc, journalctl -k) and allow it for bwrap",
+        )
+    return Refusal(
+        "unknown", f"{what} is refused ({name})", "look for the denial in the kernel log: journalctl -k"
+    )
+
+
+def _limit(name: str, around: Surroundings) -> Refusal:
+    if around.max_user_namespaces == 0:
+        return Refusal(
+            "sysctl:user.max_user_namespaces",
+            f"user.max_user_namespaces = 0 allows no user namespace ({name})",
+            sysctl_remedy("user.max_user_namespaces", "15000"),
+        )
+    return Refusal(
+        "limit",
+        f"a limit on user namespaces is reached ({name}): they nest 32 deep, and an outer one may allow none",
+        "start the runner less deeply nested, or raise user.max_user_namespaces outside",
+    )
+
+
+def _seccomp(what: str, around: Surroundings) -> Refusal:
+    if around.container:
+        remedy = _CONTAINER_REMEDY
+    else:
+        remedy = (
+            "start the runner without that filter: in a systemd unit, RestrictNamespaces=no and a "
+            "SystemCallFilter= that allows @mount, clone and unshare; in a container, "
+            "--security-opt seccomp=unconfined"
+        )
+    return Refusal("outer_seccomp", f"a seccomp filter around this process {what}", remedy)
+
+
+def sysctl_remedy(name: str, value: str) -> str:
+    keep = f"echo '{name} = {value}' > /etc/sysctl.d/60-runner-{name.split('.')[-1]}.conf"
+    return f"as root: sysctl -w {name}={value}, and to keep it: {keep}"
+
+
+def apparmor_remedy(bwrap: str, uid: int) -> str:
+    """The profile that lets bwrap, and only who must, use user namespaces."""
+    programs = [bwrap]
+    if uid != 0:
+        # An ordinary user's runner makes an outer namespace before bwrap does; root's needs no profile.
+        programs.append(os.path.realpath(sys.executable))
+    lines = ["as root, write /etc/apparmor.d/runner:", "  abi <abi/4.0>,", "  include <tunables/global>"]
+    for program in programs:
+        name = f"runner-{os.path.basename(program)}"
+        lines += [f"  profile {name} {program} flags=(unconfined) {{", "    userns,", "  }"]
+    lines.append("and load it: apparmor_parser -r /etc/apparmor.d/runner")
+    if uid != 0:
+        lines.append(
+            f"(this allows it to all of {programs[1]}; running the runner as root needs it for bwrap only)"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,306 @@
+"""A launch rehearsed: bwrap with every option a plugin gets, and a look around from inside.
+
+What bwrap accepted is not yet what holds. A shell inside reads what the kernel says of it (ids, capabilities,
+filter, namespaces) and tries what must fail. If the whole does not run, each group of options is tried alone,
+so that the layer at fault has a name.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sandbox.host import Finding
+from sandbox.trial import Run, run_bwrap
+
+INSIDE_ID = "65534"
+_SHELL = "/bin/sh"
+_MASKED = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "sysrq-trigger")
+_ALLOW_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
+
+# Builtins and readlink only, so that any system with a shell will do. Each line: a word and what was seen.
+_LOOK = """
+while IFS= read -r line; do
+  case $line in Uid:*|Gid:*|CapEff:*|CapBnd:*|NoNewPrivs:*|Seccomp:*) echo "${line%%:*} ${line#*:}";; esac
+done < /proc/self/status
+for name in user pid net ipc uts cgroup mnt; do echo "ns_$name $(readlink /proc/self/ns/$name)"; done
+interfaces=
+while read -r name rest; do
+  case $name in *:*) interfaces="$interfaces${name%%:*} ";; esac
+done < /proc/net/dev
+echo "interfaces $interfaces"
+for path in / /usr /dev /proc/sys; do
+  if ( : > "$path/.runner-doctor" ) 2>/dev/null; then echo "writable $path"; fi
+done
+for path in /tmp /dev/shm; do
+  if ( : > "$path/probe" ) 2>/dev/null; then echo "scratch $path"; fi
+done
+for name in $MASKS; do
+  if ( read -r line < "/proc/$name" ) 2>/dev/null; then echo "unmasked /proc/$name"; fi
+done
+for number in 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  if [ -e "/proc/self/fd/$number" ]; then echo "open_fd $number"; fi
+done
+if IFS= read -r line < /proc/1/environ || [ -n "$line" ]; then echo "environ leaked"; fi
+if [ -d /fd-bind/bin ] || [ -d /fd-bind/lib ]; then echo "fd_bind yes"; fi
+if [ -e /sys/kernel ]; then echo "sys visible"; fi
+echo "end yes"
+"""
+
+Facts = dict[str, list[str]]
+
+
+class Group(NamedTuple):
+    """Options that make one layer, what a person calls it, and how its effect is told from inside."""
+
+    layer: str
+    holds: str
+    options: tuple[str, ...]
+    problem: Callable[[Facts], str]  # empty if it holds
+
+
+def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[Finding]:
+    """One finding for each layer that bwrap makes."""
+    seccomp = os.memfd_create("seccomp")
+    usr = os.open("/usr", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        groups = _groups(usr, seccomp)
+
+        def run(chosen: list[Group], script: str) -> Run:
+            os.lseek(seccomp, 0, os.SEEK_SET)
+            options = [
+                *_foundation(),
+                *(option for group in chosen for option in group.options),
+                "--chdir",
+                "/",
+            ]
+            # --seccomp consumes its descriptor and --ro-bind-fd likewise; both stay open on our side.
+            return run_bwrap(bwrap, options, (_SHELL, "-c", script), uid=uid, descriptors=(usr, seccomp))
+
+        os.write(seccomp, filter_program or _ALLOW_ALL)
+        return _judge(groups, run)
+    finally:
+        os.close(usr)
+        os.close(seccomp)
+
+
+def _judge(groups: list[Group], run: Callable[[list[Group], str], Run]) -> list[Finding]:
+    masks = " ".join(name for name in _MASKED if os.path.exists(f"/proc/{name}"))
+    whole = run(groups, f"MASKS='{masks}'{_LOOK}")
+    if whole.worked:
+        facts = read_facts(whole.output)
+        return [_from_inside(group, facts) for group in groups]
+    bare = run([], ":")
+    if not bare.worked:
+        return [
+            Finding(
+                "cage",
+                "missing",
+                f"bwrap cannot build even the simplest cage: {told(bare)}",
+                remedy="see the remedy for user_namespaces and pid_namespace",
+                cause="cage",
+            )
+        ]
+    findings = [_alone(group, run([group], ":")) for group in groups]
+    if all(finding.status == "ok" for finding in findings):
+        findings.append(
+            Finding("cage", "missing", f"each layer works alone, but not together: {told(whole)}")
+        )
+    return findings
+
+
+def _from_inside(group: Group, facts: Facts) -> Finding:
+    problem = group.problem(facts) if "end" in facts else "the look from inside broke off"
+    if problem:
+        return Finding(
+            group.layer, "missing", f"bwrap accepted it, but it does not hold: {problem}", cause="ineffective"
+        )
+    return Finding(group.layer, "ok", group.holds, "tried in a cage and seen from inside")
+
+
+def _alone(group: Group, run: Run) -> Finding:
+    if run.worked:
+        return Finding(group.layer, "ok", group.holds, "tried alone: the whole cage could not be built")
+    return Finding(
+        group.layer,
+        "missing",
+        told(run),
+        f"tried: bwrap {' '.join(group.options)}",
+        _remedy(group, run),
+        "bwrap",
+    )
+
+
+def _remedy(group: Group, run: Run) -> str:
+    if "Unknown option" in run.complaint:
+        return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
+    if group.layer == "masked_proc":
+        return (
+            "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL); see user_namespaces"
+        )
+    return "see the remedy for user_namespaces; the kernel log (journalctl -k) names the denial"
+
+
+def told(run: Run) -> str:
+    """A failed run in one sentence."""
+    if run.stage:
+        return f"could not {run.stage}: {os.strerror(run.number)}"
+    if run.late:
+        return "it did not end in time"
+    if run.signal:
+        return f"the spawner was ended by signal {run.signal}"
+    return run.complaint.splitlines()[-1] if run.complaint else f"it ended with {run.code} and said nothing"
+
+
+def read_facts(output: str) -> Facts:
+    facts: Facts = {}
+    for line in output.splitlines():
+        word, _, seen = line.partition(" ")
+        facts.setdefault(word, []).append(seen.strip())
+    return facts
+
+
+def _foundation() -> list[str]:
+    """The least that runs a shell: a user namespace and the system's own programs."""
+    options = ["--unshare-user", "--uid", INSIDE_ID, "--gid", INSIDE_ID, "--ro-bind", "/usr", "/usr"]
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"):
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            options += ["--ro-bind", path, path]
+    return options
+
+
+def _groups(usr: int, seccomp: int) -> list[Group]:
+    masks = [
+        o
+        for name in _MASKED
+        if os.path.exists(f"/proc/{name}")
+        for o in ("--ro-bind", "/dev/null", f"/proc/{name}")
+    ]
+    return [
+        Group(
+            "namespaces",
+            "own user, pid, mount, ipc, uts and cgroup namespaces",
+            ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
+            _shared_namespaces,
+        ),
+        Group(
+            "network", "own network namespace with nothing but loopback", ("--unshare-net",), _shared_network
+        ),
+        Group(
+            "nested_user_namespaces",
+            "no further user namespaces inside (bwrap tried one and was refused)",
+            ("--disable-userns", "--assert-userns-disabled"),
+            lambda facts: "",
+        ),
+        Group(
+            "identity", f"uid and gid {INSIDE_ID} inside", ("--uid", INSIDE_ID, "--gid", INSIDE_ID), _identity
+        ),
+        Group("capabilities", "no capabilities, none to be had", ("--cap-drop", "ALL"), _capabilities),
+        Group(
+            "session",
+            "own session, empty environment, no descriptors but 0-2, no new privileges",
+            ("--new-session", "--die-with-parent", "--clearenv"),
+            _session,
+        ),
+        Group(
+            "fd_binds",
+            "folders are bound by open descriptor",
+            ("--ro-bind-fd", str(usr), "/fd-bind"),
+            _fd_bind,
+        ),
+        Group(
+            "masked_proc",
+            "fresh /proc, its dangerous files masked, no /sys",
+            ("--proc", "/proc", *masks),
+            _masked,
+        ),
+        Group(
+            "scratch",
+            "private, sized /tmp and /dev/shm",
+            (
+                "--dev",
+                "/dev",
+                "--size",
+                "1048576",
+                "--perms",
+                "1777",
+                "--tmpfs",
+                "/tmp",
+                "--size",
+                "1048576",
+                "--perms",
+                "1777",
+                "--tmpfs",
+                "/dev/shm",
+                "--remount-ro",
+                "/dev",
+            ),
+            lambda facts: (
+                "" if facts.get("scratch") == ["/tmp", "/dev/shm"] else "/tmp or /dev/shm cannot be written"
+            ),
+        ),
+        Group(
+            "seccomp_in_cage", "bwrap loads the system call filter", ("--seccomp", str(seccomp)), _filtered
+        ),
+        Group(
+            "read_only_root",
+            "everything else is read-only",
+            ("--remount-ro", "/"),
+            lambda facts: " ".join(("writable:", *facts["writable"])) if "writable" in facts else "",
+        ),
+    ]
+
+
+def _shared_namespaces(facts: Facts) -> str:
+    shared = [
+        name
+        for name in ("user", "pid", "ipc", "uts", "cgroup", "mnt")
+        if facts.get(f"ns_{name}", [""])[0] in ("", os.readlink(f"/proc/self/ns/{name}"))
+    ]
+    return f"shared with the host: {', '.join(shared)}" if shared else ""
+
+
+def _shared_network(facts: Facts) -> str:
+    if facts.get("ns_net", [""])[0] in ("", os.readlink("/proc/self/ns/net")):
+        return "the network namespace is the host's"
+    return "" if facts.get("interfaces") == ["lo"] else f"interfaces inside: {facts.get('interfaces')}"
+
+
+def _identity(facts: Facts) -> str:
+    for kind in ("Uid", "Gid"):
+        if set(facts.get(kind, ["?"])[0].split()) != {INSIDE_ID}:
+            return f"{kind} inside: {facts.get(kind)}"
+    return ""
+
+
+def _capabilities(facts: Facts) -> str:
+    for kind in ("CapEff", "CapBnd"):
+        if int(facts.get(kind, ["1"])[0], 16):
+            return f"{kind} inside: {facts.get(kind)}"
+    return ""
+
+
+def _session(facts: Facts) -> str:
+    if facts.get("NoNewPrivs") != ["1"]:
+        return "no_new_privs is not set inside"
+    if "environ" in facts:
+        return "bwrap's environment can be read inside"
+    return f"open descriptors inside: {', '.join(facts['open_fd'])}" if "open_fd" in facts else ""
+
+
+def _fd_bind(facts: Facts) -> str:
+    return "" if "fd_bind" in facts else "the folder bound by descriptor is empty inside"
+
+
+def _masked(facts: Facts) -> str:
+    if "sys" in facts:
+        return "/sys is visible inside"
+    return f"readable inside: {', '.join(facts['unmasked'])}" if "unmasked" in facts else ""
+
+
+def _filtered(facts: Facts) -> str:
+    return "" if facts.get("Seccomp") == ["2"] else f"Seccomp inside: {facts.get('Seccomp')}"

@@ -1,0 +1,359 @@
+"""Acts tried in throw-away children: what the kernel really lets this process do.
+
+Each act runs in a child that reports step by step and is killed when its time is up, so a probe can neither
+hang nor leave anything behind. Only `runner doctor` comes here; a launch never does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from sandbox.spawner import Order, SpawnError, spawn
+
+CLONE_FS = 0x00000200
+CLONE_NEWNS = 0x00020000
+CLONE_CHILD_SETTID = 0x01000000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+NAMESPACES = {
+    "mount": CLONE_NEWNS,
+    "pid": CLONE_NEWPID,
+    "network": CLONE_NEWNET,
+    "ipc": CLONE_NEWIPC,
+    "uts": CLONE_NEWUTS,
+    "cgroup": CLONE_NEWCGROUP,
+}
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SILENT, MS_SLAVE = 2, 4, 8, 16384, 32768, 1 << 19
+
+TIMEOUT = 10.0  # seconds: a trial takes milliseconds; ten seconds is a machine on its knees
+_POLL = 0.002
+
+# The few system calls that have no wrapper in every libc, by machine.
+_NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {"clone": 56, "keyctl": 250, "getppid": 110, "landlock_create_ruleset": 444},
+    "aarch64": {"clone": 220, "keyctl": 219, "getppid": 173, "landlock_create_ruleset": 444},
+}
+
+Note = Callable[[str, int | str], None]
+
+# PyDLL keeps the interpreter lock over the call: after a raw clone() the child must still hold it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+class Unsupported(Exception):  # noqa: N818 -- a state of the machine
+    """This processor is not in the tables."""
+
+
+class Outcome(NamedTuple):
+    """The steps a child noted before it ended, and how it ended."""
+
+    steps: dict[str, int | str]
+    signal: int = 0  # the signal that ended it
+    late: bool = False  # it was still at work when its time was up
+    error: str = ""  # an exception in the act itself
+
+    def number(self, step: str) -> int | None:
+        value = self.steps.get(step)
+        return value if isinstance(value, int) else None
+
+
+def system_call_number(name: str) -> int:
+    machine = os.uname().machine
+    try:
+        return _NUMBERS[machine][name]
+    except KeyError:
+        raise Unsupported(f"the number of {name} on {machine} is not known") from None
+
+
+def system_call(name: str, *arguments: int) -> int:
+    """Result of a raw system call; -errno when it failed, as the kernel itself returns it."""
+    longs = [ctypes.c_long(argument) for argument in arguments]
+    result: int = _libc.syscall(ctypes.c_long(system_call_number(name)), *longs)
+    return -ctypes.get_errno() if result == -1 else result
+
+
+def unshare(flags: int) -> int:
+    """0 or an errno. os.unshare exists only from Python 3.12 on."""
+    return ctypes.get_errno() if _libc.unshare(flags) else 0
+
+
+def mount(source: str, target: str, kind: str | None, flags: int) -> int:
+    failed = _libc.mount(
+        source.encode(), target.encode(), None if kind is None else kind.encode(), ctypes.c_ulong(flags), None
+    )
+    return ctypes.get_errno() if failed else 0
+
+
+def prctl(option: int, argument: int, pointer: ctypes.c_void_p | None = None) -> int:
+    failed = _libc.prctl(option, ctypes.c_ulong(argument), pointer or ctypes.c_void_p(), 0, 0)
+    return ctypes.get_errno() if failed < 0 else 0
+
+
+def drop_to(uid: int) -> None:
+    """Become `uid` for good, groups and all, as the launch does."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # A change of uid makes the process undumpable: /proc/self then belongs to root and its id maps cannot be
+    # written. bwrap is past this, because exec makes it dumpable again.
+    prctl(PR_SET_DUMPABLE, 1)
+
+
+def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> Outcome:
+    """Run `act` in a forked child and collect what it notes."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _run_act(act, writing, parent)
+    os.close(writing)
+    return _collect(child, reading, timeout)
+
+
+def _run_act(act: Callable[[Note], None], writing: int, parent: int) -> None:
+    def note(step: str, value: int | str) -> None:
+        os.write(writing, json.dumps([step, value]).encode() + b"\n")
+
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            act(note)
+    except BaseException as failed:  # noqa: BLE001 -- a forked child may never return into its parent's code
+        note("error", f"{type(failed).__name__}: {failed}")
+    finally:
+        os._exit(0)
+
+
+def _collect(child: int, reading: int, timeout: float) -> Outcome:
+    deadline = time.monotonic() + timeout
+    received = bytearray()
+    late = False
+    try:
+        poller = select.poll()
+        poller.register(reading, select.POLLIN | select.POLLHUP)
+        while True:
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                late = True
+                break
+            if not (chunk := os.read(reading, 65536)):
+                break
+            received += chunk
+    finally:
+        os.close(reading)
+        # Its report is complete at end of file, or its time is up: either way it has nothing more to say, but
+        # a child that ends by itself must keep its own exit status.
+        ended = None if late else reap(child, deadline)
+        if ended is None:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitpid(child, 0)[1]
+    steps: dict[str, int | str] = {}
+    for line in received.splitlines():
+        step, value = json.loads(line)
+        steps[step] = value
+    number = os.WTERMSIG(ended) if os.WIFSIGNALED(ended) and not late else 0
+    return Outcome(steps, number, late, str(steps.pop("error", "")))
+
+
+def reap(child: int, deadline: float) -> int | None:
+    """The child's wait status, or None if it still runs at the deadline."""
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL)
+
+
+# --- user namespaces ------------------------------------------------------------------------------
+
+
+def user_namespace(uid: int | None, note: Note) -> None:
+    """Create a user namespace and use it as bwrap would, noting the errno of each step (0: it worked).
+
+    The first two steps tell who says no. clone(NEWUSER|FS) and unshare(NEWUSER|CHILD_SETTID) are nonsense
+    that the kernel refuses with EINVAL before it asks any sysctl or security module; another answer comes
+    from a seccomp filter, which speaks before the kernel.
+    """
+    if uid is not None:
+        drop_to(uid)
+    note("clone_nonsense", -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
+    note("unshare_nonsense", unshare(CLONE_NEWUSER | CLONE_CHILD_SETTID))
+    own_uid, own_gid = os.getuid(), os.getgid()
+    if note_errno(note, "create", unshare(CLONE_NEWUSER)):
+        return
+    note("label", apparmor_label())
+    if note_errno(note, "map", _map_ids(own_uid, own_gid)):
+        return
+    for name, flag in NAMESPACES.items():
+        note(name, unshare(flag))
+    if note_errno(note, "slave", mount("none", "/", None, MS_SILENT | MS_SLAVE | MS_REC)):
+        return
+    note("tmpfs", mount("tmpfs", "/tmp" if os.path.isdir("/tmp") else "/", "tmpfs", MS_NOSUID | MS_NODEV))
+    # The pid namespace begins with the next child, and only its own members may mount its procfs.
+    first = os.fork()
+    if first == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os._exit(mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC))
+    note("proc", os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
+
+
+def note_errno(note: Note, step: str, number: int) -> int:
+    note(step, number)
+    return number
+
+
+def _map_ids(uid: int, gid: int) -> int:
+    """Map one's own ids onto themselves, which needs no privilege; 0 or an errno."""
+    try:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+    except OSError as failed:
+        return failed.errno or errno.EIO
+    return 0
+
+
+def apparmor_label() -> str:
+    for path in ("/proc/self/attr/apparmor/current", "/proc/self/attr/current"):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read().strip("\0\n ")
+        except OSError:
+            continue
+    return ""
+
+
+# --- by way of the spawner ------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """One trial run by way of the spawner."""
+
+    output: str = ""
+    complaint: str = ""  # stderr
+    reached: bool = False  # the program really ran; for bwrap: the program inside it
+    code: int = -1
+    stage: str = ""  # the spawner's step, before bwrap, that failed
+    number: int = 0  # its errno
+    signal: int = 0  # what ended the spawner itself: SIGSYS when a filter kills it
+    late: bool = False
+
+    @property
+    def worked(self) -> bool:
+        return self.reached and self.code == 0
+
+
+def run_bwrap(
+    bwrap: str,
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    uid: int | None,
+    descriptors: Sequence[int] = (),
+) -> Run:
+    """Run bwrap as a launch does: by the spawner, options by --args, its status document read back."""
+    arguments, status = os.memfd_create("arguments"), os.memfd_create("status")
+    try:
+        words = [*options, "--json-status-fd", str(status)]
+        os.write(arguments, b"".join(word.encode() + b"\0" for word in words))
+        os.lseek(arguments, 0, os.SEEK_SET)
+        argv = (bwrap, "--args", str(arguments), "--", *command)
+        run = run_spawned(argv, uid=uid, descriptors=(arguments, status, *descriptors))
+        code = _exit_code_reported(_text(status))
+        return run._replace(reached=code is not None, code=-1 if code is None else code)
+    finally:
+        os.close(arguments)
+        os.close(status)
+
+
+def run_spawned(
+    argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TIMEOUT
+) -> Run:
+    """Run a program by way of sandbox.spawner, as every plugin is.
+
+    `uid`: the one root really becomes; None for an ordinary user. The spawner's pid namespace also keeps the
+    trial clean: when its first process is killed, the kernel ends everything in it.
+    """
+    output, complaint = os.memfd_create("stdout"), os.memfd_create("stderr")
+    order = Order(
+        program=argv[0],
+        argv=tuple(argv),
+        uid=os.getuid() if uid is None else uid,
+        gid=os.getgid() if uid is None else uid,
+        drop=uid is not None,
+        keep=tuple(descriptors),
+        rlimits=(),
+        keyring=False,
+    )
+
+    def act(note: Note) -> None:
+        os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
+        os.dup2(output, 1)
+        os.dup2(complaint, 2)
+        try:
+            child = spawn(order)
+        except SpawnError as failed:
+            note("stage", failed.stage)
+            note("errno", failed.errno)
+            return
+        note("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    try:
+        outcome = in_child(act, timeout)
+        code = outcome.number("code")
+        return Run(
+            output=_text(output),
+            complaint=_text(complaint).strip() or outcome.error,
+            reached=code is not None,
+            code=-1 if code is None else code,
+            stage=str(outcome.steps.get("stage", "")),
+            number=outcome.number("errno") or 0,
+            signal=outcome.signal,
+            late=outcome.late,
+        )
+    finally:
+        os.close(output)
+        os.close(complaint)
+
+
+def _text(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, 1 << 20).decode(errors="replace")
+
+
+def _exit_code_reported(status: str) -> int | None:
+    """bwrap writes one JSON document a line; an exit code is there only if the program really started."""
+    for line in status.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict) and isinstance(code := document.get("exit-code"), int):
+            return code
+    return None
