@@ -178,7 +178,7 @@ def _walk(asked: str, mounts: Mounts) -> list[_Step]:
             step = _step(name, steps[-1])
             if not stat.S_ISLNK(step.status.st_mode):
                 steps.append(step)
-                # /dev/shm is an ordinary directory behind a devtmpfs; behind the others lies nothing ordinary.
+                # /dev/shm is an ordinary directory behind a devtmpfs; behind the others nothing is.
                 fstype = mounts.devices.get(_device(step.status.st_dev))
                 if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or not todo):
                     raise _kernel(asked, _real(steps), fstype or "")
@@ -388,7 +388,7 @@ class _Scan:
                 "special_file",
                 self.asked,
                 f"it contains {_KINDS.get(kind, 'a special file')}: {self.asked}/{name}",
-                "a read-only bind does not keep a plugin from using it: remove it, or ask for a narrower path",
+                "a read-only bind does not keep a plugin from using it: remove it or ask for a narrower path",
             )
         if kind == stat.S_IFREG and status.st_nlink > 1:
             identity = (status.st_dev, status.st_ino)
