@@ -395,7 +395,7 @@ def decide(rule: Rule, arguments: list[int]) -> str:
     return next((case.action for case in rule.cases if all(map(holds, case.tests))), rule.otherwise)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(
     arch=st.sampled_from(ARCHES),
     seed=st.integers(0, 1 << 32),
