@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
@@ -143,9 +142,7 @@ Mode = Literal["require", "prefer"]
 
 _SIZES = frozenset(("memory", "file_size", "disk", "tmp", "shm", "output"))
 _DURATIONS = frozenset(("cpu_time", "deadline"))
-LIMIT_NAMES: tuple[str, ...] = tuple(f.name for f in fields(Limits))
-
-
+LIMIT_NAMES: tuple[str, ...] = tuple(Limits.__dataclass_fields__)
 # The memory behind these has no other bound: a policy that does not speak of them must not mean "all of it".
 _SIZED: dict[str, float] = {"tmp": 256 << 20, "shm": 64 << 20}
 
@@ -182,19 +179,18 @@ class LimitRule(NamedTuple):
     mode: Mode = "require"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     name: str
     file: str
     description: str = ""
     unsandboxed: bool = False
     deny: tuple[str, ...] = ()
     scan_limit: int = SCAN_LIMIT
-    read: PathRule = field(default_factory=PathRule)
-    write: PathRule = field(default_factory=lambda: PathRule(ceiling=(STATE_DIR_TOKEN,)))
-    network: NetworkRule = field(default_factory=NetworkRule)
-    env: EnvRule = field(default_factory=EnvRule)
-    seccomp: SeccompRule = field(default_factory=SeccompRule)
+    read: PathRule = PathRule()
+    write: PathRule = PathRule(ceiling=(STATE_DIR_TOKEN,))
+    network: NetworkRule = NetworkRule()
+    env: EnvRule = EnvRule()
+    seccomp: SeccompRule = SeccompRule()
     limits: tuple[tuple[str, LimitRule], ...] = ()
     uids: tuple[int, int] = (61184, 65519)
     layers: tuple[tuple[str, Mode], ...] = ()
@@ -217,13 +213,12 @@ class Policy:
         return _admits(self.write.ceiling, normal(path), state_dir)
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(NamedTuple):
     """What the operator said on the command line, for this launch."""
 
     env: tuple[tuple[str, str], ...] = ()
     pass_env: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
 
 
 def _expand(path: str, state_dir: str | None) -> str | None:

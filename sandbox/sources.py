@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sandbox.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
@@ -74,8 +73,7 @@ class Identity(NamedTuple):
     ctime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     path: str  # as asked, normal: where it appears inside
     real: str  # where it is on the host, without links
     fd: int  # O_PATH
