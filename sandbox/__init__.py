@@ -1,1 +1,1 @@
-"""The cage: knows Linux, knows no plugin, never imports runner."""
+"""The cage: knows Linux, knows no plugin."""

@@ -1,0 +1,107 @@
+"""The command line: one module per verb, imported when it is the one asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+# In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run.
+VERBS = ("exec", "check", "explain", "doctor", "schema", "completion")
+
+
+class Verb(Protocol):
+    NAME: str
+    HELP: str
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and words[0] in VERBS:
+            return _run(words[0], words[1:])
+        return _top(words)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; closing stdout again at exit would complain.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def verb_module(verb: str) -> Verb:
+    from importlib import import_module
+
+    module: Verb = import_module(f"runner.cli.{verb}")  # type: ignore[assignment]
+    return module
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        """Wrong usage is one line that says what to do."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
+
+    module = verb_module(verb)
+    parser = Parser(
+        prog=f"runner {verb}",
+        description=module.HELP,
+        epilog=f"example:\n  {module.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def _run(verb: str, words: list[str]) -> int:
+    module = verb_module(verb)
+    parser = verb_parser(verb)
+    if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
+        # Split by hand: what follows is the plugin's, also if it looks like an option of ours.
+        at = words.index("--")
+        args = parser.parse_args(words[:at])
+        args.arguments = words[at + 1 :]
+    else:
+        args = parser.parse_args(words)
+    return module.run(args)
+
+
+def _top(words: list[str]) -> int:
+    if words and words[0] in ("--version", "-V"):
+        from runner import __version__
+
+        print(f"runner {__version__}")
+        return 0
+    if words and words[0] in ("--help", "-h", "help"):
+        print(_overview())
+        return 0
+    if not words:
+        print(_overview(), file=sys.stderr)
+        return 2
+    import difflib
+
+    near = difflib.get_close_matches(words[0], VERBS, n=1)
+    guess = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
+    print(f"runner: there is no verb {words[0]!r}; {guess} (runner --help)", file=sys.stderr)
+    return 2
+
+
+def _overview() -> str:
+    lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage.", "", "verbs:"]
+    lines += [f"  {verb:<11} {verb_module(verb).HELP}" for verb in VERBS]
+    lines += ["", "example:", f"  {verb_module('exec').EXAMPLE}", "", "runner VERB --help tells more; runner --version."]
+    return "\n".join(lines)

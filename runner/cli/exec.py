@@ -1,0 +1,95 @@
+"""runner exec: stands where the plugin's own command stood."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from runner.cli import printing
+from runner.cli.options import add_invocation, invocation_of
+from runner.cli.sink import ReportSink, SinkError
+from runner.invoke import Prepared, confine, judge, ready, report
+from runner.report import EXEC_NO_CAGE, Failure, Outcome
+from runner.watch import End, wait, watched_caller, watched_signals
+from sandbox.spawner import SpawnError
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = "exec"
+HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
+EXAMPLE = "runner exec --deadline 30 --report report.json nexo-plugin.toml -- --verbose"
+PASSES_ARGUMENTS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_invocation(parser, launching=True)
+    parser.add_argument(
+        "--report",
+        metavar="PATH|FD",
+        help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    # The earliest moment: whoever dies while we prepare is noticed as well.
+    with watched_signals() as signals, watched_caller() as caller:
+        try:
+            invocation = invocation_of(args)
+            sink = ReportSink(args.report)
+        except (SinkError, ValueError) as error:
+            print(f"runner exec: {error}", file=sys.stderr)
+            return 2
+        prepared = Prepared(invocation)
+        end: End | None = None
+        try:
+            _require_plain_stdio()
+            with ready(prepared, os.environ) as opened:
+                with confine(prepared, opened) as cell:
+                    prepared.timings.mark("launch")
+                    limit = opened.plan.limits.deadline
+                    deadline = None if limit is None else time.monotonic() + limit
+                    end = wait(cell, signals, caller, deadline)
+                    prepared.timings.mark("run")
+            prepared.timings.mark("teardown")
+            outcome, status = judge(end)
+        except Failure as failure:
+            outcome, status = failure.outcome, failure.exec_status
+        except SpawnError as error:
+            outcome = Outcome("launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing")
+            status = EXEC_NO_CAGE
+        if outcome.code not in ("ok", "crashed", "cancelled"):
+            printing.failure(prepared, outcome)
+        if prepared.grant is not None and prepared.grant.unsandboxed:
+            printing.warn("THIS PLUGIN RAN UNSANDBOXED: its manifest asked for it and the policy allows it")
+        try:
+            sink.write(report(prepared, outcome, end, status))
+        except SinkError as error:
+            print(f"runner exec: {error}", file=sys.stderr)
+        return status
+
+
+def _require_plain_stdio() -> None:
+    """A directory as stdin would be a door out of the cage: openat() works through any directory fd."""
+    import stat
+
+    for fd in (0, 1, 2):
+        try:
+            mode = os.fstat(fd).st_mode
+        except OSError:
+            opened = os.open("/dev/null", os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            continue
+        if stat.S_ISDIR(mode):
+            outcome = Outcome(
+                "policy_denied",
+                "plan",
+                f"descriptor {fd} is a directory, through which a plugin could reach the host's files",
+                "descriptor",
+                "give the runner pipes, files or a terminal",
+            )
+            raise Failure(outcome, EXEC_NO_CAGE)

@@ -1,0 +1,192 @@
+"""runner explain: what a plugin asks, what it gets, what it is refused and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.cli import printing
+from runner.cli.options import add_invocation, invocation_of
+from runner.invoke import Prepared, place, ready, report
+from runner.plugin import Plugin
+from runner.report import EXIT, Failure, Outcome
+from sandbox import bwrap, seccomp
+from sandbox.document import printable
+from sandbox.spec import Denial, Grant
+from sandbox.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = "explain"
+HELP = "show what a plugin asks for, what it would get, what it is refused and why"
+EXAMPLE = "runner explain --policy strict nexo-plugin.toml"
+
+_SIZES = ("memory", "file_size", "disk", "tmp", "shm", "output")
+_TIMES = ("cpu_time", "deadline")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_invocation(parser, launching=False)
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "argv"),
+        default="text",
+        help="a table for people, a document for programs, or the bwrap command line for bash",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        prepared = Prepared(invocation_of(args))
+    except ValueError as error:
+        print(f"runner explain: {error}", file=sys.stderr)
+        return 2
+    outcome = Outcome("ok", "plan", "the plugin may be launched")
+    try:
+        with ready(prepared, os.environ, rehearse=True):
+            pass
+    except Failure as failure:
+        outcome = failure.outcome
+    if args.format == "json":
+        print(json.dumps(document(prepared, outcome), indent=2))
+    elif args.format == "argv":
+        if prepared.open_plan is None:
+            printing.failure(prepared, outcome)
+        else:
+            print(_command_line(prepared))
+    else:
+        if prepared.plugin is None or outcome.code == "manifest_invalid":
+            printing.failure(prepared, outcome)
+        else:
+            print("\n".join(_text(prepared, prepared.plugin, outcome)))
+    return EXIT[outcome.code]
+
+
+def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    """As a report of a launch that has not taken place, with the command line."""
+    full = report(prepared, outcome, None, EXIT[outcome.code])
+    kept = ("runner", "plugin", "outcome", "grant", "layers", "diagnostics")
+    command = _command_line(prepared) if prepared.open_plan is not None else None
+    asked = [
+        {"what": what, "asked": words, "verdict": verdict, "why": why} for what, words, verdict, why in _asked(prepared, outcome)
+    ]
+    return {"schema": "runner.explain.v1", **{key: full[key] for key in kept}, "asked": asked, "argv": command}
+
+
+def _command_line(prepared: Prepared) -> str:
+    assert prepared.open_plan is not None
+    plan = prepared.open_plan.plan
+    return bwrap.command_line(plan, prepared.bwrap, seccomp.filter_path(plan.seccomp, seccomp.machine_arch()))
+
+
+Row = tuple[str, str, str, str]
+
+
+def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
+    """One row for each thing the manifest asks for: kind, what, verdict, why."""
+    plugin, granted = prepared.plugin, prepared.grant
+    if plugin is None or granted is None:
+        return []
+    refused = {(d.asked, d.where): d for d in (*granted.denials, *outcome.denials)}
+    by_place = {d.where: d for d in refused.values() if d.where}
+
+    def verdict(where: tuple[str | int, ...], words: str, why: str = "") -> tuple[str, str]:
+        denial = by_place.get(where) or next((d for d in refused.values() if d.asked == words), None)
+        if denial is None:
+            return "granted", why
+        return "REFUSED" if denial.required else "withheld", _why(prepared, denial)
+
+    rows: list[Row] = []
+    spec = plugin.spec
+    missing = set()
+    if prepared.open_plan is not None:
+        missing = {shown.path for shown in prepared.open_plan.plan.shown if shown.state == "missing"}
+    if not spec.enabled:
+        rows.append(("sandbox", "none", *(("granted", "UNSANDBOXED") if granted.unsandboxed else ("refused", "always in a cage"))))
+    for path in spec.paths:
+        word, why = verdict(path.where, path.path)
+        if path.path in missing:
+            word, why = "skipped", "does not exist here"
+        rows.append((path.access, path.path, word, why))
+    if spec.network is not None:
+        words = " ".join((spec.network.mode, *spec.network.hosts))
+        rows.append(("network", words, *verdict(spec.network.where, f"network {spec.network.mode}")))
+    if spec.seccomp is not None:
+        rows.append(("seccomp", spec.seccomp, *verdict(dict(spec.where).get("seccomp", ("-",)), spec.seccomp)))
+    for variable in spec.env:
+        words = variable.name if variable.value is None else f"{variable.name}=…"
+        rows.append(("env", words, *verdict(variable.where, variable.name)))
+    for name in spec.limits.__slots__:
+        value = getattr(spec.limits, name)
+        if value is not None:
+            got = getattr(granted.limits, name)
+            by = dict(granted.decided_by).get(name, "manifest")
+            why = "" if got == value else f"{_amount(name, got)}, by the {by}"
+            rows.append(("limit", f"{name} {_amount(name, value)}", *verdict(dict(spec.where).get(name, ("-",)), name, why)))
+    return rows
+
+
+def _why(prepared: Prepared, denial: Denial) -> str:
+    return f"{denial.rule}: {denial.reason} ({place(prepared, denial)})"
+
+
+def _amount(name: str, value: float | None) -> str:
+    if value is None:
+        return "unlimited"
+    if name in _SIZES:
+        return format_size(int(value))
+    if name in _TIMES:
+        return format_duration(value)
+    return f"{value:g}"
+
+
+def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]:
+    granted = prepared.grant
+    yield printable(f"{plugin.id} {plugin.version} ({plugin.contract}) from {plugin.manifest}")
+    if granted is not None:
+        yield f"policy {printable(granted.policy)}"
+        if granted.unsandboxed:
+            yield "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+    rows = _asked(prepared, outcome)
+    yield ""
+    yield from _table("asked", rows) if rows else ("asked: nothing beyond the plain cage",)
+    extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
+    for denial in extra:
+        yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(prepared, denial))}"
+    if prepared.open_plan is not None and granted is not None:
+        yield from _cage(prepared, granted)
+    yield ""
+    if outcome.code == "ok":
+        yield "It would be launched."
+    else:
+        yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
+        hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
+        yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
+
+
+def _cage(prepared: Prepared, granted: Grant) -> Iterable[str]:
+    assert prepared.open_plan is not None
+    plan = prepared.open_plan.plan
+    yield ""
+    shown = [(path.access, path.path, path.state, path.origin) for path in plan.shown if path.state != "missing"]
+    yield from _table("in the cage", shown)
+    yield ""
+    yield f"runs       {printable(' '.join(plan.argv))}"
+    yield f"in         {printable(plan.directory)}"
+    yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
+    yield ""
+    yield from _table("layers", [(l.name, l.effective, "" if not l.degraded else "DEGRADED", l.detail) for l in prepared.layers])
+    for note in plan.notes:
+        yield f"note: {printable(note)}"
+
+
+def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
+    yield f"{title}:"
+    clean = [tuple(printable(cell) for cell in row) for row in rows]
+    widths = [min(48, max(len(row[i]) for row in clean)) for i in range(3)]
+    for row in clean:
+        yield "  " + "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])).rstrip()

@@ -1,0 +1,69 @@
+"""The options that say what to run and under which policy, shared by exec and explain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.invoke import Invocation
+from sandbox.policy import Overrides
+from sandbox.spec import Limits
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
+    parser.add_argument("manifest", metavar="MANIFEST", help="the plugin's manifest, or the folder it is in")
+    add_manifest_choice(parser)
+    parser.add_argument(
+        "--policy",
+        metavar="NAME|FILE",
+        help="operator policy: default, strict, dev or a file (else RUNNER_POLICY, /etc/runner/policy.toml, default)",
+    )
+    parser.add_argument("--state-dir", metavar="D", help="where the plugin's ${state_dir} is, if it asks for one")
+    parser.add_argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="give the plugin a variable; K alone passes on the runner's own value",
+    )
+    parser.add_argument("--deadline", metavar="S", help="end the plugin after this long (30, 30s, 2m)")
+    parser.set_defaults(arguments=[])
+    if launching:
+        parser.usage = "runner exec [options] MANIFEST [-- ARGS]"
+
+
+def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--contract", metavar="NAME", help="read the manifest as this contract's")
+    parser.add_argument("--server", metavar="NAME", help="which server of an MCP configuration")
+
+
+def invocation_of(args: argparse.Namespace) -> Invocation:
+    """ValueError says what is wrong with the words."""
+    from sandbox.units import parse_duration
+
+    env: list[tuple[str, str]] = []
+    names: list[str] = []
+    for word in args.env:
+        name, equals, value = word.partition("=")
+        if not name or not name.isascii() or not name.replace("_", "a").isalnum() or name[0].isdigit():
+            raise ValueError(f"--env {word}: {name!r} is no name of a variable")
+        if equals:
+            env.append((name, value))
+        else:
+            names.append(name)
+    deadline = None
+    if args.deadline is not None:
+        deadline = parse_duration(args.deadline)
+        if deadline <= 0:
+            raise ValueError(f"--deadline {args.deadline}: must be longer than nothing")
+    return Invocation(
+        manifest=args.manifest,
+        contract=args.contract,
+        server=args.server,
+        policy=args.policy,
+        state_dir=args.state_dir,
+        args=tuple(args.arguments),
+        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=Limits(deadline=deadline)),
+    )

@@ -1,0 +1,435 @@
+"""Invocation -> Report: from a manifest's path to a cage that is ready to start, and the ONE place that says
+what an ending means.
+
+Everything that can go wrong on the way raises `Failure` with its outcome; nothing prints, nothing exits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from runner import __version__, manifest_cache
+from runner.manifest import Loaded, contract, load, position
+from runner.plugin import Plugin
+from runner.report import (
+    EXEC_DEADLINE,
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    SCHEMA,
+    Failure,
+    Outcome,
+)
+from runner.watch import End
+from sandbox.bare import bare_cell
+from sandbox.cell import Cell, launched
+from sandbox.denylist import Denylist, homes
+from sandbox.document import Diagnostic, DocumentError
+from sandbox.host import BwrapUnusable, find_bwrap
+from sandbox.mounts import read_mounts
+from sandbox.plan import Layer, LayerUnavailable, OpenPlan, PlanRefused, Request, open_plan, unreadable
+from sandbox.policy import Overrides, Policy, grant, load_policy
+from sandbox.program import ProgramFault
+from sandbox.spawner import can_join_keyring
+from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
+from sandbox.state import Owner, StateRefused, owned_state, state_root
+from sandbox.uids import RESERVATIONS, UidsUnavailable, id_is_mapped
+
+_SIGSYS_STATUS = 128 + 31
+
+
+class Invocation(NamedTuple):
+    """What the operator asked for."""
+
+    manifest: str
+    contract: str | None = None
+    server: str | None = None
+    policy: str | None = None
+    state_dir: str | None = None
+    args: tuple[str, ...] = ()
+    overrides: Overrides = Overrides()
+
+
+class Timings:
+    """Seconds by phase, in order."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.monotonic()
+        self.phases[phase] = now - self._last
+        self._last = now
+
+
+class Prepared:
+    """How far an invocation has come; a failed one is reported with what was known by then."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+        self.timings = Timings()
+        self.loaded: Loaded | None = None
+        self.policy: Policy | None = None
+        self.grant: Grant | None = None
+        self.open_plan: OpenPlan | None = None
+        self.owner: Owner | None = None
+        self.layers: tuple[Layer, ...] = ()
+        self.bwrap = ""
+        self.state_dir: str | None = None
+
+    @property
+    def plugin(self) -> Plugin | None:
+        return self.loaded.plugin if self.loaded is not None else None
+
+
+@contextmanager
+def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = False) -> Iterator[OpenPlan]:
+    """Everything up to the launch, filled into `prepared` step by step. Raises Failure.
+
+    `rehearse` changes nothing on the machine: no state directory is made and no uid leased.
+    """
+    with ExitStack() as stack:
+        try:
+            _read(prepared)
+            _decide(prepared, environ)
+            opened = _plan(prepared, environ, stack, rehearse)
+        except DocumentError as error:
+            raise Failure(_invalid(error.diagnostics), EXEC_REFUSED) from None
+        except PlanRefused as refused:
+            raise Failure(_denied(refused.denials), EXEC_REFUSED) from None
+        except StateRefused as refused:
+            outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
+            raise Failure(outcome, EXEC_REFUSED) from None
+        except ProgramFault as fault:
+            raise Failure(*_program_outcome(fault)) from None
+        except LayerUnavailable as missing:
+            raise _unavailable(missing.layer, str(missing), missing.hint) from None
+        except UidsUnavailable as missing:
+            raise _unavailable("uid", str(missing), "free a uid or widen the range") from None
+        except BwrapUnusable as missing:
+            raise _unavailable("bubblewrap", missing.reason, missing.hint) from None
+        yield opened
+
+
+def _read(prepared: Prepared) -> None:
+    invocation = prepared.invocation
+    prepared.loaded = load(invocation.manifest, contract=invocation.contract, server=invocation.server)
+    if prepared.loaded.plugin is None:
+        raise Failure(_invalid(prepared.loaded.diagnostics), EXEC_REFUSED)
+    if prepared.loaded.plugin.entrypoint is None:
+        outcome = Outcome(
+            "launch_failed",
+            "manifest",
+            f"{prepared.loaded.plugin.id} names no command to run",
+            "no_entrypoint",
+            "give the manifest a command, e.g. [plugin.entrypoint] command = \"./plugin.py\"",
+        )
+        raise Failure(outcome, EXEC_NOT_FOUND)
+    prepared.timings.mark("manifest")
+
+
+def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
+    plugin, invocation = prepared.plugin, prepared.invocation
+    assert plugin is not None
+    prepared.policy = load_policy(invocation.policy, environ)
+    prepared.state_dir = _state_dir(plugin, invocation, environ)
+    switches = contract(plugin.contract).switches(environ)
+    prepared.grant = grant(
+        plugin.spec,
+        prepared.policy,
+        state_dir=prepared.state_dir,
+        environ=environ,
+        overrides=invocation.overrides,
+        require_enabled=switches.require_enabled,
+        host_network_allowed=switches.host_network_allowed,
+    )
+    if prepared.grant.refused:
+        raise Failure(_denied(prepared.grant.refused), EXEC_REFUSED)
+    prepared.timings.mark("policy")
+
+
+def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehearse: bool) -> OpenPlan:
+    plugin, policy, granted = prepared.plugin, prepared.policy, prepared.grant
+    assert plugin is not None and plugin.entrypoint is not None and policy is not None and granted is not None
+    prepared.bwrap = find_bwrap(environ).path
+    # Without a cage nothing is dropped: then the plugin is whoever the runner is.
+    uid_range = policy.uids if os.geteuid() == 0 and not granted.unsandboxed else None
+    if uid_range is not None and not id_is_mapped(*uid_range):
+        raise LayerUnavailable(
+            "uid",
+            f"the plugins' uids {uid_range[0]}-{uid_range[1]} do not exist in this user namespace",
+            "map them into the container, set [user] uids in the policy to uids that exist, or run unprivileged",
+        )
+    if not rehearse:
+        try:
+            prepared.owner = stack.enter_context(owned_state(prepared.state_dir, uid_range))
+        except OSError as error:
+            raise StateRefused(
+                f"{error.filename or 'the state directory'}: {error.strerror}",
+                "choose a writable place with --state-dir",
+            ) from None
+    denylist = Denylist(
+        read_mounts(),
+        homes=homes(environ),
+        policy=policy.deny,
+        runner=_own_places(environ),
+        runtime_dir=environ.get("XDG_RUNTIME_DIR"),
+    )
+    operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
+    request = Request(
+        command=plugin.entrypoint.command,
+        args=(*plugin.entrypoint.args, *prepared.invocation.args),
+        directory=plugin.entrypoint.directory,
+        root=plugin.root,
+        bare_environment=plugin.entrypoint.bare_environment,
+        trusted_command=operators_own,
+        conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
+        decides=_deciding_files(plugin, policy),
+        state_dir=prepared.state_dir,
+        rehearse=rehearse,
+    )
+    opened = stack.enter_context(open_plan(request, granted, policy, denylist, environ))
+    prepared.open_plan = opened
+    prepared.layers = (*opened.plan.layers, *_identity_layers(uid_range, prepared.owner))
+    if prepared.owner is not None:
+        found = unreadable(opened.plan, prepared.owner.uid, prepared.owner.gid)
+        if found is not None:
+            path, remedy = found
+            outcome = Outcome(
+                "policy_denied",
+                "plan",
+                f"{path} cannot be read by the plugin, which runs as uid {prepared.owner.uid}",
+                "unreadable",
+                remedy,
+            )
+            raise Failure(outcome, EXEC_REFUSED)
+    prepared.timings.mark("plan")
+    return opened
+
+
+@contextmanager
+def confine(prepared: Prepared, opened: OpenPlan) -> Iterator[Cell]:
+    """Start what `ready` has made ready. Raises SpawnError."""
+    assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
+    if prepared.grant.unsandboxed:
+        with bare_cell(opened.plan) as cell:
+            yield cell
+        return
+    keyring = can_join_keyring()
+    if not keyring and prepared.policy.layer("session_keyring") == "require":
+        raise _unavailable(
+            "session_keyring",
+            "a session keyring cannot be joined here: keys would be shared with the plugin",
+            'let the container\'s seccomp profile allow keyctl, or say session_keyring = "prefer" under [layers]',
+        )
+    prepared.layers += (Layer("session_keyring", "own", "own" if keyring else "none"),)
+    drop = os.geteuid() == 0
+    with launched(opened, prepared.owner, prepared.bwrap, drop=drop, keyring=keyring) as cell:
+        yield cell
+
+
+def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str]) -> str | None:
+    """Where this plugin's state lives, if it asks for any.
+
+    Named by id and by where the plugin is: an id is only what a manifest claims, and a stranger who claims
+    another plugin's id must not be handed that plugin's state.
+    """
+    if not any(request.path.startswith(STATE_DIR_TOKEN) for request in plugin.spec.paths):
+        return None
+    if invocation.state_dir is not None:
+        return os.path.realpath(invocation.state_dir)
+    import hashlib
+
+    place = f"{plugin.contract}\0{plugin.id}\0{os.path.realpath(plugin.manifest)}"
+    label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
+    mark = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
+    return os.path.join(os.path.realpath(state_root(environ)), f"{label}.{mark}")
+
+
+def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What is the runner's own and nobody's to ask for."""
+    places = [state_root(environ), manifest_cache.directory()]
+    if os.geteuid() == 0:
+        places.append(os.path.dirname(RESERVATIONS))
+    return tuple(os.path.realpath(place) for place in places if place is not None)
+
+
+def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
+    """Files that say what a plugin may do: writing one is writing the next grant."""
+    return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file, __file__))
+
+
+def _identity_layers(uid_range: tuple[int, int] | None, owner: Owner | None) -> tuple[Layer, ...]:
+    if uid_range is None:
+        text = f"the caller's own ({os.geteuid()}), shown as 65534"
+        return (Layer("uid", text, text),)
+    wanted = f"leased from {uid_range[0]}-{uid_range[1]}, shown as 65534"
+    return (Layer("uid", wanted, wanted, "" if owner is None else f"uid {owner.uid}"),)
+
+
+# --- outcomes -------------------------------------------------------------------------------------
+
+
+def _invalid(diagnostics: tuple[Diagnostic, ...]) -> Outcome:
+    errors = [d for d in diagnostics if d.severity == "error"]
+    faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return Outcome(
+        "manifest_invalid",
+        "manifest",
+        f"{errors[0].file if errors else 'the manifest'} has {faults}",
+        errors[0].rule if errors else "",
+        "mend what is listed; runner check shows the same",
+        diagnostics=diagnostics,
+    )
+
+
+def _denied(denials: tuple[Denial, ...]) -> Outcome:
+    things = "one thing" if len(denials) == 1 else f"{len(denials)} things"
+    return Outcome(
+        "policy_denied",
+        "policy",
+        f"the manifest asks for {things} it may not have",
+        denials[0].rule,
+        denials[0].hint,
+        denials=denials,
+    )
+
+
+def _unavailable(layer: str, message: str, hint: str) -> Failure:
+    return Failure(Outcome("sandbox_unavailable", "plan", message, layer, hint), EXEC_NO_CAGE)
+
+
+def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
+    if fault.denied:
+        return Outcome("policy_denied", "plan", str(fault), "program", fault.hint), EXEC_REFUSED
+    cause = "not_executable" if fault.found else "not_found"
+    status = EXEC_REFUSED if fault.found else EXEC_NOT_FOUND
+    return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
+
+
+def judge(end: End) -> tuple[Outcome, int]:
+    """What an ending means, and the exit status `runner exec` passes on. First cause wins."""
+    code = end.exit.code
+    if end.reason == "deadline":
+        return Outcome("timeout", "invocation", "the deadline passed", "deadline", "raise --deadline"), EXEC_DEADLINE
+    if end.reason == "caller_died":
+        return Outcome("cancelled", "run", "the process that started the runner is gone", "caller_died"), 128 + 9
+    if end.reason == "signal" and (end.forced or code is None):
+        return Outcome("cancelled", "run", f"ended by signal {end.signal}", f"signal:{end.signal}"), 128 + (end.signal or 15)
+    if code is None and end.exit.signal is not None:
+        cause = f"signal:{end.exit.signal}"
+        return Outcome("crashed", "run", f"the cage was killed by signal {end.exit.signal}", cause), 128 + end.exit.signal
+    if code is None:
+        outcome = Outcome(
+            "launch_failed",
+            "launch",
+            "bubblewrap could not start the program; its own message is above",
+            "bubblewrap",
+            "runner doctor tells which layer this machine refuses",
+        )
+        return outcome, EXEC_NO_CAGE
+    if code == 0:
+        return Outcome("ok", "run", "the plugin ended with status 0"), 0
+    if code == _SIGSYS_STATUS:
+        outcome = Outcome(
+            "crashed",
+            "run",
+            "the plugin was killed for a system call of a foreign architecture",
+            "seccomp",
+            "build it for this machine",
+        )
+        return outcome, code
+    if 128 < code <= 128 + 64:
+        # bwrap folds "killed by n" and "returned 128+n" into one number.
+        return Outcome("crashed", "run", f"the plugin was ended by signal {code - 128}", f"signal:{code - 128}"), code
+    return Outcome("crashed", "run", f"the plugin ended with status {code}", f"exit:{code}"), code
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+def report(prepared: Prepared, outcome: Outcome, end: End | None, status: int) -> dict[str, Any]:
+    """The document `--report` writes; its shape is report.v1.schema.json."""
+    plugin = prepared.plugin
+    return {
+        "schema": SCHEMA,
+        "runner": __version__,
+        "plugin": None
+        if plugin is None
+        else {"id": plugin.id, "version": plugin.version, "contract": plugin.contract, "manifest": plugin.manifest},
+        "outcome": {
+            "code": outcome.code,
+            "phase": outcome.phase,
+            "cause": outcome.cause,
+            "message": outcome.message,
+            "hint": outcome.hint,
+        },
+        "exit": {
+            "status": status,
+            "code": None if end is None else end.exit.code,
+            "reached_exec": end is not None and end.exit.reached_exec,
+            "ended_by": None if end is None else end.reason,
+            "signal": None if end is None else end.signal,
+            "forced": end is not None and end.forced,
+        },
+        "grant": _grant_document(prepared, outcome),
+        "layers": [
+            {"layer": layer.name, "requested": layer.requested, "effective": layer.effective, "detail": layer.detail}
+            for layer in prepared.layers
+        ],
+        "timings": dict(prepared.timings.phases),
+        "usage": None if end is None else end.exit.usage._asdict(),
+        "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],
+    }
+
+
+def _diagnostics(prepared: Prepared, outcome: Outcome) -> tuple[Diagnostic, ...]:
+    if outcome.diagnostics:
+        return outcome.diagnostics
+    return prepared.loaded.diagnostics if prepared.loaded is not None else ()
+
+
+def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | None:
+    granted = prepared.grant
+    if granted is None:
+        return None
+    plan = prepared.open_plan.plan if prepared.open_plan is not None else None
+    denials = dict.fromkeys((*granted.denials, *outcome.denials))
+    return {
+        "policy": granted.policy,
+        "unsandboxed": granted.unsandboxed,
+        "paths": [shown._asdict() for shown in plan.shown] if plan is not None else [],
+        "network": {"mode": granted.network.mode, "hosts": list(granted.network.hosts)},
+        "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
+        "seccomp": granted.seccomp,
+        "limits": {
+            name: value for name in granted.limits.__slots__ if (value := getattr(granted.limits, name)) is not None
+        },
+        "decided_by": dict(granted.decided_by),
+        "denials": [denial_document(prepared, denial) for denial in denials],
+    }
+
+
+def denial_document(prepared: Prepared, denial: Denial) -> dict[str, Any]:
+    return {
+        "rule": denial.rule,
+        "asked": denial.asked,
+        "reason": denial.reason,
+        "hint": denial.hint,
+        "required": denial.required,
+        "where": place(prepared, denial),
+    }
+
+
+def place(prepared: Prepared, denial: Denial) -> str:
+    """file:line:column of what was denied."""
+    plugin = prepared.plugin
+    if plugin is None:
+        return ""
+    line, column = position(plugin, denial.where) if denial.where else (0, 0)
+    return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest

@@ -1,0 +1,46 @@
+"""What a plugin is, whatever contract it was written for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from sandbox.spec import SandboxSpec
+
+ContractName = Literal["nexo", "rune", "mcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrypoint:
+    """How the plugin's own program is started, before any cage is put around it."""
+
+    command: str  # with a slash: relative to `directory`; without: looked up on PATH
+    args: tuple[str, ...] = ()
+    directory: str = "/"  # absolute: working directory, and what a relative command hangs on
+    # Contracts that promise "exactly these variables" get no PATH, HOME, LANG of ours.
+    bare_environment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    id: str
+    version: str
+    contract: ContractName
+    name: str
+    description: str
+    manifest: str  # absolute path of the file this was read from
+    # The plugin's own folder, bound read-only. None when the manifest is not part of the plugin
+    # (an MCP configuration lists other people's programs): then only the program's own files are.
+    root: str | None
+    entrypoint: Entrypoint | None  # None: nothing to start (nexo "in-tree" plugins)
+    spec: SandboxSpec
+    exports: tuple[tuple[str, tuple[str, ...]], ...] = ()  # kind ("tools", "hooks", …) -> names
+    capabilities: tuple[str, ...] = ()
+    timeouts: tuple[tuple[str, float], ...] = field(default=())  # phase -> seconds
+
+
+class Switches(NamedTuple):
+    """What the operator says through a contract's own environment variables."""
+
+    require_enabled: bool = False  # refuse a manifest that would rather run without a cage
+    host_network_allowed: bool = False  # the host's network may be granted, whatever the policy's ceiling

@@ -1,0 +1,122 @@
+"""Waiting for a cell to end, or for a reason to end it.
+
+Signals to the runner, a deadline, and the death of whoever started the runner. No threads and no sleeping:
+one poll over descriptors, so that nothing is missed between two looks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+from sandbox.cell import Cell, Exit
+
+# How long a plugin may take to end after it was asked to, before all of it is killed.
+GRACE = 2.0
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+Reason = Literal["deadline", "signal", "caller_died"]
+
+
+class End(NamedTuple):
+    exit: Exit
+    reason: Reason | None  # why we ended it; None: it ended by itself
+    signal: int | None  # which signal made us
+    forced: bool  # it had to be killed
+
+
+class Signals:
+    """The ending signals as a readable descriptor. One the caller has set to be ignored (nohup) stays so."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._old = {
+            number: signal.signal(number, lambda *_: None)
+            for number in _ENDING
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+
+    def arrived(self) -> list[int]:
+        try:
+            return [number for number in os.read(self.fd, 64) if number in self._old]
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self.fd)
+        os.close(self._write)
+
+
+@contextmanager
+def watched_signals() -> Iterator[Signals]:
+    """Before the launch: a signal that arrives during it must not be lost, nor kill us half-way."""
+    signals = Signals()
+    try:
+        yield signals
+    finally:
+        signals.close()
+
+
+@contextmanager
+def watched_caller() -> Iterator[int | None]:
+    """A descriptor that becomes readable when the process that started us is gone.
+
+    Not the parent-death signal: that one follows the thread that forked us, and hosts start processes from
+    worker threads that end while the host lives on.
+    """
+    parent = os.getppid()
+    try:
+        fd = os.pidfd_open(parent)
+    except (OSError, ValueError):
+        fd = None  # started by a process outside of our pid namespace
+    if fd is not None and os.getppid() != parent:
+        os.close(fd)
+        fd = None
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def wait(cell: Cell, signals: Signals, caller: int | None, deadline: float | None) -> End:
+    """Until the whole tree is gone. `deadline` is on the monotonic clock."""
+    poll = select.poll()
+    poll.register(cell.pidfd, select.POLLIN)
+    poll.register(signals.fd, select.POLLIN)
+    if caller is not None:
+        poll.register(caller, select.POLLIN)
+    reason: Reason | None = None
+    number: int | None = None
+    forced = False
+    until = deadline
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
+        if cell.pidfd in ready:
+            return End(cell.wait(), reason, number, forced)
+        if caller in ready:
+            cell.kill()  # nobody is left to hear a goodbye
+            poll.unregister(caller)
+            caller = None
+            reason, forced, until = reason or "caller_died", True, None
+        elif signals.fd in ready and (arrived := signals.arrived()):
+            if reason == "signal" or not cell.signal_program(arrived[0]):
+                cell.kill()  # asked twice, or the program is not there yet
+                forced, until = True, None
+            else:
+                until = time.monotonic() + GRACE
+            reason, number = reason or "signal", number or arrived[0]
+        elif until is not None and time.monotonic() >= until:
+            cell.kill()
+            reason, forced, until = reason or "deadline", True, None

@@ -1,0 +1,110 @@
+"""No cage: for plugins that ask for none under a policy that allows it, and only for those.
+
+What is left: its own session, the granted environment, no inherited descriptors, no core dumps, and an end.
+Without a namespace around it the end is ours to bring about: the runner becomes the reaper of everything the
+plugin leaves behind, and kills until nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandbox.cell import Cell, Exit, Usage, children
+from sandbox.plan import LaunchPlan
+
+_PASSES = 200  # over the process tree; each finds what was forked during the one before
+_PAUSE = 0.005
+
+
+class BareCell(Cell):
+    def kill(self) -> None:
+        for _ in range(_PASSES):
+            found = _descendants(os.getpid())
+            if not found:
+                return
+            for pid in found:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if self._exit is not None:
+                _reap_strays()
+            elif all(_is_zombie(pid) for pid in found):
+                return
+            time.sleep(_PAUSE)
+
+    def signal_program(self, number: int) -> bool:
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def wait(self) -> Exit:
+        if self._exit is None:
+            _, status, used = os.wait4(self.pid, 0)
+            wall = time.monotonic() - self._started
+            code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
+            self._exit = Exit(code, True, None, usage)
+            self.kill()  # what it left running
+        return self._exit
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for child in children(pid):
+        found += [child, *_descendants(child)]
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"Z"
+    except OSError:
+        return True
+
+
+def _reap_strays() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+@contextmanager
+def bare_cell(plan: LaunchPlan) -> Iterator[Cell]:
+    import prctl
+
+    prctl.set_child_subreaper(True)
+    status_r, status_w = os.pipe2(os.O_CLOEXEC)
+    os.close(status_w)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prctl.set_pdeathsig(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(125)
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir(plan.directory)
+            os.execve(plan.argv[0], plan.argv, dict(plan.env))
+        finally:
+            os._exit(127)
+    cell = BareCell(pid, status_r, time.monotonic())
+    try:
+        yield cell
+    finally:
+        cell.close()
+        prctl.set_child_subreaper(False)

@@ -1,0 +1,148 @@
+"""LaunchPlan -> bubblewrap's arguments. Pure; the only module that knows its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from sandbox.plan import (
+    INSIDE_ID,
+    Bind,
+    Dev,
+    LaunchPlan,
+    Mask,
+    Operation,
+    Proc,
+    ReadOnly,
+    Symlink,
+    Text,
+    Tmpfs,
+)
+
+
+class Slots(NamedTuple):
+    """The descriptors of one launch, by what they are for."""
+
+    sources: Mapping[str, int]  # by destination
+    texts: Mapping[str, int]  # by destination
+    seccomp: int
+    status: int
+    lease: int | None  # held by the cage's init for as long as it lives
+
+
+def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
+    """What bwrap is told through --args: everything but the program."""
+    return (
+        *_head(plan),
+        *_flat(_with_descriptors(op, slots) for op in plan.operations),
+        *_tail(plan),
+        *(("--sync-fd", str(slots.lease)) if slots.lease is not None else ()),
+        "--json-status-fd",
+        str(slots.status),
+        "--seccomp",
+        str(slots.seccomp),
+    )
+
+
+def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
+    """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
+    try. A path can be swapped between two looks; that is why the runner itself does not use it."""
+    from shlex import quote
+
+    words = [
+        bwrap,
+        *_head(plan),
+        *_flat(_with_paths(op) for op in plan.operations),
+        *_tail(plan),
+        "--seccomp",
+        "10",
+        "--",
+        *plan.argv,
+    ]
+    line = " ".join(quote(word) for word in words) + f" 10<{quote(seccomp_file)}"
+    for op in plan.operations:
+        if isinstance(op, Text):
+            line = line.replace(_text_word(op), f"<(printf %s {quote(op.content.decode())})")
+    return line
+
+
+def _head(plan: LaunchPlan) -> tuple[str, ...]:
+    network = () if plan.share_network else ("--unshare-net",)
+    cgroup = ("--unshare-cgroup",) if plan.cgroup_namespace else ()
+    return (
+        "--unshare-user",
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        *network,
+        *cgroup,
+        "--disable-userns",
+        "--assert-userns-disabled",
+        "--uid",
+        str(INSIDE_ID),
+        "--gid",
+        str(INSIDE_ID),
+        "--hostname",
+        "plugin",
+        "--cap-drop",
+        "ALL",
+        "--new-session",
+        "--die-with-parent",
+        "--clearenv",
+    )
+
+
+def _tail(plan: LaunchPlan) -> tuple[str, ...]:
+    return (
+        "--chdir",
+        plan.directory,
+        *_flat(("--setenv", name, value) for name, value in plan.env),
+    )
+
+
+def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
+    match op:
+        case Bind(dest, _, writable, _):
+            # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
+            # descriptor's, and gives up if they differ.
+            return ("--bind-fd" if writable else "--ro-bind-fd", str(slots.sources[dest]), dest)
+        case Text(dest, _):
+            return ("--perms", "0444", "--file", str(slots.texts[dest]), dest)
+        case _:
+            return _plain(op)
+
+
+def _with_paths(op: Operation) -> tuple[str, ...]:
+    match op:
+        case Bind(dest, real, writable, _):
+            return ("--bind" if writable else "--ro-bind", real, dest)
+        case Text(dest, _):
+            return ("--ro-bind", _text_word(op), dest)
+        case _:
+            return _plain(op)
+
+
+def _text_word(op: Text) -> str:
+    return f"@text:{op.dest}"
+
+
+def _plain(op: Operation) -> tuple[str, ...]:
+    match op:
+        case Tmpfs(dest, size, mode):
+            return ("--perms", f"{mode:04o}", "--size", str(size), "--tmpfs", dest)
+        case Symlink(dest, target):
+            return ("--symlink", target, dest)
+        case Mask(dest):
+            return ("--ro-bind", "/dev/null", dest)
+        case Proc(dest):
+            return ("--proc", dest)
+        case Dev(dest):
+            return ("--dev", dest)
+        case ReadOnly(dest):
+            return ("--remount-ro", dest)
+        case _:
+            raise TypeError(op)
+
+
+def _flat(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(word for group in groups for word in group)

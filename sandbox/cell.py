@@ -1,0 +1,191 @@
+"""A live confined process tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from sandbox import bwrap, spawner
+from sandbox.plan import LaunchPlan, OpenPlan, Text
+from sandbox.state import Owner
+
+_STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
+
+# Not budgets, hygiene: what no plugin needs and what has hurt others.
+_RLIMITS = (
+    (resource.RLIMIT_CORE, 0, 0),
+    (resource.RLIMIT_NOFILE, 1024, 4096),
+    (resource.RLIMIT_MSGQUEUE, 0, 0),
+    (resource.RLIMIT_RTPRIO, 0, 0),
+    (resource.RLIMIT_MEMLOCK, 64 << 10, 64 << 10),
+    (resource.RLIMIT_SIGPENDING, 1024, 1024),
+)
+
+
+class Usage(NamedTuple):
+    wall: float
+    cpu_user: float
+    cpu_system: float
+    max_rss: int  # bytes, of the largest single process
+
+
+class Exit(NamedTuple):
+    """How it ended. `code` is what the program returned, 128+n if signal n ended it, None if it never ran
+    or was ended by us."""
+
+    code: int | None
+    reached_exec: bool
+    signal: int | None  # that ended bwrap itself: somebody killed the cage
+    usage: Usage
+
+
+class Cell:
+    """One plugin's processes. Everything below `pid`, and nothing else, is in it."""
+
+    def __init__(self, pid: int, status_fd: int, started: float) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
+        self._status_fd = status_fd
+        self._started = started
+        self._exit: Exit | None = None
+
+    def kill(self) -> None:
+        """End all of it. The kernel does: `pid` is the init of a namespace around everything."""
+        if self._exit is None:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def signal_program(self, number: int) -> bool:
+        """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
+
+        Neither bwrap process passes signals on: the outer one dies of them, the inner init ignores them.
+        """
+        try:
+            init = children(self.pid)[0]
+            program = children(init)[0]
+            os.kill(program, number)
+        except (IndexError, OSError):
+            return False
+        return True
+
+    def wait(self) -> Exit:
+        """Reap it. Returns when the last process of the tree is gone, since a namespace's init is not
+        waitable before its namespace is empty."""
+        if self._exit is None:
+            _, status, used = os.wait4(self.pid, 0)
+            wall = time.monotonic() - self._started
+            code = self._reported_code()
+            self._exit = Exit(
+                code=code,
+                reached_exec=code is not None,
+                signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                usage=Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024),
+            )
+        return self._exit
+
+    def _reported_code(self) -> int | None:
+        """bwrap's status: one JSON document per line; {"exit-code": N} only if the program was executed."""
+        raw = b""
+        while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
+            raw += part
+        for line in raw.splitlines():
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue  # cut short: bwrap was killed while writing
+            if isinstance(document, dict) and isinstance(document.get("exit-code"), int):
+                return int(document["exit-code"])
+        return None
+
+    def close(self) -> None:
+        self.kill()
+        self.wait()
+        os.close(self.pidfd)
+        os.close(self._status_fd)
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+        return [int(word) for word in file.read().split()]
+
+
+@contextmanager
+def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str, *, drop: bool, keyring: bool) -> Iterator[Cell]:
+    """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
+    plan = open_plan.plan
+    with ExitStack() as stack:
+        status_r, status_w = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, status_w)
+        slots = bwrap.Slots(
+            sources=open_plan.descriptors,
+            texts={op.dest: _data(stack, op.content) for op in plan.operations if isinstance(op, Text)},
+            seccomp=_data(stack, plan.seccomp_filter),
+            status=status_w,
+            lease=owner.lease_fd,
+        )
+        arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
+        try:
+            cell = _start(plan, slots, arguments, owner, bwrap_path, drop, keyring, status_r)
+        except BaseException:
+            os.close(status_r)
+            raise
+    try:
+        yield cell
+    finally:
+        cell.close()
+
+
+def _start(
+    plan: LaunchPlan,
+    slots: bwrap.Slots,
+    arguments: int,
+    owner: Owner,
+    bwrap_path: str,
+    drop: bool,
+    keyring: bool,
+    status_r: int,
+) -> Cell:
+    started = time.monotonic()
+    pid = spawner.spawn(
+        spawner.Order(
+            program=bwrap_path,
+            # All that /proc/1/cmdline shows to the plugin.
+            argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
+            uid=owner.uid,
+            gid=owner.gid,
+            drop=drop,
+            keep=tuple(_descriptors(slots, arguments)),
+            rlimits=_RLIMITS,
+            keyring=keyring,
+        )
+    )
+    return Cell(pid, status_r, started)
+
+
+def _descriptors(slots: bwrap.Slots, arguments: int) -> Iterator[int]:
+    yield from slots.sources.values()
+    yield from slots.texts.values()
+    yield from (slots.seccomp, slots.status, arguments)
+    if slots.lease is not None:
+        yield slots.lease
+
+
+def _data(stack: ExitStack, content: bytes) -> int:
+    """Content as a descriptor. bwrap reads it to the end, so each is for one launch."""
+    fd = os.memfd_create("runner", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _nul_separated(words: Sequence[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in words)

@@ -1,0 +1,492 @@
+"""Grant -> LaunchPlan: everything about a launch that can be known before it.
+
+A plan is a value: the same request on the same files gives the same bytes. What it trusts, it names by
+identity. Descriptors, the leased uid and secrets are not in it; they are filled in at launch.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from sandbox import program as programs
+from sandbox import seccomp
+from sandbox.denylist import Denylist
+from sandbox.mounts import ancestry, contains
+from sandbox.policy import Policy
+from sandbox.sources import Identity, Missing, Refused, Source, open_source
+from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
+
+INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
+DEFAULT_TMP = 64 << 20
+DEFAULT_SHM = 16 << 20
+
+# The system's read-only runtime, as far as it exists here. Directories of the old layout (/bin, /lib, …)
+# are links on a merged system and become the same links inside.
+_RUNTIME_TREES = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/pki/tls/certs")
+_RUNTIME_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32", "/etc/localtime")
+_NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/services")
+
+# World-readable or merely root-only parts of a procfs that tell about the host and not about the plugin.
+_PROC_MASKS = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg")
+
+_PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:65534:65534:plugin:/tmp:/usr/sbin/nologin\n"
+_GROUP = b"root:x:0:\nnogroup:x:65534:\n"
+_HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
+_NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
+
+
+class Bind(NamedTuple):
+    dest: str
+    real: str
+    writable: bool
+    identity: Identity
+
+
+class Tmpfs(NamedTuple):
+    dest: str
+    size: int
+    mode: int
+
+
+class Text(NamedTuple):
+    """A small file of our own making, on the cage's read-only root."""
+
+    dest: str
+    content: bytes
+
+
+class Symlink(NamedTuple):
+    dest: str
+    target: str
+
+
+class Mask(NamedTuple):
+    """A file hidden under /dev/null; on a nodev mount that refuses to be opened at all."""
+
+    dest: str
+
+
+class Proc(NamedTuple):
+    dest: str = "/proc"
+
+
+class Dev(NamedTuple):
+    dest: str = "/dev"
+
+
+class ReadOnly(NamedTuple):
+    """Remount: nothing is created below from here on."""
+
+    dest: str
+
+
+Operation = Bind | Tmpfs | Text | Symlink | Mask | Proc | Dev | ReadOnly
+
+
+class Layer(NamedTuple):
+    """One defence: what was wanted, what there is."""
+
+    name: str
+    requested: str
+    effective: str
+    detail: str = ""
+
+    @property
+    def degraded(self) -> bool:
+        return self.requested != self.effective
+
+
+class ShownPath(NamedTuple):
+    """A line of the table a person reads: one path and why it is in the cage."""
+
+    path: str
+    access: Access
+    origin: str
+    state: str  # "bound" | "missing" | "made at launch"
+
+
+class LaunchPlan(NamedTuple):
+    argv: tuple[str, ...]
+    directory: str
+    env: tuple[tuple[str, str], ...]
+    operations: tuple[Operation, ...]
+    share_network: bool
+    cgroup_namespace: bool
+    seccomp: SeccompProfile
+    seccomp_filter: bytes
+    limits: Limits
+    layers: tuple[Layer, ...]
+    shown: tuple[ShownPath, ...]
+    notes: tuple[str, ...]
+    program_files: tuple[str, ...]
+
+
+class PlanRefused(Exception):
+    """The plan cannot be made within the policy: `denials` say what stands in the way."""
+
+    def __init__(self, denials: Sequence[Denial]) -> None:
+        super().__init__("; ".join(denial.reason for denial in denials))
+        self.denials = tuple(denials)
+
+
+class LayerUnavailable(Exception):
+    """This machine cannot enforce a layer that is required."""
+
+    def __init__(self, layer: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.hint = hint
+
+
+class Request(NamedTuple):
+    """What is to be run, without any word of what a plugin is."""
+
+    command: str
+    args: tuple[str, ...]
+    directory: str
+    root: str | None  # the program's own folder
+    bare_environment: bool
+    trusted_command: bool  # the command line is the operator's own, not a stranger's
+    conceal: tuple[str, ...]  # real paths that must not be read from inside
+    decides: tuple[str, ...]  # real paths that must not be written from inside: they decide on the next grant
+    state_dir: str | None
+    rehearse: bool = False  # for explanation only: a state directory need not exist yet
+
+
+class OpenPlan(NamedTuple):
+    """A plan with its sources held open: what was looked at is what will be mounted."""
+
+    plan: LaunchPlan
+    descriptors: Mapping[str, int]  # by destination
+
+
+@contextmanager
+def open_plan(
+    request: Request, grant: Grant, policy: Policy, denylist: Denylist, environ: Mapping[str, str]
+) -> Iterator[OpenPlan]:
+    """Compile `grant` for `request`; the sources stay open for as long as the context lasts."""
+    opened: dict[str, _Opened] = {}
+    try:
+        plan = _compile(request, grant, policy, denylist, environ, opened)
+        yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
+    finally:
+        for held in opened.values():
+            held.source.close()
+
+
+class _Wanted(NamedTuple):
+    path: str
+    access: Access
+    required: bool
+    origin: str
+    trusted: bool = False
+    where: KeyPath = ()
+
+
+class _Opened(NamedTuple):
+    source: Source
+    access: Access
+
+
+def _compile(
+    request: Request,
+    grant: Grant,
+    policy: Policy,
+    denylist: Denylist,
+    environ: Mapping[str, str],
+    opened: dict[str, _Opened],
+) -> LaunchPlan:
+    _require_enforceable(grant)
+    wanted = list(_runtime(grant))
+    links = [Symlink(path, os.readlink(path)) for path in _RUNTIME_LINKS if os.path.islink(path)]
+    if request.root is not None:
+        wanted.append(_Wanted(request.root, "read", True, "the plugin's folder"))
+    shown_anyway = [*_RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
+    for asked in grant.paths:
+        if asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway):
+            trusted = asked.origin == "state"
+            wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, trusted, asked.where))
+
+    found = _resolve_program(request, wanted, policy, denylist, environ)
+    links += [Symlink(link.path, link.target) for link in found.links]
+    wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
+
+    shown = tuple(_open_all(wanted, policy, denylist, opened, request.rehearse))
+    _refuse_unsafe_places(request, opened)
+
+    program = _filter(grant.seccomp)
+    binds = [
+        Bind(dest, held.source.real, held.access == "write", held.source.identity)
+        for dest, held in opened.items()
+    ]
+    binds += [
+        Bind(path.path, path.path, True, Identity(0, 0, 0, 0)) for path in shown if path.state == "made at launch"
+    ]
+    binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
+    operations = _operations(request, grant, binds, links)
+    return LaunchPlan(
+        argv=found.argv,
+        directory=_directory(request, binds),
+        env=_environment(request, grant, found),
+        operations=operations,
+        share_network=grant.network.mode == "host",
+        cgroup_namespace=os.path.exists("/proc/self/ns/cgroup"),
+        seccomp=grant.seccomp,
+        seccomp_filter=program,
+        limits=grant.limits,
+        layers=_layers(grant, program, policy),
+        shown=shown,
+        notes=found.notes,
+        program_files=found.files,
+    )
+
+
+def _require_enforceable(grant: Grant) -> None:
+    """Nothing granted may be left out: what this version cannot enforce is not started."""
+    if grant.network.mode == "allowlist":
+        raise LayerUnavailable(
+            "network",
+            "the network allowlist cannot be enforced by this version",
+            'ask for network = "deny", or for "host" under a policy that allows it',
+        )
+    for name in ("memory", "pids", "cpu", "cpu_time", "open_files", "file_size", "disk", "output"):
+        if getattr(grant.limits, name) is not None:
+            raise LayerUnavailable(
+                name, f"the {name} budget cannot be enforced by this version", f"remove {name} from the limits"
+            )
+
+
+def _runtime(grant: Grant) -> Iterator[_Wanted]:
+    trees = _RUNTIME_TREES + tuple(path for path in _RUNTIME_LINKS if not path.startswith("/etc"))
+    for path in trees:
+        if os.path.lexists(path) and not os.path.islink(path):
+            yield _Wanted(path, "read", True, "the system", trusted=True)
+    if grant.network.mode == "host":
+        for path in _NETWORK_FILES:
+            if os.path.exists(path):
+                yield _Wanted(os.path.realpath(path), "read", False, "the network", trusted=True)
+
+
+def _resolve_program(
+    request: Request, wanted: Sequence[_Wanted], policy: Policy, denylist: Denylist, environ: Mapping[str, str]
+) -> programs.Program:
+    def denied(path: str) -> str | None:
+        hit = denylist.name_hit(path, "read")
+        return hit.sentence() if hit is not None else None
+
+    return programs.resolve(
+        request.command,
+        request.args,
+        directory=request.directory,
+        search_path=environ.get("PATH") or programs.SYSTEM_PATH,
+        roots=[os.path.realpath(want.path) for want in wanted],
+        sight=programs.Sight(denied, lambda path: policy.may_read(path)),
+        trusted=request.trusted_command,
+    )
+
+
+def _open_all(
+    wanted: Iterable[_Wanted],
+    policy: Policy,
+    denylist: Denylist,
+    opened: dict[str, _Opened],
+    rehearse: bool,
+) -> Iterator[ShownPath]:
+    """Open each path once; where one is wanted twice, writing wins. All refusals are told at once."""
+    refusals: list[Denial] = []
+    for want in wanted:
+        known = opened.get(want.path)
+        if known is not None and (known.access == "write" or want.access == "read"):
+            continue
+        try:
+            source = open_source(
+                want.path,
+                access=want.access,
+                denylist=denylist,
+                mounts=denylist.mounts,
+                scan_limit=policy.scan_limit,
+                trusted=want.trusted,
+                own_state=want.origin == "state",
+            )
+        except Missing:
+            if rehearse and want.origin == "state":
+                yield ShownPath(want.path, want.access, want.origin, "made at launch")
+                continue
+            if not want.required:
+                yield ShownPath(want.path, want.access, want.origin, "missing")
+                continue
+            refusals.append(
+                Denial(
+                    "missing_path",
+                    want.path,
+                    f"{want.path} does not exist",
+                    "create it, or take it out of the manifest",
+                    where=want.where,
+                )
+            )
+        except Refused as refused:
+            refusals.append(
+                Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
+            )
+        else:
+            if known is not None:
+                known.source.close()
+            opened[want.path] = _Opened(source, want.access)
+            yield ShownPath(want.path, want.access, want.origin, "bound")
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened]) -> None:
+    """What a writable bind must not contain.
+
+    A mount point below it: bwrap before 0.12 follows links there, and an earlier run may have planted
+    some. And the files that decide what the plugin may do: it would write its own next grant.
+    """
+    refusals = []
+    writable = [(dest, held.source.real) for dest, held in opened.items() if held.access == "write"]
+    for above, real in writable:
+        for dest in opened:
+            if dest != above and contains(above, dest):
+                refusals.append(
+                    Denial(
+                        "below_writable",
+                        dest,
+                        f"{dest} would be mounted below {above}, which the plugin can write",
+                        "ask for a writable folder that contains none of the other paths",
+                    )
+                )
+        for path in request.decides:
+            if contains(real, path):
+                refusals.append(
+                    Denial(
+                        "self_grant",
+                        above,
+                        f"{above} contains {path}, which decides what the plugin may do",
+                        "ask for a narrower folder",
+                    )
+                )
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _operations(
+    request: Request, grant: Grant, binds: Sequence[Bind], links: Iterable[Symlink]
+) -> tuple[Operation, ...]:
+    limits = grant.limits
+    early = [bind for bind in binds if bind.dest in _RUNTIME_TREES or bind.dest in _RUNTIME_LINKS]
+    masks = [Mask(f"/proc/{name}") for name in _PROC_MASKS if os.path.lexists(f"/proc/{name}")]
+    covered = {bind.dest for bind in binds}
+    texts = [("/etc/passwd", _PASSWD), ("/etc/group", _GROUP), ("/etc/hosts", _HOSTS), ("/etc/nsswitch.conf", _NSSWITCH)]
+    concealed = [
+        Mask(path) for path in request.conceal if any(contains(bind.real, path) for bind in binds if not bind.writable)
+    ]
+    return (
+        *early,
+        *dict.fromkeys(links),
+        Proc(),
+        *masks,
+        Dev(),
+        Tmpfs("/dev/shm", limits.shm or DEFAULT_SHM, 0o1777),
+        ReadOnly("/dev"),
+        Tmpfs("/tmp", limits.tmp or DEFAULT_TMP, 0o1777),
+        *(bind for bind in binds if bind not in early),
+        *concealed,
+        *(Text(dest, content) for dest, content in texts if dest not in covered),
+        ReadOnly("/"),
+    )
+
+
+def _directory(request: Request, binds: Iterable[Bind]) -> str:
+    inside = any(contains(bind.dest, request.directory) for bind in binds)
+    return request.directory if inside else "/tmp"
+
+
+def _environment(
+    request: Request, grant: Grant, found: programs.Program
+) -> tuple[tuple[str, str], ...]:
+    env: dict[str, str] = {}
+    path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
+    if not request.bare_environment:
+        env = {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+        if request.state_dir is not None:
+            env["RUNNER_STATE_DIR"] = request.state_dir
+    elif found.path_dirs:
+        env = {"PATH": path}  # without it the script's `env` would not find its interpreter
+    env.update(grant.env)
+    return tuple(sorted(env.items()))
+
+
+def unreadable(
+    plan: LaunchPlan, uid: int, gid: int
+) -> tuple[str, str] | None:
+    """The first file the plugin needs and `uid` cannot get at, with the remedy.
+
+    bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
+    """
+    needed = [(op.real, 0o5 if stat.S_ISDIR(op.identity.mode) else 0o4) for op in plan.operations if isinstance(op, Bind)]
+    needed += [(path, 0o5) for path in plan.program_files]
+    passed: set[str] = set()
+    for path, bits in needed:
+        for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
+            if folder not in passed and not _may(folder, uid, gid, 0o1):
+                return folder, f"chmod o+x {folder}, or move the plugin to a folder everybody may enter, such as /opt"
+            passed.add(folder)
+        if not _may(path, uid, gid, bits):
+            return path, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}"
+    return None
+
+
+def _may(path: str, uid: int, gid: int, bits: int) -> bool:
+    """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
+    try:
+        held = os.stat(path)
+    except OSError:
+        return True  # gone meanwhile: bwrap will say so
+    shift = 6 if held.st_uid == uid else 3 if held.st_gid == gid else 0
+    if (held.st_mode >> shift) & bits == bits:
+        return True
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except OSError:
+        return False
+    return True  # an ACL decides, and only the kernel can evaluate it for somebody else
+
+
+def _filter(profile: SeccompProfile) -> bytes:
+    try:
+        return seccomp.filter_bytes(profile)
+    except seccomp.SeccompUnavailable as error:
+        raise LayerUnavailable("seccomp", str(error), "run on x86_64 or aarch64") from None
+
+
+def _layers(grant: Grant, program: bytes, policy: Policy) -> tuple[Layer, ...]:
+    """What stands around the plugin. bwrap either does all it was told or does not start the program, and
+    the spawner checks its own steps before it hands over: a layer that is in the plan is in force.
+    """
+    network = grant.network.mode
+    cgroup_namespace = os.path.exists("/proc/self/ns/cgroup")
+    if not cgroup_namespace and policy.layer("cgroup_namespace") == "require":
+        raise LayerUnavailable(
+            "cgroup_namespace",
+            "this kernel has no cgroup namespaces",
+            'run a kernel with CONFIG_CGROUPS, or say cgroup_namespace = "prefer" under [layers] in the policy',
+        )
+    return (
+        Layer("filesystem", "read-only root, only the listed paths", "read-only root, only the listed paths"),
+        Layer("namespaces", "user, pid, ipc, uts, mount", "user, pid, ipc, uts, mount"),
+        Layer("cgroup_namespace", "private", "private" if cgroup_namespace else "none"),
+        Layer("network", network, network, "shares the host's network" if network == "host" else "loopback only"),
+        Layer("capabilities", "none", "none"),
+        Layer("no_new_privileges", "on", "on"),
+        Layer("nested_user_namespaces", "disabled", "disabled"),
+        Layer("seccomp", grant.seccomp, grant.seccomp, seccomp.digest(program)),
+        Layer("environment", "only the listed names", "only the listed names"),
+        Layer("descriptors", "0, 1, 2", "0, 1, 2"),
+        Layer("core_dumps", "none", "none"),
+        Layer("parent_death", "kills the tree", "kills the tree"),
+    )

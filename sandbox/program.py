@@ -1,0 +1,396 @@
+"""From a plugin's command to the files it needs: its program, its interpreter, their homes.
+
+Everything appears inside under its own host path, because that is how virtual environments, node_modules
+and scripts find their parts. So the question is only which trees to show: the command is followed link by
+link and `#!` by `#!`, and each stop that no tree shown so far covers brings its own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sandbox.mounts import contains
+
+# What execvp(3) falls back to, and where distributions put programs.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_MAX_LINKS = 40  # the kernel's own limit
+_MAX_INTERPRETERS = 4  # binfmt_script recurses that often
+_SHEBANG_SIZE = 256  # the kernel reads no more of a #! line
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+class ProgramFault(Exception):
+    """The command cannot be run in a cage; `found` tells "no such program" from "not this one"."""
+
+    def __init__(self, message: str, hint: str, *, found: bool, denied: bool = False) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.found = found
+        self.denied = denied
+
+
+class Link(NamedTuple):
+    path: str
+    target: str
+
+
+class Program(NamedTuple):
+    argv: tuple[str, ...]
+    trees: tuple[str, ...]  # real paths to show, beyond the roots that were given
+    links: tuple[Link, ...]  # symbolic links on the way that no tree contains
+    path_dirs: tuple[str, ...]  # directories to put in front of PATH
+    files: tuple[str, ...]  # real paths that must be readable for anything to run
+    notes: tuple[str, ...]  # what a person should know about the choice
+
+
+class Sight(NamedTuple):
+    """What may be shown: the two questions a search asks about a real path it did not get from the cage."""
+
+    denied: Callable[[str], str | None]  # the reason why nobody may show it
+    allowed: Callable[[str], bool]  # whether the policy lets a plugin read it on request
+
+
+class _Search:
+    """What has been found so far. `roots` are real paths shown anyway.
+
+    A command, a #! line or a pyvenv.cfg may be a stranger's words. Untrusted ones get no further than a
+    language's own installation: else a manifest could name any folder as its program and read it.
+    """
+
+    def __init__(self, roots: Sequence[str], sight: Sight) -> None:
+        self.roots = tuple(roots)
+        self.sight = sight
+        self.trees: list[str] = []
+        self.links: list[Link] = []
+        self.path_dirs: list[str] = []
+        self.files: list[str] = []
+        self.notes: list[str] = []
+
+    def covered(self, path: str) -> bool:
+        return any(contains(tree, path) for tree in (*self.roots, *self.trees))
+
+    def show(self, path: str, *, trusted: bool) -> str:
+        """Make `path` resolve inside as it does here; return the real file it leads to."""
+        real, links = follow(path)
+        for link in links:
+            # A virtual environment's bin/python is a link out of it: the link's home is needed too.
+            if not self.covered(link.path):
+                home = _home_of(link.path)
+                if home is None:
+                    self.links.append(link)
+                else:
+                    self._add(home, path, trusted)
+        if not self.covered(real):
+            self._add(_home_of(real) or real, path, trusted)
+        self.files.append(real)
+        return real
+
+    def _add(self, tree: str, what: str, trusted: bool) -> None:
+        reason = self.sight.denied(tree)
+        if reason is None and not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
+            reason = "it lies outside of the plugin's folder, and the policy lets no plugin read there"
+        if reason is not None:
+            at = "" if contains(tree, what) else f" needs {tree}, which"
+            raise ProgramFault(
+                f"{what}{at} cannot be shown to the plugin: {reason}",
+                "use a program below /usr or in the plugin's own folder, or let the policy's [read] ceiling "
+                f"include {tree}",
+                found=True,
+                denied=True,
+            )
+        self.trees.append(tree)
+        base = _venv_base(tree)
+        if base is not None and not self.covered(base):
+            self._add(base, f"the virtual environment {tree}", trusted)
+
+
+def follow(path: str) -> tuple[str, tuple[Link, ...]]:
+    """The real path behind `path`, and every symbolic link passed on the way."""
+    links: list[Link] = []
+    done = "/"
+    todo = [part for part in path.split("/") if part]
+    while todo:
+        part = todo.pop(0)
+        if part in (".", ".."):
+            done = os.path.dirname(done) if part == ".." else done
+            continue
+        here = os.path.join(done, part)
+        try:
+            target = os.readlink(here)
+        except OSError:
+            done = here
+            continue
+        links.append(Link(here, target))
+        if len(links) > _MAX_LINKS:
+            raise ProgramFault(f"{path} passes through too many links", "remove the loop", found=True)
+        if target.startswith("/"):
+            done = "/"
+        todo[:0] = [step for step in target.split("/") if step]
+    return done, tuple(links)
+
+
+def resolve(
+    command: str,
+    args: Sequence[str],
+    *,
+    directory: str,
+    search_path: str,
+    roots: Sequence[str],
+    sight: Sight,
+    trusted: bool,
+) -> Program:
+    """What must be shown so that `command` runs as it does outside.
+
+    `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
+    """
+    search = _Search(roots, sight)
+    for root in roots:
+        base = _venv_base(root)
+        if base is not None and not search.covered(base):
+            search._add(base, f"the virtual environment {root}", trusted)
+    on_path = "/" not in command
+    if on_path:
+        path = _on_path(command, search_path, search)
+    else:
+        path = os.path.normpath(os.path.join(directory, command))
+        if not os.path.lexists(path):
+            raise ProgramFault(
+                f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
+                "check the command in the manifest; a relative one starts at the manifest's folder",
+                found=False,
+            )
+    # The folders on the way may be links of the operator's; the last component stays as it is named,
+    # because a virtual environment's python finds its home by its own name.
+    path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    _show_executable(path, search, trusted or on_path)
+    if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
+        search.path_dirs.append(os.path.dirname(path))
+    if trusted:
+        _show_script(args, directory, search)
+    return Program(
+        (path, *args),
+        tuple(_outermost(search.trees)),
+        tuple(dict.fromkeys(search.links)),
+        tuple(dict.fromkeys(search.path_dirs)),
+        tuple(dict.fromkeys(search.files)),
+        tuple(search.notes),
+    )
+
+
+def _on_path(command: str, search_path: str, search: _Search) -> str:
+    """The first usable program of that name. One that may not be shown is passed over, and named."""
+    refused: list[tuple[str, str]] = []
+    for folder in search_path.split(":"):
+        if not folder.startswith("/"):
+            continue  # "" and "." mean the caller's directory: not a place to take programs from
+        path = os.path.join(folder, command)
+        if not _is_executable(path):
+            continue
+        reason = search.sight.denied(os.path.realpath(path))
+        if reason is None:
+            if refused:
+                search.notes.append(f"{refused[0][0]} is passed over ({refused[0][1]}); {path} is used instead")
+            return path
+        refused.append((path, reason))
+    if refused:
+        raise ProgramFault(
+            f"{command} is {refused[0][0]} here, which cannot be shown to a plugin: {refused[0][1]}",
+            f"install {command} below /usr or /opt, or name one there in the manifest",
+            found=True,
+            denied=True,
+        )
+    raise ProgramFault(
+        f"{command} is not on PATH ({search_path})",
+        "install it, or give its full path in the manifest",
+        found=False,
+    )
+
+
+def _is_executable(path: str) -> bool:
+    try:
+        held = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
+
+
+def _show_executable(path: str, search: _Search, trusted: bool, depth: int = 0) -> None:
+    real = search.show(path, trusted=trusted)
+    head = _head(path, real)
+    if head.startswith(b"\x7fELF"):
+        _show_loader(path, real, head, search, trusted)
+    elif head.startswith(b"#!"):
+        if depth == _MAX_INTERPRETERS:
+            raise ProgramFault(f"{path}: its #! lines lead in a circle", "name a real interpreter", found=True)
+        _show_interpreter(path, head, search, trusted, depth + 1)
+    else:
+        raise ProgramFault(
+            f"{path} is neither a program of this machine nor a script with a #! line",
+            "put an interpreter on its first line, e.g. #!/usr/bin/env python3",
+            found=True,
+        )
+
+
+def _head(path: str, real: str) -> bytes:
+    try:
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise ProgramFault(f"{path} leads to {real}, which does not exist", "repair the link", found=False) from None
+    except OSError as error:
+        raise ProgramFault(f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True) from None
+    try:
+        held = os.fstat(fd)
+        if stat.S_ISDIR(held.st_mode):
+            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
+        if not stat.S_ISREG(held.st_mode):
+            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
+        if not held.st_mode & 0o111:
+            raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def _show_interpreter(script: str, head: bytes, search: _Search, trusted: bool, depth: int) -> None:
+    line = os.fsdecode(head[2:_SHEBANG_SIZE].split(b"\n", 1)[0]).strip()
+    words = line.split()
+    if not words or not words[0].startswith("/"):
+        raise ProgramFault(
+            f"{script}: its #! line names no absolute path ({line!r})",
+            "write e.g. #!/usr/bin/python3 or #!/usr/bin/env python3",
+            found=True,
+        )
+    interpreter = words[0]
+    if not os.path.lexists(interpreter):
+        raise ProgramFault(
+            f"{script}: its interpreter {interpreter} does not exist",
+            "install it, or change the script's first line",
+            found=False,
+        )
+    _show_executable(interpreter, search, trusted, depth)
+    if os.path.basename(interpreter) == "env":
+        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
+        if name is not None and "/" not in name:
+            # Inside, env looks on the PATH that we set: the system's first, then where it was found.
+            caller = os.environ.get("PATH", "")
+            path = _on_path(name, f"{SYSTEM_PATH}:{caller}", search)
+            _show_executable(path, search, True, depth)
+            if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
+                search.path_dirs.append(os.path.dirname(path))
+
+
+def _show_loader(path: str, real: str, head: bytes, search: _Search, trusted: bool) -> None:
+    """An ELF program: of this machine, and with a loader that will exist inside.
+
+    execve says "No such file" of a program whose loader is missing, which nobody understands.
+    """
+    machine = os.uname().machine
+    if len(head) < 64 or head[4] != 2 or head[5] != 1:
+        raise ProgramFault(f"{path} is not a 64-bit program", f"build it for {machine}", found=True)
+    (kind,) = struct.unpack_from("<H", head, 18)
+    if kind != _ELF_MACHINES.get(machine, kind):
+        names = {number: name for name, number in _ELF_MACHINES.items()}
+        raise ProgramFault(
+            f"{path} is a program for {names.get(kind, f'another machine (ELF {kind})')}, this is {machine}",
+            f"build or install it for {machine}",
+            found=True,
+        )
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    with open(real, "rb") as file:
+        file.seek(offset)
+        table = file.read(min(size * count, 65536))
+        for at in range(0, len(table) - 55, size or 56):
+            (entry,) = struct.unpack_from("<I", table, at)
+            if entry == 3:  # PT_INTERP
+                start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
+                file.seek(start)
+                loader = os.fsdecode(file.read(min(length, 4096)).rstrip(b"\0"))
+                if not os.path.exists(loader):
+                    raise ProgramFault(
+                        f"{path} needs the loader {loader}, which does not exist here",
+                        "install the C library it was built for, or build it statically",
+                        found=False,
+                    )
+                search.show(loader, trusted=trusted)
+
+
+_SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
+
+
+def _show_script(args: Sequence[str], directory: str, search: _Search) -> None:
+    """The program behind an interpreter: `node /opt/server/dist/index.js`."""
+    for arg in args:
+        path = os.path.normpath(os.path.join(directory, arg))
+        if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
+            continue
+        real, links = follow(path)
+        if not search.covered(real):
+            package = package_of(real)
+            search._add(real if search.sight.denied(package) else package, path, True)
+        search.links.extend(link for link in links if not search.covered(link.path))
+        search.files.append(real)
+        return
+
+
+def package_of(script: str) -> str:
+    """The folder a script belongs to: the nearest one that says it is a package, else its own."""
+    own = folder = os.path.dirname(script)
+    while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
+        if os.path.basename(os.path.dirname(folder)) == "node_modules":
+            # A package among others: it needs its neighbours, which live beside it.
+            return os.path.dirname(os.path.dirname(folder))
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")):
+            return folder
+        folder = os.path.dirname(folder)
+    return own
+
+
+def _home_of(executable: str) -> str | None:
+    """The tree a program was installed as, if it is one: a virtual environment or a language's prefix."""
+    prefix, last = os.path.split(os.path.dirname(executable))
+    if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
+        return None
+    if os.path.exists(os.path.join(prefix, "pyvenv.cfg")) or is_runtime(prefix):
+        return prefix
+    return None
+
+
+def is_runtime(prefix: str) -> bool:
+    """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
+    library = os.path.join(prefix, "lib")
+    if os.path.isfile(os.path.join(prefix, "bin/node")):
+        return os.path.isdir(os.path.join(library, "node_modules/npm"))
+    try:
+        names = os.listdir(library)
+    except OSError:
+        return False
+    return any(name.startswith("python3") and os.path.isfile(f"{library}/{name}/os.py") for name in names)
+
+
+def _venv_base(prefix: str) -> str | None:
+    """The prefix of the Python that a virtual environment was made from."""
+    try:
+        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as file:
+            text = file.read(65536)
+    except OSError:
+        return None
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            base = os.path.realpath(value.strip())
+            return os.path.dirname(base) if os.path.basename(base) == "bin" else base
+    return None
+
+
+def _outermost(trees: Sequence[str]) -> list[str]:
+    return [
+        tree
+        for i, tree in enumerate(trees)
+        if not any(contains(other, tree) and (other != tree or j < i) for j, other in enumerate(trees) if j != i)
+    ]

@@ -1,0 +1,119 @@
+"""Values the cage is described with: what is asked, what was refused, what is granted.
+
+Nothing here has an effect and nothing imports more than the standard library: the launch path
+reads these on every start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+# Where a request stands in its document, as the keys that lead to it. Turned into file:line:column
+# only when somebody has to read it, so that a launch without complaints never scans for positions.
+KeyPath = tuple[str | int, ...]
+
+Access = Literal["read", "write"]
+NetworkMode = Literal["none", "allowlist", "host"]
+SeccompProfile = Literal["strict", "default", "compat"]
+
+# Weakest grant first: a ceiling admits everything up to and including itself.
+NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "host")
+SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
+
+STATE_DIR_TOKEN = "${state_dir}"
+
+
+class PathRequest(NamedTuple):
+    """One host path a plugin asks for. It appears inside under the same name."""
+
+    path: str  # absolute; may start with STATE_DIR_TOKEN
+    access: Access
+    required: bool = True  # an optional path that does not exist is skipped and reported
+    where: KeyPath = ()
+
+
+class Network(NamedTuple):
+    mode: NetworkMode = "none"
+    hosts: tuple[str, ...] = ()  # "name:port", for mode allowlist
+    where: KeyPath = ()
+
+
+class EnvRequest(NamedTuple):
+    """Variables a plugin wants: set by its manifest, or passed on from the host."""
+
+    name: str
+    value: str | None = None  # None: the host's own value is asked for
+    required: bool = True
+    where: KeyPath = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets. None means nothing is asked; sizes in bytes, times in seconds."""
+
+    memory: int | None = None
+    pids: int | None = None
+    cpu: float | None = None  # share of one core
+    cpu_time: float | None = None
+    open_files: int | None = None
+    file_size: int | None = None
+    disk: int | None = None
+    tmp: int | None = None
+    shm: int | None = None
+    output: int | None = None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a manifest asks of the cage."""
+
+    enabled: bool = True  # False: the manifest would rather run without any cage
+    paths: tuple[PathRequest, ...] = ()
+    network: Network | None = None  # None: the manifest is silent, the policy's default holds
+    env: tuple[EnvRequest, ...] = ()
+    seccomp: SeccompProfile | None = None
+    limits: Limits = field(default_factory=Limits)
+    # Where each of the single-valued requests stands, by field name ("seccomp", "memory", …).
+    where: tuple[tuple[str, KeyPath], ...] = ()
+
+
+class Denial(NamedTuple):
+    """One thing asked and not given."""
+
+    rule: str  # stable id: denylist, read_ceiling, network_ceiling, env_ceiling, …
+    asked: str  # what the manifest said, as a person would write it
+    reason: str  # one sentence
+    hint: str = ""  # what to do about it
+    required: bool = True  # a required thing denied refuses the launch
+    where: KeyPath = ()
+
+
+class GrantedPath(NamedTuple):
+    path: str  # absolute, tokens expanded
+    access: Access
+    required: bool
+    origin: Literal["manifest", "policy", "state"]
+    where: KeyPath = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Spec ∩ Policy: everything the plugin gets, and one Denial for each thing cut."""
+
+    policy: str
+    unsandboxed: bool
+    paths: tuple[GrantedPath, ...]
+    network: Network
+    env: tuple[tuple[str, str], ...]
+    seccomp: SeccompProfile
+    limits: Limits
+    # (limit name, "manifest" | "policy" | "command line") for each limit that is set.
+    decided_by: tuple[tuple[str, str], ...]
+    denials: tuple[Denial, ...]
+
+    @property
+    def refused(self) -> tuple[Denial, ...]:
+        """The denials that stop the launch."""
+        return tuple(d for d in self.denials if d.required)
