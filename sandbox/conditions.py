@@ -19,6 +19,7 @@ from sandbox.trial import in_child, system_call
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _SECCOMP_MODE_FILTER = 2
 _INTERPRETERS = ("python3", "node")
+_CHILD_PREFIX = "runner-doctor-"
 _V1_BUDGETS = ("memory", "pids", "cpu")
 
 
@@ -206,7 +207,15 @@ def own_cgroups() -> list[Hierarchy]:
 
 
 def _child_name(directory: str) -> str:
-    return f"{directory}/runner-doctor-{os.getpid()}"
+    """A name for a cgroup of ours; those of doctors that were killed are swept."""
+    for name in os.listdir(directory):
+        pid = name.removeprefix(_CHILD_PREFIX)
+        if pid != name and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            try:
+                os.rmdir(f"{directory}/{name}")
+            except OSError:
+                pass  # not empty, or swept by somebody else
+    return f"{directory}/{_CHILD_PREFIX}{os.getpid()}"
 
 
 def _child_allowed(directory: str) -> str:

@@ -47,7 +47,7 @@ class Bwrap(NamedTuple):
     faults: tuple[str, ...] = ()  # why candidates before this one were passed over
 
 
-class BwrapUnusable(Exception):  # noqa: N818 -- a state of the machine, as sandbox_unavailable is
+class BwrapUnusable(Exception):
     """No bwrap may be trusted here. `reason` says what was found, `hint` what to do."""
 
     def __init__(self, rule: Rule, reason: str, hint: str) -> None:

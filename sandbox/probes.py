@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sandbox import conditions
 from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
-from sandbox.refusal import Surroundings, id_is_mapped, look_around, refusal
+from sandbox.refusal import Surroundings, look_around, refusal
 from sandbox.rehearsal import rehearse, told
 from sandbox.seccomp import SeccompUnavailable, filter_bytes
 from sandbox.trial import (
@@ -31,19 +31,30 @@ from sandbox.trial import (
     system_call_number,
     user_namespace,
 )
-from sandbox.uids import LEASES
+from sandbox.uids import LEASES, id_is_mapped
+
+# The layers a policy may name under [layers], and how they show here.
+POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {
+    "seccomp": ("seccomp", "seccomp_in_cage"),
+    "uid": ("uid_drop",),
+    "user_namespace_lock": ("nested_user_namespaces",),
+    "cgroup_namespace": ("cgroup_namespace",),
+    "session_keyring": ("session_keyring",),
+}
 
 # Without one of these the default policy is not fully enforced. The rest is worth knowing.
 REQUIRED = frozenset(
     {
         "bwrap",
         "user_namespaces",
+        "fresh_proc",
         "pid_namespace",
         "uid_drop",
         "session_keyring",
         "seccomp",
         "cage",
         "namespaces",
+        "cgroup_namespace",
         "network",
         "nested_user_namespaces",
         "identity",
@@ -118,13 +129,10 @@ class Machine(NamedTuple):
         return self.uid_range[1] if self.around.uid == 0 else None
 
 
-def satisfied(findings: Iterable[Finding]) -> bool:
-    """Whether the default policy can be fully enforced here."""
-    return not unmet(findings)
-
-
-def unmet(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(f for f in findings if f.status == "missing" and f.layer in REQUIRED)
+def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[Finding, ...]:
+    """What keeps plugins from being started. `preferred`: the policy's layers it would do without."""
+    spared = {layer for name in preferred for layer in POLICY_LAYERS[name]}
+    return tuple(f for f in findings if f.status == "missing" and f.layer in REQUIRED - spared)
 
 
 def examine(
@@ -183,7 +191,7 @@ def bwrap_version(machine: Machine) -> list[Finding]:
         return []
     version = read_version(machine.bwrap.path)
     numbers = version_numbers(version)
-    flaws = [flaw for flaw in _FLAWS if flaw.since <= numbers < flaw.fixed]
+    flaws = flaws_of(numbers)
     if not numbers:
         return [
             Finding(
@@ -205,6 +213,10 @@ def bwrap_version(machine: Machine) -> list[Finding]:
             "(distributions also patch older versions without changing the number)",
         )
     ]
+
+
+def flaws_of(version: tuple[int, ...]) -> list[Flaw]:
+    return [flaw for flaw in _FLAWS if flaw.since <= version < flaw.fixed]
 
 
 def read_version(path: str) -> str:
@@ -232,19 +244,15 @@ def version_numbers(version: str) -> tuple[int, ...]:
 # --- what the cage rests on -----------------------------------------------------------------------
 
 
-def user_namespaces(machine: Machine) -> Finding:
-    uid = machine.plugin_uid
-    if uid is not None and (fault := _cannot_drop(machine)):
-        return Finding(
-            "user_namespaces", "missing", f"not tried: {fault[0]}", remedy=fault[1], cause="uid_drop"
-        )
+def user_namespaces(machine: Machine) -> list[Finding]:
+    # A root that cannot drop its uid is told so by uid_drop; who else refuses is worth knowing even then.
+    uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
     path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
     refused = refusal(in_child(lambda note: user_namespace(uid, note)), machine.around, path)
+    works = Finding("user_namespaces", "ok", f"{who} made one, mapped its ids and mounted in it")
     if refused is None:
-        return Finding(
-            "user_namespaces", "ok", f"{who} made one, mapped its ids, mounted a tmpfs and a fresh /proc"
-        )
+        return [works]
     if (
         refused.cause == "apparmor"
         and uid is not None
@@ -252,10 +260,12 @@ def user_namespaces(machine: Machine) -> Finding:
         and _bwrap_may(machine.bwrap.path, uid)
     ):
         # Under root only bwrap itself asks for one after the uid is dropped, and a profile may allow it that.
-        return Finding("user_namespaces", "ok", "an AppArmor profile allows them to bwrap", refused.sentence)
-    return Finding(
-        "user_namespaces", "missing", refused.sentence, f"tried as {who}", refused.remedy, refused.cause
-    )
+        allowed = "an AppArmor profile allows them to bwrap"
+        return [Finding("user_namespaces", "ok", allowed, refused.sentence)]
+    fault = (refused.sentence, f"tried as {who}", refused.remedy, refused.cause)
+    if refused.step == "proc":
+        return [works, Finding("fresh_proc", "missing", *fault)]
+    return [Finding("user_namespaces", "missing", *fault)]
 
 
 def _bwrap_may(path: str, uid: int) -> bool:
@@ -267,9 +277,7 @@ def pid_namespace(machine: Machine) -> Finding:
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
         return Finding("pid_namespace", "ok", "the spawner gave a program a pid namespace of its own")
-    remedy = "see the remedy for user_namespaces"
-    if machine.plugin_uid is not None and (fault := _cannot_drop(machine)):
-        remedy = fault[1]
+    remedy = "see the remedies for user namespaces and uid drop"
     return Finding("pid_namespace", "missing", told(run), remedy=remedy, cause="spawner")
 
 
@@ -348,7 +356,9 @@ def _read_shadow() -> None:
 
 
 def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
-    """Why root here cannot become a plugin's uid: what, remedy, cause."""
+    """Why root here cannot become a plugin's uid: what, remedy, cause. Nobody else needs to."""
+    if machine.around.uid != 0:
+        return None
     first, last = machine.uid_range
     needed = {"CAP_SETUID": 7, "CAP_SETGID": 6}
     lacking = [name for name, bit in needed.items() if not machine.around.capabilities >> bit & 1]

@@ -14,6 +14,7 @@ import sys
 from typing import NamedTuple
 
 from sandbox.trial import NAMESPACES, Outcome, apparmor_label
+from sandbox.uids import id_is_mapped
 
 DOCKER_OPTIONS = " ".join(
     f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths")
@@ -24,6 +25,8 @@ seccomp=unconfined: the engine's filter refuses clone and unshare with a user na
 apparmor=unconfined: the docker-default profile refuses every mount
 systempaths=unconfined: the kernel lets nobody mount a fresh /proc while parts of the visible one are masked
 the plugins stay confined: the runner brings its own filter, masks and namespaces"""
+
+_CAP_SETFCAP = 31
 
 
 class Surroundings(NamedTuple):
@@ -47,6 +50,7 @@ class Refusal(NamedTuple):
     cause: str
     sentence: str
     remedy: str
+    step: str = ""  # of trial.user_namespace, where the kernel itself refused
 
 
 def look_around() -> Surroundings:
@@ -99,17 +103,6 @@ def sysctl(name: str) -> str | None:
         return None
 
 
-def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
-    """Whether ids first…last all have a meaning in this user namespace."""
-    with open(path, encoding="ascii") as file:
-        ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))
-    wanted = first
-    for start, count in ranges:
-        if start <= wanted < start + count:
-            wanted = start + count
-    return wanted > (first if last is None else last)
-
-
 def container() -> str:
     """The container engine this looks like. Only a hint: images are also unpacked onto real machines."""
     if os.path.exists("/run/.containerenv"):
@@ -156,7 +149,8 @@ def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap
     for step in ("create", "map", *NAMESPACES, "slave", "tmpfs", "proc"):
         number = outcome.number(step)
         if number:
-            return _kernel_refusal(step, number, str(outcome.steps.get("label", "")), around, bwrap)
+            label = str(outcome.steps.get("label", ""))
+            return _kernel_refusal(step, number, label, around, bwrap)._replace(step=step)
     return None
 
 
@@ -196,6 +190,17 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
                 f"uid {around.uid} has no mapping in the user namespace this process already is in",
                 "map this uid in the outer user namespace",
             )
+    if (
+        step == "map"
+        and number == errno.EPERM
+        and around.uid == 0
+        and not around.capabilities >> _CAP_SETFCAP & 1
+    ):
+        return Refusal(
+            "capabilities",
+            "root without CAP_SETFCAP may not map uid 0 into a user namespace",
+            "give the capability back, or start the runner as an ordinary user",
+        )
     return _security_module(step, number, label, around, bwrap)
 
 
@@ -219,7 +224,9 @@ def _security_module(step: str, number: int, label: str, around: Surroundings, b
         )
     if around.container:
         return Refusal(
-            "container", f"{what} is refused ({name}) in this {around.container} container", _CONTAINER_REMEDY
+            "container",
+            f"{what} is refused ({name}), and this looks like a {around.container} container",
+            _CONTAINER_REMEDY,
         )
     if number == errno.EACCES:
         return Refusal(

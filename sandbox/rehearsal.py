@@ -59,6 +59,7 @@ class Group(NamedTuple):
     holds: str
     options: tuple[str, ...]
     problem: Callable[[Facts], str]  # empty if it holds
+    along: tuple[str, ...] = ()  # what it needs beside it when tried alone
 
 
 def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[Finding]:
@@ -99,11 +100,13 @@ def _judge(groups: list[Group], run: Callable[[list[Group], str], Run]) -> list[
                 "cage",
                 "missing",
                 f"bwrap cannot build even the simplest cage: {told(bare)}",
-                remedy="see the remedy for user_namespaces and pid_namespace",
+                remedy="see the remedies above",
                 cause="cage",
             )
         ]
-    findings = [_alone(group, run([group], ":")) for group in groups]
+    findings = [
+        _alone(group, run([group._replace(options=(*group.along, *group.options))], ":")) for group in groups
+    ]
     if all(finding.status == "ok" for finding in findings):
         findings.append(
             Finding("cage", "missing", f"each layer works alone, but not together: {told(whole)}")
@@ -137,10 +140,8 @@ def _remedy(group: Group, run: Run) -> str:
     if "Unknown option" in run.complaint:
         return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
     if group.layer == "masked_proc":
-        return (
-            "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL); see user_namespaces"
-        )
-    return "see the remedy for user_namespaces; the kernel log (journalctl -k) names the denial"
+        return "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL)"
+    return "see the remedies above; the kernel log (journalctl -k) names the denial"
 
 
 def told(run: Run) -> str:
@@ -183,9 +184,15 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
     return [
         Group(
             "namespaces",
-            "own user, pid, mount, ipc, uts and cgroup namespaces",
-            ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
-            _shared_namespaces,
+            "own user, pid, mount, ipc and uts namespaces",
+            ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "plugin"),
+            lambda facts: _shared(facts, "user", "pid", "mnt", "ipc", "uts"),
+        ),
+        Group(
+            "cgroup_namespace",
+            "own cgroup namespace",
+            ("--unshare-cgroup",),
+            lambda facts: _shared(facts, "cgroup"),
         ),
         Group(
             "network", "own network namespace with nothing but loopback", ("--unshare-net",), _shared_network
@@ -217,6 +224,7 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
             "fresh /proc, its dangerous files masked, no /sys",
             ("--proc", "/proc", *masks),
             _masked,
+            along=("--unshare-pid",),  # without, bwrap binds the host's /proc instead of mounting one
         ),
         Group(
             "scratch",
@@ -255,18 +263,21 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
     ]
 
 
-def _shared_namespaces(facts: Facts) -> str:
-    shared = [
-        name
-        for name in ("user", "pid", "ipc", "uts", "cgroup", "mnt")
-        if facts.get(f"ns_{name}", [""])[0] in ("", os.readlink(f"/proc/self/ns/{name}"))
-    ]
+def _shared(facts: Facts, *names: str) -> str:
+    shared = [name for name in names if facts.get(f"ns_{name}", [""])[0] in ("", _namespace(name))]
     return f"shared with the host: {', '.join(shared)}" if shared else ""
 
 
+def _namespace(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{name}")
+    except OSError:  # a kernel without this kind
+        return ""
+
+
 def _shared_network(facts: Facts) -> str:
-    if facts.get("ns_net", [""])[0] in ("", os.readlink("/proc/self/ns/net")):
-        return "the network namespace is the host's"
+    if shared := _shared(facts, "net"):
+        return shared
     return "" if facts.get("interfaces") == ["lo"] else f"interfaces inside: {facts.get('interfaces')}"
 
 

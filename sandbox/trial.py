@@ -58,7 +58,7 @@ Note = Callable[[str, int | str], None]
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
-class Unsupported(Exception):  # noqa: N818 -- a state of the machine
+class Unsupported(Exception):
     """This processor is not in the tables."""
 
 

@@ -10,8 +10,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from sandbox.document import DocumentError, printable
 from sandbox.host import Finding, Status
-from sandbox.probes import examine, satisfied, unmet
+from sandbox.policy import Policy, load_policy
+from sandbox.probes import examine, unmet
 
 NAME = "doctor"
 HELP = "say which layers of the cage this machine can enforce"
@@ -31,29 +33,44 @@ _MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument(
-        "--policy", metavar="NAME|FILE", help="the policy whose bwrap and uid range are examined"
+        "--policy", metavar="NAME|FILE", help="judge by this policy instead of the default one"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = examine(os.environ)
+    try:
+        # The uid range is that of the policy in force. The verdict is about the default policy, in which
+        # every layer is required, unless another one is named.
+        policy = load_policy(args.policy, os.environ)
+    except DocumentError as error:
+        for diagnostic in error.diagnostics:
+            print(f"runner doctor: {diagnostic.text()}", file=sys.stderr)
+            if diagnostic.hint:
+                print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
+        return 2
+    judged = policy if args.policy else Policy("default", "")
+    findings = examine(os.environ, uid_range=policy.uids)
+    lacking = unmet(findings, (name for name, mode in judged.layers if mode == "prefer"))
     if args.format == "json":
-        print(json.dumps(document(findings), indent=2))
+        print(json.dumps(document(findings, lacking, judged.name), indent=2))
     else:
-        print(text(findings, _unicode(sys.stdout), _colour(sys.stdout)))
-    return 0 if satisfied(findings) else SANDBOX_UNAVAILABLE
+        print(text(findings, lacking, judged.name, _unicode(sys.stdout), _colour(sys.stdout)))
+    return SANDBOX_UNAVAILABLE if lacking else 0
 
 
-def document(findings: Sequence[Finding]) -> dict[str, object]:
+def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: str) -> dict[str, object]:
     return {
         "schema": SCHEMA,
-        "ok": satisfied(findings),
-        "unmet": [finding.layer for finding in unmet(findings)],
+        "ok": not lacking,
+        "policy": policy,
+        "unmet": [finding.layer for finding in lacking],
         "findings": [finding._asdict() for finding in findings],
     }
 
 
-def text(findings: Sequence[Finding], unicode: bool, colour: bool) -> str:
+def text(
+    findings: Sequence[Finding], lacking: Sequence[Finding], policy: str, unicode: bool, colour: bool
+) -> str:
     """A line for each finding, the remedy below those that need one, the verdict last."""
     marks = {status: mark[0 if unicode else 1] for status, mark in _MARKS.items()}
     mark_width = max(map(len, marks.values()))
@@ -70,19 +87,19 @@ def text(findings: Sequence[Finding], unicode: bool, colour: bool) -> str:
                 lines.append(textwrap.indent(finding.detail, indent))
             if finding.remedy:
                 lines.append(textwrap.indent(f"-> {finding.remedy}", indent))
-    joined = "\n".join([*lines, "", verdict(findings)])
+    joined = "\n".join([*lines, "", verdict(findings, lacking, policy)])
     # Also the sentences hold a few typographic characters.
     return joined if unicode else joined.replace("…", "...").encode("ascii", "replace").decode()
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    lacking = unmet(findings)
+def verdict(findings: Sequence[Finding], lacking: Sequence[Finding], policy: str) -> str:
+    name = f"the {policy} policy" if policy.isalnum() else f"the policy {printable(policy)}"
     if lacking:
         names = ", ".join(finding.layer.replace("_", " ") for finding in lacking)
-        return f"The default policy cannot be enforced on this machine: no plugin will be started. Missing: {names}."
-    warnings = sum(finding.status == "degraded" for finding in findings)
+        return f"T{name[1:]} cannot be enforced here, so no plugin will be started. Missing: {names}."
+    warnings = sum(finding.status in ("degraded", "missing") for finding in findings)
     also = f" {warnings} warning{'s' if warnings > 1 else ''} above." if warnings else ""
-    return f"Every layer of the default policy can be enforced on this machine.{also}"
+    return f"Every layer that {name} requires can be enforced here.{also}"
 
 
 def _unicode(stream: TextIO) -> bool:

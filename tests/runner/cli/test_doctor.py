@@ -1,0 +1,377 @@
+"""`runner doctor` on this machine as it is, and on this machine made worse in every way we can make it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli import doctor
+from sandbox.host import Finding
+from sandbox.probes import REQUIRED
+from tests.conftest import SYSTEM_PATH, Caller
+
+REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
+
+# What the scenes below have in common. `then_doctor` ends in the doctor, in a fresh interpreter.
+_STAGE = """
+import ctypes, os, struct, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, NEWUSER = 0x00020000, 0x10000000
+
+def must(result):
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+def mount(source, target, kind, flags):
+    must(libc.mount(source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), None))
+
+def then_doctor():
+    os.execv(sys.executable, [sys.executable, "-m", "runner", "doctor", *sys.argv[1:]])
+
+def seccomp_filter(answer):
+    # Like a container engine's: clone and unshare may not make user namespaces.
+    clone, unshare = {"x86_64": (56, 272), "aarch64": (220, 97)}[os.uname().machine]
+    load, equal, bits, ret = 0x20, 0x15, 0x45, 0x06
+    program = [
+        (load, 0, 0, 0), (equal, 1, 0, clone), (equal, 0, 3, unshare),
+        (load, 0, 0, 16), (bits, 0, 1, NEWUSER), (ret, 0, 0, answer),
+        (ret, 0, 0, 0x7FFF0000),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *i) for i in program))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    must(libc.prctl(38, 1, 0, 0, 0))
+    must(libc.prctl(22, 2, head, 0, 0))
+
+def user_namespace(uid_map):
+    ready_r, ready_w = os.pipe()
+    done_r, done_w = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(ready_w)
+        os.read(ready_r, 1)
+        for kind in ("uid", "gid"):
+            if uid_map.split()[2] == "1":
+                with open(f"/proc/{child}/setgroups", "w") as file:
+                    file.write("deny")
+            with open(f"/proc/{child}/{kind}_map", "w") as file:
+                file.write(uid_map)
+        os.write(done_w, b"x")
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    must(libc.unshare(NEWUSER))
+    os.write(ready_w, b"x")
+    os.read(done_r, 1)
+"""
+
+
+def examined(
+    caller: Caller, scene: str = "", env: dict[str, str] | None = None, arguments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The doctor's document, after `scene` has changed the world around it."""
+    code = f"{_STAGE}\n{textwrap.dedent(scene)}\nthen_doctor()\n"
+    done = subprocess.run(
+        [*caller.prefix, *caller.python, "-c", code, "--format", "json", *arguments],
+        env={**caller.environ, **(env or {})},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["schema"] == "runner.doctor.v1"
+    assert done.returncode == (0 if result["ok"] else 22)
+    return result
+
+
+def finding(result: dict[str, Any], layer: str) -> dict[str, str]:
+    (found,) = [each for each in result["findings"] if each["layer"] == layer]
+    assert set(found) == {"layer", "status", "summary", "detail", "remedy", "cause"}
+    return dict(found)
+
+
+# --- as it is -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_this_machine_enforces_the_default_policy(runner_as: Caller) -> None:
+    result = examined(runner_as)
+    assert result["ok"] is True, result["unmet"]
+    statuses = {each["layer"]: each["status"] for each in result["findings"]}
+    expected = dict.fromkeys(REQUIRED - {"cage", "fresh_proc"}, "ok")
+    if runner_as.uid != 0:
+        expected["uid_drop"] = "info"
+    assert {layer: statuses.get(layer) for layer in expected} == expected
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_no_cgroup_is_left_behind(runner_as: Caller) -> None:
+    before = {path for path, _, _ in os.walk("/sys/fs/cgroup")}
+    examined(runner_as)
+    after = {path for path, _, _ in os.walk("/sys/fs/cgroup")}
+    assert not [path for path in after - before if "runner" in path]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_is_left_when_the_doctor_is_killed(runner_as: Caller) -> None:
+    chance = random.Random(7)
+    for _ in range(20):
+        with runner_as.start("doctor", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                process.wait(chance.uniform(0.05, 0.25))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+# --- bwrap ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bwrap_copy() -> Iterator[Path]:
+    """A bwrap of our own, in a place that only root can change."""
+    folder = Path(f"/var/lib/rt-doctor-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    try:
+        shutil.copyfile(REAL, folder / "bwrap")
+        (folder / "bwrap").chmod(0o755)
+        yield folder / "bwrap"
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.needs("root")
+def test_a_bwrap_that_cannot_be_trusted_is_refused(runner_as: Caller, bwrap_copy: Path) -> None:
+    env = {"RUNNER_BWRAP": str(bwrap_copy)}
+    assert examined(runner_as, env=env)["ok"] is True  # the control
+    for mode, cause, remedy in ((0o4755, "setuid", "chmod u-s"), (0o757, "writable", "chmod go-w")):
+        bwrap_copy.chmod(mode)
+        result = examined(runner_as, env=env)
+        assert {"bwrap", "cage"} <= set(result["unmet"])
+        assert finding(result, "bwrap")["cause"] == cause
+        assert remedy in finding(result, "bwrap")["remedy"]
+
+
+def test_a_missing_bwrap_is_told(runner_as: Caller) -> None:
+    result = examined(runner_as, env={"RUNNER_BWRAP": "/nonexistent/bwrap"})
+    assert result["unmet"] == ["bwrap", "cage"]
+    assert finding(result, "bwrap")["cause"] == "missing"
+
+
+def test_a_fake_bwrap_on_path_is_never_run(runner_as: Caller, plugin_dir: Path) -> None:
+    plugin_dir.chmod(0o777)
+    fake = plugin_dir / "bwrap"
+    fake.write_text(f"#!/bin/sh\ntouch {plugin_dir}/ran\n")
+    fake.chmod(0o755)
+    env = {"PATH": f"{plugin_dir}:{SYSTEM_PATH}"}
+    subprocess.run(["bwrap"], env=env, check=True)
+    assert (plugin_dir / "ran").exists()  # the control: it can be run, and would be seen
+    (plugin_dir / "ran").unlink()
+    result = examined(runner_as, env=env)
+    assert result["ok"] is True
+    assert str(plugin_dir) not in finding(result, "bwrap")["summary"]
+    assert not (plugin_dir / "ran").exists()
+
+
+# --- user namespaces refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_user_namespace_with_enough_ids_is_no_obstacle(runner_as_root: Caller) -> None:
+    """The control of the sysctl below."""
+    result = examined(runner_as_root, 'user_namespace("0 0 65536")')
+    assert result["ok"] is True, result
+
+
+FORBID = 'open("/proc/sys/user/max_user_namespaces", "w").write("0")'
+
+
+@pytest.mark.needs("root")
+def test_the_sysctl_that_forbids_user_namespaces_is_named(runner_as_root: Caller) -> None:
+    result = examined(runner_as_root, f'user_namespace("0 0 65536"); {FORBID}')
+    assert {"user_namespaces", "pid_namespace", "cage"} == set(result["unmet"])
+    found = finding(result, "user_namespaces")
+    assert found["cause"] == "sysctl:user.max_user_namespaces"
+    assert "sysctl -w user.max_user_namespaces=" in found["remedy"]
+
+
+@pytest.mark.needs("user")
+def test_the_sysctl_is_named_to_an_ordinary_user(runner_as_user: Caller) -> None:
+    result = examined(runner_as_user, f'user_namespace(f"0 {{os.getuid()}} 1"); {FORBID}')
+    assert "user_namespaces" in result["unmet"]
+    assert finding(result, "user_namespaces")["cause"] == "sysctl:user.max_user_namespaces"
+    assert "user namespace" in finding(result, "bwrap")["summary"]  # whose owner cannot be known in there
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [("0x00050001", "EPERM"), ("0x00050026", "ENOSYS"), ("0x80000000", "kills")],
+    ids=["EPERM", "ENOSYS", "kill"],
+)
+@pytest.mark.usefixtures("nothing_left")
+def test_an_outer_seccomp_filter_is_named(runner_as: Caller, answer: str, what: str) -> None:
+    result = examined(runner_as, f"seccomp_filter({answer})")
+    assert {"user_namespaces", "pid_namespace", "cage"} == set(result["unmet"])
+    found = finding(result, "user_namespaces")
+    assert (found["cause"], what in found["summary"]) == ("outer_seccomp", True), found
+    assert found["remedy"]
+
+
+def test_an_outer_seccomp_filter_that_allows_is_not_accused(runner_as: Caller) -> None:
+    result = examined(runner_as, "seccomp_filter(0x7FFF0000)")
+    assert result["ok"] is True
+    assert "seccomp filter stands around" in finding(result, "surroundings")["summary"]
+
+
+@pytest.mark.needs("root")
+def test_root_without_capabilities_is_told(runner_as_root: Caller) -> None:
+    bare = """
+    for capability in range(64):
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; the exec below does the rest
+    """
+    result = examined(runner_as_root, bare)
+    assert {"uid_drop", "pid_namespace", "cage"} <= set(result["unmet"])
+    found = finding(result, "uid_drop")
+    assert found["cause"] == "capabilities"
+    assert "CAP_SETUID" in found["summary"] and "--cap-add SETUID" in found["remedy"]
+
+
+@pytest.mark.needs("root")
+def test_root_of_a_namespace_without_the_plugins_uids_is_told(runner_as_root: Caller) -> None:
+    result = examined(runner_as_root, 'user_namespace("0 0 1")')
+    assert {"uid_drop", "pid_namespace", "cage"} == set(result["unmet"])
+    assert finding(result, "uid_drop")["cause"] == "unmapped_uid"
+
+
+@pytest.mark.needs("root")
+def test_a_container_that_masks_proc_is_told(runner_as_root: Caller) -> None:
+    private = """
+    must(libc.unshare(NEWNS))
+    mount("none", "/", None, 16384 | 1 << 18)  # MS_REC | MS_PRIVATE
+    """
+    assert examined(runner_as_root, private)["ok"] is True  # the control
+    masked = f'{textwrap.dedent(private)}\nmount("/dev/null", "/proc/timer_list", None, 4096)  # MS_BIND'
+    result = examined(runner_as_root, masked)
+    assert result["unmet"] == ["fresh_proc", "masked_proc"]
+    assert finding(result, "fresh_proc")["cause"] == "container"
+    assert "systempaths=unconfined" in finding(result, "fresh_proc")["remedy"]
+
+
+@pytest.mark.needs("root")
+def test_a_chroot_is_told(runner_as_root: Caller, plugin_dir: Path) -> None:
+    scene = f"""
+    must(libc.unshare(NEWNS))
+    mount("none", "/", None, 16384 | 1 << 18)
+    new = {str(plugin_dir / "root")!r}
+    os.mkdir(new)
+    for name in os.listdir("/"):
+        old = "/" + name
+        if os.path.islink(old):
+            os.symlink(os.readlink(old), new + old)
+        elif os.path.isdir(old):
+            os.mkdir(new + old)
+            mount(old, new + old, None, 4096 | 16384)
+    os.chroot(new)
+    os.chdir("/")
+    """
+    result = examined(runner_as_root, scene)
+    assert {"user_namespaces", "pid_namespace", "cage"} <= set(result["unmet"])
+    assert finding(result, "user_namespaces")["cause"] == "chroot"
+
+
+# --- for people -----------------------------------------------------------------------------------------
+
+FINDINGS = (
+    Finding("bwrap", "ok", "/usr/bin/bwrap"),
+    Finding("user_namespaces", "missing", "refused", "tried as uid 7", "first line\nsecond line…", "sysctl"),
+    Finding("symlinks", "degraded", "unprotected", "", "protect them"),
+    Finding("landlock", "info", "ABI 7", "not shown"),
+)
+
+
+def test_text_is_aligned_and_remedies_stand_below() -> None:
+    assert doctor.text(FINDINGS, FINDINGS[1:2], "default", True, False).splitlines() == [
+        "✓ bwrap            /usr/bin/bwrap",
+        "✗ user namespaces  refused",
+        "                   tried as uid 7",
+        "                   -> first line",
+        "                   second line…",
+        "! symlinks         unprotected",
+        "                   -> protect them",
+        "· landlock         ABI 7",
+        "",
+        "The default policy cannot be enforced here, so no plugin will be started. Missing: user namespaces.",
+    ]
+
+
+def test_a_terminal_without_utf8_gets_ascii() -> None:
+    shown = doctor.text(FINDINGS, FINDINGS[1:2], "default", False, False)
+    assert shown.isascii()
+    assert shown.startswith("ok bwrap            /usr/bin/bwrap\nNO user namespaces  refused\n")
+    assert "second line..." in shown
+
+
+def test_the_verdict_counts_warnings() -> None:
+    assert doctor.verdict(FINDINGS[:1], (), "default").endswith("can be enforced here.")
+    assert doctor.verdict((FINDINGS[0], FINDINGS[2]), (), "strict").endswith("1 warning above.")
+    assert doctor.verdict(FINDINGS, (), "/etc/p.toml").endswith("2 warnings above.")
+
+
+@pytest.mark.parametrize(("encoding", "able"), [("utf-8", True), ("ascii", False), ("latin-1", False)])
+def test_marks_follow_the_encoding_of_stdout(encoding: str, able: bool) -> None:
+    assert doctor._unicode(io.TextIOWrapper(io.BytesIO(), encoding)) is able
+
+
+def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    outer, inner = os.openpty()
+    with open(inner, "w") as terminal, open(tmp_path / "file", "w") as file, open(outer, "rb"):
+        assert doctor._colour(terminal) is True
+        assert doctor._colour(file) is False
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert doctor._colour(terminal) is False
+    assert "\033[31m✗\033[0m user" in doctor.text(FINDINGS, FINDINGS[1:2], "default", True, True)
+
+
+def test_text_comes_out_in_any_locale(runner_as: Caller) -> None:
+    done = runner_as("doctor", env={"PYTHONIOENCODING": "ascii", "RUNNER_BWRAP": "/nonexistent"})
+    assert (done.returncode, done.stderr) == (22, "")
+    assert done.stdout.isascii()
+    assert "cannot be enforced here" in done.stdout.splitlines()[-1]
+
+
+# --- by which policy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_named_policy_decides_what_is_required(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    text = 'version = 1\n[user]\nuids = [900000, 900001]\n[layers]\nuid = "prefer"\n'
+    policy = write_file(plugin_dir / "lenient.toml", text)
+    env = {"RUNNER_POLICY": str(policy)}
+    small = 'user_namespace("0 0 65536")'  # in which the policy's uids do not exist
+    result = examined(runner_as_root, small, env=env)
+    assert (result["policy"], result["unmet"]) == ("default", ["pid_namespace", "uid_drop", "cage"])
+    assert "900000-900001" in finding(result, "uid_drop")["summary"]
+    result = examined(runner_as_root, small, arguments=("--policy", str(policy)))
+    assert (result["policy"], "uid_drop" in result["unmet"]) == (str(policy), False)
+    assert finding(result, "uid_drop")["status"] == "missing"
+
+
+@pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])
+def test_a_policy_that_cannot_be_used_is_wrong_usage(runner_as_user: Caller, named: str) -> None:
+    done = runner_as_user("doctor", "--policy", named)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("runner doctor: ") and named in done.stderr

@@ -1,0 +1,454 @@
+"""What the machine is said to enforce: tried for real, and each answer also forced the other way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox import conditions, policy, probes, rehearsal
+from sandbox.host import Finding
+from sandbox.refusal import Surroundings, apparmor_remedy, refusal
+from sandbox.trial import Note, Outcome, Run, in_child, run_spawned, system_call
+from sandbox.uids import id_is_mapped
+from tests.conftest import SYSTEM_PATH
+
+REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
+# The uid a root's trial becomes; an ordinary user's stays its own.
+UID = 65519 if os.geteuid() == 0 else None
+
+
+# --- children -----------------------------------------------------------------------------------------
+
+
+def test_a_child_reports_each_step() -> None:
+    def act(note: Note) -> None:
+        note("first", 1)
+        note("second", "two")
+
+    assert in_child(act) == Outcome({"first": 1, "second": "two"})
+
+
+def test_steps_before_a_deadly_signal_are_kept() -> None:
+    def act(note: Note) -> None:
+        note("before", 0)
+        os.kill(os.getpid(), signal.SIGSYS)
+
+    assert in_child(act) == Outcome({"before": 0}, signal=signal.SIGSYS)
+
+
+def test_an_exception_is_told() -> None:
+    def act(note: Note) -> None:
+        raise ValueError("no such thing")
+
+    assert in_child(act).error == "ValueError: no such thing"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_child_that_hangs_is_ended() -> None:
+    def act(note: Note) -> None:
+        note("before", 0)
+        signal.pause()
+
+    started = time.monotonic()
+    outcome = in_child(act, timeout=0.1)
+    assert (outcome.steps, outcome.late) == ({"before": 0}, True)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_program_that_hangs_is_ended_with_all_its_children() -> None:
+    run = run_spawned(("/bin/sh", "-c", "sleep 1000 & sleep 1000"), uid=UID, timeout=0.5)
+    assert (run.late, run.worked) == (True, False)
+
+
+def test_the_spawner_says_where_it_stuck() -> None:
+    run = run_spawned(("/nonexistent",), uid=UID)
+    assert (run.stage, run.number, run.worked) == ("start bubblewrap", errno.ENOENT, False)
+
+
+def test_a_raw_system_call_answers_as_the_kernel_does() -> None:
+    assert system_call("getppid") == os.getppid()
+    assert system_call("landlock_create_ruleset", 0, 0, 0x8000) < 0
+
+
+# --- who refuses --------------------------------------------------------------------------------------
+
+FREE = Surroundings(
+    uid=1000,
+    capabilities=0,
+    seccomp=0,
+    no_new_privileges=False,
+    label="",
+    max_user_namespaces=15000,
+    userns_clone=None,
+    apparmor_restricts=None,
+    chrooted=False,
+    uid_mapped=True,
+    container="",
+    masked_proc=(),
+)
+NONSENSE: dict[str, int | str] = {"clone_nonsense": errno.EINVAL, "unshare_nonsense": errno.EINVAL}
+MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
+
+
+@pytest.mark.parametrize(
+    ("steps", "around", "cause", "remedy"),
+    [
+        ({"clone_nonsense": errno.EPERM}, FREE, "outer_seccomp", "RestrictNamespaces=no"),
+        ({"clone_nonsense": errno.ENOSYS}, FREE, "outer_seccomp", "seccomp=unconfined"),
+        (
+            {"clone_nonsense": errno.EINVAL, "unshare_nonsense": errno.EPERM},
+            FREE._replace(container="docker"),
+            "outer_seccomp",
+            "systempaths=unconfined",
+        ),
+        (
+            {**NONSENSE, "create": errno.ENOSPC},
+            FREE._replace(max_user_namespaces=0),
+            "sysctl:user.max_user_namespaces",
+            "sysctl -w user.max_user_namespaces=15000",
+        ),
+        ({**NONSENSE, "create": errno.ENOSPC}, FREE, "limit", "outside"),
+        ({**NONSENSE, "create": errno.EINVAL}, FREE, "kernel", "CONFIG_USER_NS"),
+        (
+            {**NONSENSE, "create": errno.EPERM},
+            FREE._replace(userns_clone=0),
+            "sysctl:kernel.unprivileged_userns_clone",
+            "sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        ({**NONSENSE, "create": errno.EPERM}, FREE._replace(chrooted=True), "chroot", "pivot_root"),
+        (
+            {**NONSENSE, "create": errno.EPERM},
+            FREE._replace(uid_mapped=False),
+            "unmapped_uid",
+            "map this uid",
+        ),
+        # Ubuntu 23.10 refuses at once; 24.04 lets it be made under a profile that may do nothing with it.
+        (
+            {**NONSENSE, "create": errno.EACCES},
+            FREE._replace(apparmor_restricts=1, label="unconfined"),
+            "apparmor",
+            "userns,",
+        ),
+        (
+            {**MADE, "label": "unprivileged_userns (enforce)", "map": errno.EPERM},
+            FREE._replace(apparmor_restricts=1, label="unconfined"),
+            "apparmor",
+            "apparmor_parser -r",
+        ),
+        (
+            {**MADE, "map": 0, "mount": 0, "tmpfs": errno.EACCES},
+            FREE._replace(label="docker-default (enforce)", container="docker"),
+            "apparmor",
+            "apparmor=unconfined",
+        ),
+        (
+            {**MADE, "map": 0, "tmpfs": 0, "proc": errno.EPERM},
+            FREE._replace(masked_proc=("/proc/acpi", "/proc/keys"), container="docker"),
+            "container",
+            "systempaths=unconfined",
+        ),
+        ({**MADE, "map": errno.EPERM}, FREE._replace(uid=0), "capabilities", "capability"),
+        ({**NONSENSE, "create": errno.EPERM}, FREE._replace(container="lxc"), "container", "seccomp="),
+        ({**NONSENSE, "create": errno.EACCES}, FREE, "security_module", "audit log"),
+        ({**NONSENSE, "create": errno.EPERM}, FREE, "unknown", "kernel log"),
+    ],
+)
+def test_the_one_who_refuses_is_named(
+    steps: dict[str, int | str], around: Surroundings, cause: str, remedy: str
+) -> None:
+    found = refusal(Outcome(steps), around)
+    assert found is not None
+    assert (found.cause, remedy in found.remedy) == (cause, True), found
+
+
+def test_a_filter_that_kills_is_named() -> None:
+    found = refusal(Outcome({}, signal=signal.SIGSYS), FREE)
+    assert found is not None
+    assert found.cause == "outer_seccomp"
+
+
+def test_nobody_is_accused_where_all_steps_work() -> None:
+    around = FREE._replace(container="docker", label="docker-default", masked_proc=("/proc/acpi",))
+    assert refusal(Outcome({**MADE, "map": 0, "tmpfs": 0, "proc": 0}), around) is None
+
+
+def test_the_apparmor_profile_covers_only_who_must_make_namespaces() -> None:
+    as_root = apparmor_remedy("/opt/bwrap", 0)
+    assert "profile runner-bwrap /opt/bwrap flags=(unconfined)" in as_root
+    assert "python" not in as_root
+    assert "python" in apparmor_remedy("/opt/bwrap", 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last", "mapped"),
+    [
+        ("0 0 4294967295\n", 61184, 65519, True),
+        ("0 1000 1\n", 61184, 65519, False),
+        ("0 100000 65536\n", 61184, 65519, True),
+        ("0 100000 65519\n", 61184, 65519, False),
+        ("0 100000 65520\n", 61184, 65519, True),
+        ("63000 5 9000\n0 1 63000\n", 61184, 65519, True),
+        ("0 1 62999\n63000 5 9000\n", 61184, 65519, False),
+    ],
+)
+def test_a_range_is_mapped_only_as_a_whole(
+    tmp_path: Path, text: str, first: int, last: int, mapped: bool
+) -> None:
+    (tmp_path / "map").write_text(text)
+    assert id_is_mapped(first, last, str(tmp_path / "map")) is mapped
+
+
+# --- the rehearsal ------------------------------------------------------------------------------------
+
+
+def test_every_layer_holds_in_a_rehearsal() -> None:
+    findings = rehearsal.rehearse(REAL, UID)
+    assert {finding.layer: finding.status for finding in findings} == dict.fromkeys(
+        probes.REQUIRED
+        - {
+            "bwrap",
+            "user_namespaces",
+            "fresh_proc",
+            "pid_namespace",
+            "uid_drop",
+            "session_keyring",
+            "seccomp",
+            "cage",
+        },
+        "ok",
+    )
+
+
+@pytest.fixture
+def dishonest(plugin_dir: Path) -> Callable[[str], str]:
+    """dishonest(code): a bwrap that changes its list of `words` before the real one sees it."""
+
+    def make(code: str) -> str:
+        path = plugin_dir / "bwrap"
+        path.write_text(
+            "#!/usr/bin/python3 -IS\n"
+            "import os, sys\n"
+            "fd = int(sys.argv[2])\n"
+            "words = os.read(fd, 1 << 20).decode().split('\\0')[:-1]\n"
+            "os.close(fd)\n"
+            "def drop(option, count):\n"
+            "    while option in words:\n"
+            "        at = words.index(option)\n"
+            "        del words[at : at + count + 1]\n"
+            f"{code}\n"
+            f"os.execve({REAL!r}, ['bwrap', *words, *sys.argv[3:]], {{}})\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def statuses(findings: list[Finding]) -> dict[str, str]:
+    return {finding.layer: finding.status for finding in findings if finding.status != "ok"}
+
+
+def test_the_dishonest_bwrap_is_honest_when_told_nothing(dishonest: Callable[[str], str]) -> None:
+    """The control of the two tests below."""
+    assert statuses(rehearsal.rehearse(dishonest(""), UID)) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "layer"),
+    [
+        ("drop('--unshare-ipc', 0)", "namespaces"),
+        ("drop('--unshare-uts', 0); drop('--hostname', 1)", "namespaces"),
+        ("drop('--unshare-cgroup', 0)", "cgroup_namespace"),
+        ("drop('--unshare-net', 0)", "network"),
+        ("words[:0] = ['--uid', '5']; drop('--uid', 1); words[:0] = ['--uid', '5']", "identity"),
+        ("drop('--cap-drop', 1); words += ['--cap-add', 'ALL']", "capabilities"),
+        ("os.open('/', os.O_PATH); os.set_inheritable(3, True)", "session"),
+        ("words += ['--tmpfs', '/fd-bind']", "fd_binds"),
+        ("words += ['--ro-bind', '/proc/kallsyms', '/proc/kallsyms']", "masked_proc"),
+        ("words[-4:-4] = ['--ro-bind', '/sys', '/sys']; drop('--remount-ro', 1)", "masked_proc"),
+        ("words += ['--tmpfs', '/tmp', '--remount-ro', '/tmp']", "scratch"),
+        ("drop('--seccomp', 1)", "seccomp_in_cage"),
+        ("drop('--remount-ro', 1)", "read_only_root"),
+    ],
+)
+def test_a_layer_that_bwrap_accepts_but_does_not_make_is_found_out(
+    dishonest: Callable[[str], str], code: str, layer: str
+) -> None:
+    findings = rehearsal.rehearse(dishonest(code), UID)
+    assert statuses(findings).get(layer) == "missing", findings
+    fault = next(finding for finding in findings if finding.layer == layer)
+    assert fault.cause == "ineffective"
+
+
+@pytest.mark.parametrize(
+    ("option", "layer"),
+    [
+        ("--ro-bind-fd", "fd_binds"),
+        ("--disable-userns", "nested_user_namespaces"),
+        ("--unshare-net", "network"),
+        ("--seccomp", "seccomp_in_cage"),
+    ],
+)
+def test_a_layer_that_bwrap_refuses_is_named_alone(
+    dishonest: Callable[[str], str], option: str, layer: str
+) -> None:
+    old = dishonest(
+        f"if {option!r} in words:\n    sys.stderr.write('bwrap: Unknown option {option}\\n'); sys.exit(1)"
+    )
+    findings = rehearsal.rehearse(old, UID)
+    assert statuses(findings) == {layer: "missing"}
+    fault = next(finding for finding in findings if finding.layer == layer)
+    assert fault.summary == f"bwrap: Unknown option {option}"
+    assert "too old" in fault.remedy
+
+
+def test_where_no_cage_can_be_built_one_finding_says_so(dishonest: Callable[[str], str]) -> None:
+    broken = dishonest("sys.stderr.write('bwrap: No permissions\\n'); sys.exit(1)")
+    (finding,) = rehearsal.rehearse(broken, UID)
+    assert (finding.layer, finding.status) == ("cage", "missing")
+    assert "No permissions" in finding.summary
+
+
+def test_layers_that_only_fail_together_do_not_pass(dishonest: Callable[[str], str]) -> None:
+    picky = dishonest("if '--seccomp' in words and '--unshare-net' in words: sys.exit(1)")
+    assert statuses(rehearsal.rehearse(picky, UID)) == {"cage": "missing"}
+
+
+def test_a_look_that_broke_off_proves_nothing(dishonest: Callable[[str], str]) -> None:
+    silent = dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']")
+    findings = rehearsal.rehearse(silent, UID)
+    assert all(finding.status == "missing" for finding in findings)
+
+
+def test_a_failed_run_is_told_in_a_sentence() -> None:
+    assert rehearsal.told(Run(stage="drop the user id", number=errno.EPERM)).startswith(
+        "could not drop the user id"
+    )
+    assert rehearsal.told(Run(late=True)) == "it did not end in time"
+    assert "31" in rehearsal.told(Run(signal=31))
+
+
+# --- the other probes ---------------------------------------------------------------------------------
+
+
+def test_a_probe_that_raises_is_a_finding() -> None:
+    def broken(machine: probes.Machine) -> Finding:
+        raise ZeroDivisionError("of the probe")
+
+    machine = probes.Machine({}, None, FREE, (61184, 65519))
+    (finding,) = probes.guarded("seccomp", broken, machine)
+    assert (finding.layer, finding.status) == ("seccomp", "missing")
+    assert "ZeroDivisionError: of the probe" in finding.summary
+    assert probes.unmet([finding]) == (finding,)
+
+
+def test_only_missing_layers_that_are_required_spoil_the_verdict() -> None:
+    assert not probes.unmet([Finding("seccomp", "ok", ""), Finding("core_dumps", "degraded", "")])
+    assert not probes.unmet([Finding("cgroups", "missing", "")])
+    findings = [Finding("seccomp", "missing", ""), Finding("seccomp_in_cage", "missing", "")]
+    assert probes.unmet(findings) == tuple(findings)
+    assert probes.unmet(findings, ["uid"]) == tuple(findings)
+    assert not probes.unmet(findings, ["seccomp"])
+
+
+def test_every_layer_a_policy_may_name_is_known_here() -> None:
+    assert set(probes.POLICY_LAYERS) == set(policy.LAYERS)
+    assert {layer for layers in probes.POLICY_LAYERS.values() for layer in layers} <= probes.REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("version", "cves"),
+    [
+        ("0.12.0", []),
+        ("0.12", []),
+        ("0.11.2", ["CVE-2026-87766"]),
+        ("0.11.1", ["CVE-2026-87766", "CVE-2026-41163"]),
+        ("0.8.0", ["CVE-2026-87766"]),
+        ("0.4.0", ["CVE-2026-87766", "CVE-2020-5291"]),
+    ],
+)
+def test_flaws_by_version(version: str, cves: list[str]) -> None:
+    assert [flaw.cve for flaw in probes.flaws_of(probes.version_numbers(version))] == cves
+
+
+def test_a_version_nobody_understands_is_a_warning() -> None:
+    assert probes.version_numbers("unreleased") == ()
+
+
+def test_accounts_within_the_range_are_found(tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text(
+        "root:x:0:0::/root:/bin/sh\nlow:x:61184:1::/:/\nodd line\nhigh:x:65519:1::/:/\nout:x:65520:1::/:/\n"
+    )
+    assert probes.accounts_within(61184, 65519, str(passwd)) == ["low (61184)", "high (65519)"]
+
+
+@pytest.mark.needs("root")
+def test_an_account_within_the_range_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = probes.Machine({}, None, FREE._replace(uid=0, capabilities=0xFF), (61184, 65519))
+    assert probes.uid_drop(machine).status == "ok"
+    monkeypatch.setattr(probes, "accounts_within", lambda first, last: ["mallory (61200)"])
+    finding = probes.uid_drop(machine)
+    assert (finding.status, "mallory (61200)" in finding.summary) == ("degraded", True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status"),
+    [("core", "ok"), ("/var/core.%p", "ok"), ("|/usr/share/apport/apport -p%p", "degraded")],
+)
+def test_a_core_pattern_that_starts_a_program_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, status: str
+) -> None:
+    monkeypatch.setattr(conditions, "sysctl", lambda name: pattern)
+    assert conditions.core_dumps().status == status
+
+
+@pytest.mark.parametrize(("value", "status"), [(0, "degraded"), (1, "ok"), (2, "ok"), (None, "info")])
+def test_unprotected_links_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, value: int | None, status: str
+) -> None:
+    monkeypatch.setattr(conditions, "sysctl_number", lambda name: value)
+    assert {finding.status for finding in conditions.protected_links()} == {status}
+
+
+def test_an_interpreter_below_a_denied_path_is_a_warning(plugin_dir: Path, tmp_path: Path) -> None:
+    home = plugin_dir / "home"
+    hidden = home / ".docker" / "bin"  # denied in every home
+    hidden.mkdir(parents=True)
+    for folder in (hidden, plugin_dir / "fine"):
+        folder.mkdir(exist_ok=True)
+        (folder / "python3").write_text("#!/bin/sh\n")
+        (folder / "python3").chmod(0o755)
+    (plugin_dir / "linked").mkdir()
+    (plugin_dir / "linked" / "python3").symlink_to(hidden / "python3")
+
+    def status(folder: Path) -> str:
+        environ = {"PATH": str(folder), "HOME": str(home)}
+        return next(f.status for f in conditions.interpreters(environ) if f.layer == "interpreter_python3")
+
+    assert status(plugin_dir / "fine") == "ok"
+    assert status(hidden) == "degraded"
+    assert status(plugin_dir / "linked") == "degraded"
+    assert status(tmp_path) == "info"
+
+
+def test_cgroups_are_information_and_leave_none_behind() -> None:
+    finding = conditions.cgroups()
+    assert finding.status == "info"
+    assert finding.cause in ("v1", "v2", "hybrid", "none")
+    for hierarchy in conditions.own_cgroups():
+        assert not [name for name in os.listdir(hierarchy.directory) if name.startswith("runner-doctor")]
+
+
+def test_our_own_cgroups_are_where_the_kernel_says() -> None:
+    for hierarchy in conditions.own_cgroups():
+        members = Path(hierarchy.directory, "cgroup.procs").read_text().split()
+        assert str(os.getpid()) in members
