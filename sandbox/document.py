@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+from bisect import bisect_left
 from typing import Literal, NamedTuple, NoReturn
 
 from sandbox.spec import KeyPath
@@ -94,7 +95,7 @@ class DocumentError(Exception):
 class Document:
     """A parsed file. `where` turns the keys that lead to a value into a line and a column."""
 
-    __slots__ = ("_offsets", "_text", "data", "format", "path", "raw")
+    __slots__ = ("_ends", "_offsets", "_text", "data", "format", "path", "raw")
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class Document:
         self.data = data
         self._text = text
         self._offsets = offsets
+        self._ends: list[int] | None = None  # of lines, once somebody asks
 
     def where(self, keys: KeyPath) -> tuple[int, int]:
         """Line and column of a key (or of an item of an array).
@@ -120,7 +122,11 @@ class Document:
         """
         while keys and keys not in self._offsets:
             keys = keys[:-1]
-        return _line_column(self._text, self._offsets[keys] if keys else 0)
+        offset = self._offsets[keys] if keys else 0
+        if self._ends is None:
+            self._ends = [found.start() for found in re.finditer("\n", self._text)]
+        line = bisect_left(self._ends, offset)
+        return line + 1, offset - (self._ends[line - 1] if line else -1)
 
     def diagnostic(
         self, keys: KeyPath, rule: str, message: str, hint: str = "", severity: Severity = "error"

@@ -1,23 +1,30 @@
-"""What strangers wrote, made safe for a terminal."""
+"""What people read on stderr."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TextIO
 
-from sandbox.document import Diagnostic, printable
-
-__all__ = ["print_diagnostics", "printable"]
+from runner.invoke import Prepared, place
+from runner.report import Outcome
+from sandbox.document import printable
 
 
-def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None = None) -> None:
-    """One line each, the hint indented below."""
-    out = stream or sys.stderr
-    for diagnostic in diagnostics:
-        print(
-            f"{diagnostic.place}: {diagnostic.severity}: {diagnostic.rule}: {printable(diagnostic.message)}",
-            file=out,
-        )
+def warn(text: str) -> None:
+    print(f"runner: {printable(text)}", file=sys.stderr)
+
+
+def failure(prepared: Prepared, outcome: Outcome) -> None:
+    """One line that says what, then one for each thing that stands in the way, then what to do."""
+    lines = [f"runner: {outcome.code}: {printable(outcome.message)}"]
+    for diagnostic in outcome.diagnostics:
+        lines.append(f"  {diagnostic.text()}")
         if diagnostic.hint:
-            print(f"    {printable(diagnostic.hint)}", file=out)
+            lines.append(f"      {printable(diagnostic.hint)}")
+    for denial in outcome.denials:
+        what = "" if denial.asked in denial.reason else f"{printable(denial.asked)}: "
+        lines.append(f"  {printable(place(prepared, denial))}: {denial.rule}: {what}{printable(denial.reason)}")
+        if denial.hint:
+            lines.append(f"      {printable(denial.hint)}")
+    if outcome.hint and not outcome.denials and not outcome.diagnostics:
+        lines.append(f"  {printable(outcome.hint)}")
+    print("\n".join(lines), file=sys.stderr)

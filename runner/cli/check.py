@@ -1,0 +1,138 @@
+"""`runner check`: every fault of a manifest, with its place, in one pass."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from runner import __version__
+from runner.cli.diagnostics import print_diagnostics
+from runner.manifest import Loaded, load, load_all
+from sandbox.document import Diagnostic, printable
+
+NAME = "check"
+HELP = "say everything that is wrong with a manifest"
+EXAMPLE = "runner check nexo-plugin.toml"
+
+MANIFEST_INVALID = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "manifests", nargs="+", metavar="MANIFEST", help="a manifest, or a directory with one"
+    )
+    parser.add_argument("--format", choices=("text", "json", "sarif"), default="text", help="default: text")
+    parser.add_argument("--contract", metavar="NAME", help="the contract, if name and content do not say it")
+    parser.add_argument("--server", metavar="NAME", help="only this server of an MCP configuration")
+
+
+def run(args: argparse.Namespace) -> int:
+    files = [(path, _loaded(path, args)) for path in args.manifests]
+    shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]
+    found = [diagnostic for _, _, diagnostics in shown for diagnostic in diagnostics]
+    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    if args.format == "json":
+        _print_json(shown, errors, len(found) - errors)
+    elif args.format == "sarif":
+        print(json.dumps(sarif(found), indent=2))
+    else:
+        print_diagnostics(found, sys.stdout)
+        _print_summary(shown, errors, len(found) - errors)
+    return MANIFEST_INVALID if errors else 0
+
+
+def _loaded(path: str, args: argparse.Namespace) -> tuple[Loaded, ...]:
+    if args.server is not None:
+        return (load(path, contract=args.contract, server=args.server),)
+    return load_all(path, contract=args.contract)
+
+
+def _diagnostics(given: str, loaded: tuple[Loaded, ...]) -> list[Diagnostic]:
+    """Named as the caller named the file: a relative path stays one."""
+    found = [diagnostic for each in loaded for diagnostic in each.diagnostics]
+    if os.path.isabs(given):
+        return found
+    here = os.getcwd().rstrip("/") + "/"
+    return [d._replace(file=d.file.removeprefix(here)) for d in found]
+
+
+def _print_summary(
+    shown: list[tuple[str, tuple[Loaded, ...], list[Diagnostic]]], errors: int, warnings: int
+) -> None:
+    for path, loaded, diagnostics in shown:
+        if any(diagnostic.severity == "error" for diagnostic in diagnostics):
+            continue
+        names = ", ".join(printable(_named(each)) for each in loaded)
+        print(f"{printable(path)}: ok: {names}")
+    if errors or warnings:
+        print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
+
+
+def _named(loaded: Loaded) -> str:
+    plugin = loaded.plugin
+    if plugin is None:
+        return ""
+    version = f" {plugin.version}" if plugin.version else ""
+    return f"{plugin.id}{version} ({plugin.contract})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _print_json(
+    shown: list[tuple[str, tuple[Loaded, ...], list[Diagnostic]]], errors: int, warnings: int
+) -> None:
+    files = [
+        {
+            "file": path,
+            "plugins": [
+                {"id": each.plugin.id, "version": each.plugin.version, "contract": each.plugin.contract}
+                for each in loaded
+                if each.plugin is not None
+            ],
+            "diagnostics": [diagnostic._asdict() for diagnostic in diagnostics],
+        }
+        for path, loaded, diagnostics in shown
+    ]
+    document = {"schema": "runner.check.v1", "ok": not errors, "errors": errors, "warnings": warnings}
+    print(json.dumps({**document, "files": files}, indent=2))
+
+
+def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
+    """The findings as SARIF 2.1.0, which code hosts show beside the lines."""
+    rules = sorted({diagnostic.rule for diagnostic in diagnostics})
+    driver = {
+        "name": "runner",
+        "version": __version__,
+        "rules": [{"id": rule, "shortDescription": {"text": rule.replace("_", " ")}} for rule in rules],
+    }
+    run_object = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(diagnostic, rules) for diagnostic in diagnostics],
+    }
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return {"$schema": schema, "version": "2.1.0", "runs": [run_object]}
+
+
+def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    uri = quote(os.fsencode(diagnostic.file))
+    if diagnostic.file.startswith("/"):
+        uri = "file://" + uri
+    location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if diagnostic.line:
+        location["region"] = {"startLine": diagnostic.line, "startColumn": diagnostic.column}
+    text = diagnostic.message + (f" ({diagnostic.hint})" if diagnostic.hint else "")
+    return {
+        "ruleId": diagnostic.rule,
+        "ruleIndex": rules.index(diagnostic.rule),
+        "level": diagnostic.severity,
+        "message": {"text": text},
+        "locations": [{"physicalLocation": location}],
+    }

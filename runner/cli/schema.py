@@ -1,0 +1,28 @@
+"""`runner schema`: a contract's manifest as JSON Schema, for editors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from runner.manifest import contract_manifest, contract_names
+from sandbox.document import printable
+
+NAME = "schema"
+HELP = "print the JSON Schema of a contract's manifest, for editors"
+EXAMPLE = "runner schema nexo > nexo-plugin.schema.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("contract", metavar="CONTRACT", help=", ".join(contract_names()))
+
+
+def run(args: argparse.Namespace) -> int:
+    known = contract_names()
+    if args.contract not in known:
+        name = printable(args.contract)
+        print(f"runner schema: there is no contract '{name}'; known are {', '.join(known)}", file=sys.stderr)
+        return 2
+    print(json.dumps(contract_manifest(args.contract).json_schema(), indent=2))
+    return 0

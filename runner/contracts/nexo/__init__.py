@@ -1,0 +1,30 @@
+"""nexo plugins: a TOML manifest, JSON-RPC lines on stdio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runner.plugin import Switches
+from sandbox.document import Document, Format
+
+NAME = "nexo"
+FORMAT: Format = "toml"
+FILE_NAMES = ("plugin.toml", "nexo-plugin.toml")
+SIGN = "a [plugin] table"
+IN_SUBDIRECTORY = False
+OPERATORS_OWN_COMMAND = False
+
+
+def recognises(document: Document) -> bool:
+    return isinstance(document.data.get("plugin"), dict)
+
+
+# The values its reference host takes for yes; anything else is no.
+_YES = ("1", "true", "TRUE", "yes", "YES")
+
+
+def switches(environ: Mapping[str, str]) -> Switches:
+    return Switches(
+        require_enabled=environ.get("NEXO_PLUGIN_SANDBOX_REQUIRE") in _YES,
+        host_network_allowed=environ.get("NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW") in _YES,
+    )

@@ -1,0 +1,77 @@
+"""Semantic versions, and the requirements Cargo writes about them (`>=0.1.0`, `^0.2`, `1.*`)."""
+
+from __future__ import annotations
+
+import re
+
+Triple = tuple[int, int, int]
+
+_NUMBER = r"(?:0|[1-9]\d{0,17})"
+_TAIL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_VERSION = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})(?:-(?:{_TAIL}))?(?:\+(?:{_TAIL}))?", re.ASCII)
+_COMPARATOR = re.compile(
+    rf"(\^|~|=|>=|<=|>|<)?\s*({_NUMBER}|[*xX])(?:\.({_NUMBER}|[*xX]))?(?:\.({_NUMBER}|[*xX]))?"
+    rf"(-(?:{_TAIL}))?(?:\+(?:{_TAIL}))?",
+    re.ASCII,
+)
+_COMPARATORS = 32
+_END: Triple = (1 << 64, 0, 0)
+
+
+def is_version(text: str) -> bool:
+    return len(text) <= 256 and _VERSION.fullmatch(text) is not None
+
+
+def admits(requirement: str, version: Triple) -> bool:
+    """Whether a released `version` meets the requirement; ValueError if it is not one."""
+    if not requirement.strip() or len(requirement) > 1024:
+        raise ValueError("is not a version requirement")
+    parts = requirement.split(",")
+    if len(parts) > _COMPARATORS:
+        raise ValueError(f"has more than {_COMPARATORS} parts")
+    met = [low <= version < high for low, high in map(_interval, parts)]
+    return all(met)
+
+
+def _interval(comparator: str) -> tuple[Triple, Triple]:
+    """The versions from the first to before the second."""
+    match = _COMPARATOR.fullmatch(comparator.strip())
+    if match is None:
+        raise ValueError("is not a version requirement")
+    operator, major, minor, patch, pre = match.groups()
+    given = [part for part in (major, minor, patch) if part is not None]
+    numbers = [int(part) for part in given if part not in "*xX"]
+    if any(part not in "*xX" for part in given[len(numbers) :]):
+        raise ValueError("has a number behind a wildcard")
+    if len(numbers) < len(given) and operator is None:
+        operator = "="
+    if not numbers:
+        return (0, 0, 0), _END
+    low = _padded(numbers)
+    if pre and len(numbers) < 3:
+        raise ValueError("has a pre-release behind an incomplete version")
+    # A released version never equals a pre-release and is greater than its own.
+    if operator == "=":
+        return (low, low) if pre else (low, _next(numbers))
+    if operator == ">":
+        return (low if pre else _next(numbers)), _END
+    if operator == ">=":
+        return low, _END
+    if operator == "<":
+        return (0, 0, 0), low
+    if operator == "<=":
+        return (0, 0, 0), (low if pre else _next(numbers))
+    if operator == "~":
+        return low, _next(numbers[:2])
+    fixed = next((i for i, n in enumerate(numbers) if n), len(numbers) - 1)
+    return low, _next(numbers[: fixed + 1])
+
+
+def _padded(numbers: list[int]) -> Triple:
+    major, minor, patch = (*numbers, 0, 0)[:3]
+    return major, minor, patch
+
+
+def _next(numbers: list[int]) -> Triple:
+    """The first version after all that start with these numbers."""
+    return _padded([*numbers[:-1], numbers[-1] + 1])

@@ -1,0 +1,211 @@
+"""From a path to a Plugin: find the manifest, recognise its contract, read it, or say why not.
+
+Contracts are found by looking into runner/contracts/ and imported by name, one at a time: importing one
+contract's models costs a launch more than everything else it does, so an unchanged manifest is answered from
+the cache (see manifest_cache.py) and imports none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+from typing import Any, NamedTuple
+
+from runner import manifest_cache
+from runner.plugin import Plugin
+from sandbox.document import Diagnostic, Document, DocumentError, Format, parse, quoted, read_bounded
+from sandbox.spec import KeyPath
+
+
+class Found(NamedTuple):
+    path: str  # absolute
+    contract: str | None  # None: the name says nothing, the content has to
+    diagnostics: tuple[Diagnostic, ...] = ()  # warnings
+
+
+class Loaded(NamedTuple):
+    plugin: Plugin | None  # None: there is an error among the diagnostics
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def contract_names() -> tuple[str, ...]:
+    """The contracts there are: the folders of runner/contracts/."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contracts")
+    return tuple(
+        sorted(
+            name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "__init__.py"))
+        )
+    )
+
+
+def contract(name: str) -> Any:
+    """How a contract's manifests are recognised: the package runner.contracts.NAME."""
+    return importlib.import_module(f"runner.contracts.{name}")
+
+
+def contract_manifest(name: str) -> Any:
+    """How a contract's manifests are read: runner.contracts.NAME.manifest."""
+    return importlib.import_module(f"runner.contracts.{name}.manifest")
+
+
+# --- finding -----------------------------------------------------------------------------------------
+
+
+def find(path: str, contract: str | None = None) -> Found:
+    """The manifest a path means: itself, or the one in the directory. DocumentError if there is none."""
+    if contract is not None and contract not in contract_names():
+        known = ", ".join(contract_names())
+        raise _refusal(
+            path, "contract_unknown", f"there is no contract {quoted(contract)}; known are {known}"
+        )
+    if not path or "\0" in path:
+        raise _refusal(path, "file_missing", "that is not the name of a file")
+    absolute = os.path.abspath(path)
+    try:
+        is_directory = stat.S_ISDIR(os.stat(absolute).st_mode)
+    except OSError:
+        is_directory = False  # reading the file will say what is wrong with it
+    if is_directory:
+        return _find_in(absolute, contract)
+    return Found(absolute, contract or _by_name(os.path.basename(absolute)))
+
+
+def _by_name(file_name: str) -> str | None:
+    owners = [name for name in contract_names() if file_name in contract(name).FILE_NAMES]
+    return owners[0] if len(owners) == 1 else None
+
+
+def _find_in(directory: str, chosen: str | None) -> Found:
+    names = contract_names() if chosen is None else (chosen,)
+    present = {name: _present(directory, contract(name).FILE_NAMES) for name in names}
+    for name in names:
+        if (
+            not any(present.values())
+            and contract(name).IN_SUBDIRECTORY
+            and (inner := _only_directory(directory))
+        ):
+            present[name] = _present(inner, contract(name).FILE_NAMES)
+    candidates = {name: files for name, files in present.items() if files}
+    if not candidates:
+        looked = ", ".join(file for name in names for file in contract(name).FILE_NAMES)
+        hint = "name the manifest itself if it is called otherwise"
+        raise _refusal(directory, "manifest_missing", f"there is no manifest here; looked for {looked}", hint)
+    if len(candidates) > 1:
+        shown = " and ".join(f"{os.path.basename(files[0])} ({name})" for name, files in candidates.items())
+        message = f"there are manifests of several contracts here: {shown}"
+        raise _refusal(
+            directory, "manifest_ambiguous", message, "choose with --contract NAME, or name the file"
+        )
+    [(name, files)] = candidates.items()
+    warnings = tuple(
+        Diagnostic(
+            other, 0, 0, "manifest_shadowed", f"ignored: {os.path.basename(files[0])} wins", "", "warning"
+        )
+        for other in files[1:]
+    )
+    return Found(files[0], name, warnings)
+
+
+def _present(directory: str, names: tuple[str, ...]) -> list[str]:
+    return [path for name in names if os.path.lexists(path := os.path.join(directory, name))]
+
+
+def _only_directory(directory: str) -> str | None:
+    """The one entry of a directory, if it is a directory itself: an unpacked archive looks like that."""
+    try:
+        with os.scandir(directory) as entries:
+            first = next(entries, None)
+            if first is None or next(entries, None) is not None or not first.is_dir(follow_symlinks=False):
+                return None
+            return first.path
+    except OSError:
+        return None
+
+
+def _refusal(path: str, rule: str, message: str, hint: str = "") -> DocumentError:
+    return DocumentError(Diagnostic(path, 0, 0, rule, message, hint))
+
+
+# --- loading -----------------------------------------------------------------------------------------
+
+
+def load(path: str, *, contract: str | None = None, server: str | None = None) -> Loaded:
+    """The plugin of a manifest, or everything that is wrong with it."""
+    try:
+        found = find(path, contract)
+        raw = read_bounded(found.path)
+        home = _home()
+        key = manifest_cache.key(found.path, raw, found.contract, server, home)
+        cached = manifest_cache.load(key)
+        if cached is not None:
+            plugin, diagnostics = cached
+            return Loaded(plugin, found.diagnostics + diagnostics)
+        name, document = _recognise(found, raw)
+    except DocumentError as error:
+        return Loaded(None, error.diagnostics)
+    loaded = Loaded(*contract_manifest(name).read(document, server=server, home=home))
+    if loaded.plugin is not None:
+        manifest_cache.store(key, loaded.plugin, loaded.diagnostics)
+    return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
+
+
+def load_all(path: str, *, contract: str | None = None) -> tuple[Loaded, ...]:
+    """Every plugin of a manifest: one, or for a configuration of several servers each of them."""
+    try:
+        found = find(path, contract)
+        name, document = _recognise(found, read_bounded(found.path))
+    except DocumentError as error:
+        return (Loaded(None, error.diagnostics),)
+    reader = contract_manifest(name)
+    results = [
+        Loaded(*reader.read(document, server=server, home=_home()))
+        for server in (reader.servers(document) or (None,))
+    ]
+    first = results[0]
+    return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+
+
+def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
+    """Line and column of a request in the plugin's manifest; (0, 0) if it cannot be read any more.
+
+    Read again on purpose: a plugin from the cache has no document, and only a complaint needs one.
+    """
+    try:
+        found = Found(plugin.manifest, plugin.contract)
+        return _recognise(found, read_bounded(plugin.manifest))[1].where(keys)
+    except DocumentError:
+        return 0, 0
+
+
+def _home() -> str:
+    home = os.path.expanduser("~")
+    return home if home.startswith("/") else ""
+
+
+def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
+    if found.contract is not None:
+        return found.contract, parse(found.path, raw, contract(found.contract).FORMAT)
+    document = parse(found.path, raw, _format(found.path, raw))
+    names = contract_names()
+    matching = [
+        n for n in names if document.format == contract(n).FORMAT and contract(n).recognises(document)
+    ]
+    if len(matching) == 1:
+        return matching[0], document
+    if matching:
+        message = f"this could be a manifest of {' or '.join(matching)}"
+        raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")
+    looked = "; ".join(f"{contract(n).SIGN} ({n})" for n in names)
+    message = f"this is not a manifest of a known contract; looked for {looked}"
+    raise _refusal(
+        found.path, "manifest_unknown", message, "choose with --contract NAME to see what is missing"
+    )
+
+
+def _format(path: str, raw: bytes) -> Format:
+    if path.endswith(".json"):
+        return "json"
+    if path.endswith(".toml"):
+        return "toml"
+    return "json" if raw.lstrip()[:1] in (b"{", b"[") else "toml"

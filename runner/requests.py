@@ -1,0 +1,261 @@
+"""What a manifest asks of the cage, read and checked the same way for every contract.
+
+All checks here go by the text alone: a manifest means the same on every machine (but for the user's home),
+which is what makes it cacheable. What exists, and what the policy says, is judged later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from runner import shape
+from runner.faults import Faults
+from runner.table import Item, Table
+from sandbox.denylist import lexical_hit
+from sandbox.document import quoted
+from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits
+from sandbox.units import parse_duration, parse_size
+
+# The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN) and all of them
+# together beyond a quarter of the stack limit: 2 MiB by default, of which the cage needs its share.
+ARGUMENT_LIMIT = 131072 - 1
+VECTOR_LIMIT = 512 << 10
+PATH_LIMIT = 4096 - 1
+NAME_LIMIT = 255
+
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+
+
+def check_vector(
+    faults: Faults, command: Item | None, args: Sequence[Item], env: Sequence[tuple[str, Item]]
+) -> None:
+    """Arguments and variables as execve() will take them."""
+    total = 0
+    for item in (*([command] if command else ()), *args):
+        size = len(os.fsencode(item.text))
+        total += size + 9  # the terminating NUL and a pointer
+        if size > ARGUMENT_LIMIT:
+            message = f"an argument of {size} bytes; the kernel takes {ARGUMENT_LIMIT} at most"
+            faults.error(item.keys, "argument_too_long", message)
+    for name, item in env:
+        size = len(os.fsencode(name)) + 1 + len(os.fsencode(item.text))
+        total += size + 9
+        check_env_name(faults, item.keys, name)
+        if size > ARGUMENT_LIMIT:
+            message = f"a variable of {size} bytes; the kernel takes {ARGUMENT_LIMIT} at most"
+            faults.error(item.keys, "argument_too_long", message)
+    if total > VECTOR_LIMIT:
+        keys = command.keys[:-1] if command else ()
+        message = f"arguments and variables have {total} bytes together, the limit is {VECTOR_LIMIT}"
+        faults.error(keys, "arguments_too_long", message)
+
+
+def check_env_name(faults: Faults, keys: KeyPath, name: str) -> None:
+    if not ENV_NAME.match(name):
+        message = f"{quoted(name)} cannot be the name of an environment variable"
+        faults.error(keys, "env_name", message, "letters, digits and _ only, not starting with a digit")
+    elif len(name) > NAME_LIMIT:
+        faults.error(
+            keys, "env_name", f"a variable name of {len(name)} characters, the limit is {NAME_LIMIT}"
+        )
+
+
+def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool, hint: str = "") -> None:
+    """A host path a plugin asks for: absolute, without detours, and not on the hard denylist.
+
+    `path` is the item's text with `~` expanded.
+    """
+    shown = quoted(item.text)
+    below = path
+    if STATE_DIR_TOKEN in path:
+        if not write:
+            message = f"{shown}: {STATE_DIR_TOKEN} can only be asked for writing"
+            faults.error(item.keys, "sandbox_state_dir", message, "move it to the writable paths")
+            return
+        if not _is_state_path(path):
+            message = f"{shown}: {STATE_DIR_TOKEN} has to stand at the beginning of the path"
+            faults.error(item.keys, "sandbox_state_dir", message)
+            return
+        below = "/state" + path[len(STATE_DIR_TOKEN) :]
+    if not below.startswith("/"):
+        if not hint and "$" in path:
+            hint = f"of all variables only {STATE_DIR_TOKEN} is known, at the beginning of a writable path"
+        faults.error(item.keys, "sandbox_relative_path", f"{shown} is not an absolute path", hint)
+        return
+    if len(os.fsencode(path)) > PATH_LIMIT or any(len(os.fsencode(p)) > NAME_LIMIT for p in path.split("/")):
+        faults.error(item.keys, "sandbox_path_too_long", f"{shown} is longer than any path can be")
+        return
+    if below != "/" and any(part in ("", ".", "..") for part in below.split("/")[1:]):
+        message = f"{shown} contains an empty, '.' or '..' segment"
+        faults.error(
+            item.keys, "sandbox_path_detour", message, "write the path straight, without a trailing /"
+        )
+        # Still tested: that it is also a denied path is the better reason.
+        below = "/" + os.path.normpath(below).lstrip("/")
+    if STATE_DIR_TOKEN not in path:
+        denied = "/" if below == "/" else lexical_hit(below, (home,) if home.startswith("/") else ())
+        if denied is not None:
+            message = f"{shown} touches {quoted(denied)}, which no plugin gets"
+            faults.error(item.keys, "sandbox_denylist", message, _denied_hint(below, denied))
+
+
+def _is_state_path(path: str) -> bool:
+    rest = path.removeprefix(STATE_DIR_TOKEN)
+    return rest != path and (not rest or rest.startswith("/")) and STATE_DIR_TOKEN not in rest
+
+
+def _denied_hint(path: str, denied: str) -> str:
+    if path == "/" or denied.startswith(path.rstrip("/") + "/"):
+        return "ask for the directories below it that are really needed"
+    return "the hard denylist has no exceptions; keep what the plugin needs elsewhere"
+
+
+# --- network ---------------------------------------------------------------------------------------
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z", re.ASCII)
+_NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z", re.ASCII)
+
+
+def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
+    """An allowlist of `name:port`. `none` is how this contract spells "no network"."""
+    if not items:
+        faults.error(keys, "network_allowlist", "the allowlist is empty", f"to allow nothing, write {none}")
+    found: dict[str, None] = {}
+    for item in items:
+        try:
+            found[parse_host(item.text)] = None
+        except ValueError as error:
+            message = f"{quoted(item.text)} {error}"
+            faults.error(item.keys, "network_allowlist", message, "entries look like example.com:443")
+    return tuple(found)
+
+
+def parse_host(text: str) -> str:
+    """`name:port` in lower case; ValueError with the second half of a sentence otherwise."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError("has no port")
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII) or int(port) > 65535:
+        raise ValueError("has no port between 1 and 65535")
+    if host.startswith("[") and host.endswith("]"):
+        return f"[{_address(host[1:-1])}]:{int(port)}"
+    if not host.isascii():
+        raise ValueError("has a name outside ASCII; write its xn-- form")
+    host = host.lower()
+    if "*" in host:
+        raise ValueError("contains a wildcard; list each name")
+    labels = host.split(".")
+    # resolvers read 127.1, 0x7f000001 and 2130706433 as addresses: only the plain spelling is accepted.
+    if _NUMERIC.match(labels[-1]):
+        return f"{_address(host)}:{int(port)}"
+    if len(host) > 253 or not all(_LABEL.match(label) for label in labels):
+        raise ValueError("is not a host name")
+    return f"{host}:{int(port)}"
+
+
+def _address(text: str) -> str:
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("is neither a host name nor an address in its plain spelling") from None
+    if address.is_unspecified or address.is_multicast or (address.version == 6 and "%" in text):
+        raise ValueError("is not the address of one host")
+    return str(address)
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+_SIZE = "Bytes, or text such as 256M."
+_TIME = "Seconds, or text such as 30s, 2m."
+_COUNTS = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
+_SIZES = ("memory", "file_size", "disk", "tmp", "shm", "output")
+_DURATIONS = ("cpu_time", "deadline")
+LIMITS: dict[str, tuple[str, list[str]]] = {
+    "memory": (f"Memory. {_SIZE}", ["integer", "string"]),
+    "pids": ("Processes and threads.", ["integer"]),
+    "cpu": ('Cores: 0.5, 2 or "50%".', ["number", "string"]),
+    "cpu_time": (f"Processor time. {_TIME}", ["number", "string"]),
+    "open_files": ("Open files per process.", ["integer"]),
+    "file_size": (f"Largest file. {_SIZE}", ["integer", "string"]),
+    "disk": (f"Room in the state folder. {_SIZE}", ["integer", "string"]),
+    "tmp": (f"Size of /tmp. {_SIZE}", ["integer", "string"]),
+    "shm": (f"Size of /dev/shm. {_SIZE}", ["integer", "string"]),
+    "output": (f"Output in all. {_SIZE}", ["integer", "string"]),
+    "deadline": (f"Time from start to end. {_TIME}", ["number", "string"]),
+}
+
+
+def limits_schema(*, closed: bool) -> dict[str, Any]:
+    """JSON Schema of a table of budgets."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": "Budgets the plugin declares for itself. The operator's policy may set lower ones.",
+        "properties": {
+            name: {"description": about, "type": kinds} for name, (about, kinds) in LIMITS.items()
+        },
+    }
+    return {**schema, "additionalProperties": False} if closed else schema
+
+
+def limits(
+    faults: Faults, parent: Table, name: str, unknown: str | None = None
+) -> tuple[Limits, tuple[tuple[str, KeyPath], ...]]:
+    """The budgets of a table and where each stands. Unknown ones are warnings, or break rule `unknown`."""
+    value = parent.data.get(name)
+    if value is not None and not isinstance(value, dict):
+        message = f"{name} has to be a table, not {shape.type_name(value)}"
+        faults.error(parent.at(name), "invalid_type", message)
+    table = parent.table(name)
+    found: dict[str, Any] = {}
+    for key in table.data:
+        if key not in LIMITS:
+            hint = shape.did_you_mean(key, tuple(LIMITS)) or f"known here: {', '.join(LIMITS)}"
+            message = f"the limit {quoted(key)} is unknown"
+            if unknown is None:
+                faults.warn(table.at(key), "unknown_key", f"{message} and ignored", hint)
+            else:
+                faults.error(table.at(key), unknown, message, hint)
+            continue
+        try:
+            amount = _limit(key, table.data[key])
+            if amount <= 0:
+                raise ValueError("it has to be more than 0")
+        except ValueError as error:
+            faults.error(table.at(key), "limit_value", f"{key}: {error}")
+        else:
+            found[key] = amount
+    return Limits(**found), tuple((key, table.at(key)) for key in found)
+
+
+def _limit(name: str, value: object) -> int | float:
+    if name in _SIZES:
+        return parse_size(value)
+    if name in _DURATIONS:
+        return parse_duration(value)
+    if name == "cpu":
+        return _cpu(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("a whole number is needed")
+    if value > _COUNTS[name]:
+        raise ValueError(f"{value} is more than the kernel can have ({_COUNTS[name]})")
+    return value
+
+
+def _cpu(value: object) -> float:
+    """Cores: 0.5, 2, or "50%" of one core."""
+    if isinstance(value, str) and (
+        match := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", value, re.ASCII)
+    ):
+        cores = float(match[1]) / 100
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        cores = float(value) if abs(value) < 1e6 else 1e6
+    else:
+        raise ValueError('write cores as a number, or a percentage of one core as in "50%"')
+    if not 0 <= cores < 1e4:  # also NaN
+        raise ValueError("that is not a possible number of cores")
+    return cores

@@ -1,0 +1,161 @@
+"""A document against a model: types, required keys and unknown keys, as sentences.
+
+The models are pydantic's, but pydantic costs a tenth of a second to import and is only imported beside them
+(contracts/*/manifest.py); here its classes are known by the few attributes used.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Union, get_args, get_origin
+
+from runner.faults import Faults
+from sandbox.document import quoted
+from sandbox.spec import KeyPath
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+_SUGGESTIONS = 50  # difflib is slow: after so many unknown keys the author has another problem
+
+
+def check(
+    faults: Faults, model: Any, data: object, keys: KeyPath, strict: Callable[[KeyPath], str | None]
+) -> None:
+    """Complains about everything in `data` (at `keys`) that `model` does not know.
+
+    Unknown keys are warnings, except in tables for which `strict` gives the rule they break.
+    """
+    try:
+        model.model_validate(data)
+    except ValueError as error:
+        # pydantic_core.ValidationError; `input` is left out, it may be large.
+        errors: list[dict[str, Any]] = error.errors(  # type: ignore[attr-defined]
+            include_url=False, include_input=True
+        )
+    else:
+        return
+    for number, fault in enumerate(errors):
+        loc: KeyPath = tuple(fault["loc"])
+        _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _SUGGESTIONS)
+
+
+def _report(
+    faults: Faults,
+    model: Any,
+    fault: dict[str, Any],
+    loc: KeyPath,
+    place: KeyPath,
+    strict: Callable[[KeyPath], str | None],
+    *,
+    suggest: bool,
+) -> None:
+    kind: str = fault["type"]
+    name = quoted(str(_last_name(place)))
+    table = shown_table(place[:-1])
+    if kind == "extra_forbidden":
+        known = _known_keys(model, loc[:-1]) if suggest and not faults.full else ()
+        hint = did_you_mean(str(place[-1]), known)
+        rule = strict(place[:-1])
+        if rule is not None:
+            listed = f"known here: {', '.join(known)}" if known else ""
+            faults.error(place, rule, f"the key {name} is unknown in {table}", hint or listed)
+        else:
+            faults.warn(place, "unknown_key", f"the key {name} is unknown in {table} and ignored", hint)
+    elif kind == "missing":
+        faults.error(place, "missing_key", f"the key {name} is missing in {table}")
+    elif kind in _EXPECTED:
+        is_item = isinstance(place[-1], int) if place else False
+        subject = f"item {place[-1]} of {name}" if is_item else name
+        got = type_name(fault.get("input"))
+        faults.error(place, "invalid_type", f"{subject} has to be {_EXPECTED[kind]}, not {got}")
+    elif kind == "literal_error":
+        expected = str(fault.get("ctx", {}).get("expected", ""))
+        value = fault.get("input")
+        given = quoted(value) if isinstance(value, str) else type_name(value)
+        faults.error(place, "invalid_value", f"{name} is {given}; possible are {expected}")
+    else:
+        message = str(fault.get("msg", "is not valid"))
+        faults.error(place, "invalid_value", f"{name}: {message[:1].lower()}{message[1:]}")
+
+
+def _last_name(place: KeyPath) -> str | int:
+    return next((key for key in reversed(place) if isinstance(key, str)), place[-1] if place else "")
+
+
+def shown_table(keys: KeyPath) -> str:
+    """`[plugin.sandbox]`, `[plugin.tools.outbound[0]]`, or "the document" for the root."""
+    if not keys:
+        return "the document"
+    text = ""
+    for key in keys:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return "[" + quoted(text, 100)[1:-1] + "]"
+
+
+def type_name(value: object) -> str:
+    names: dict[type, str] = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+        dict: "a table",
+        type(None): "null",
+    }
+    return names.get(type(value), "a date or time")
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A hint, or nothing."""
+    if not known or len(word) > 64:
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else ""
+
+
+def _known_keys(model: Any, loc: KeyPath) -> tuple[str, ...]:
+    """The keys of the table that `loc` leads to, walking the annotations."""
+    current: Any = model
+    for key in loc:
+        fields = getattr(current, "model_fields", None)
+        if fields is not None:
+            found = [f for name, f in fields.items() if (f.alias or name) == key]
+            if not found:
+                return ()
+            current = _bare(found[0].annotation)
+        else:
+            # list[X] and dict[str, X]: an index or a free key leads to X.
+            arguments = get_args(current)
+            if not arguments:
+                return ()
+            current = _bare(arguments[-1])
+    fields = getattr(current, "model_fields", None)
+    return tuple(f.alias or name for name, f in fields.items()) if fields else ()
+
+
+def _bare(annotation: Any) -> Any:
+    """X of `X | None`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((a for a in get_args(annotation) if a is not type(None)), annotation)
+    return annotation
+
+
+def editor_schema(model: Any, title: str, closed: tuple[str, ...]) -> dict[str, object]:
+    """The model as JSON Schema 2020-12. Unknown keys are open, except in the tables named in `closed`."""
+    schema: dict[str, Any] = model.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    for name, definition in (("", schema), *definitions.items()):
+        if name not in closed:
+            definition.pop("additionalProperties", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}

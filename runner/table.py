@@ -1,0 +1,70 @@
+"""A look at one table of a document that may hold anything.
+
+Rules run whether or not the document's shape is right, so that one pass finds every fault. A value of the
+wrong type has its own complaint already (see shape.py) and reads as absent here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sandbox.spec import KeyPath
+
+
+class Item(NamedTuple):
+    """A string and where it stands."""
+
+    keys: KeyPath
+    text: str
+
+
+class Table:
+    """One table and the keys that lead to it. An absent table is an empty one."""
+
+    __slots__ = ("data", "keys")
+
+    def __init__(self, data: object, keys: KeyPath = ()) -> None:
+        self.data: dict[str, object] = data if isinstance(data, dict) else {}
+        self.keys = keys
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.data
+
+    def at(self, name: str) -> KeyPath:
+        return (*self.keys, name)
+
+    def table(self, name: str) -> Table:
+        return Table(self.data.get(name), self.at(name))
+
+    def tables(self, name: str) -> list[Table]:
+        return [Table(value, (*self.at(name), index)) for index, value in self._list(name)]
+
+    def string(self, name: str) -> str | None:
+        value = self.data.get(name)
+        return value if isinstance(value, str) else None
+
+    def strings(self, name: str) -> list[Item]:
+        return [
+            Item((*self.at(name), index), value)
+            for index, value in self._list(name)
+            if isinstance(value, str)
+        ]
+
+    def pairs(self, name: str) -> list[tuple[str, Item]]:
+        """The entries of a table of strings, such as an environment."""
+        table = self.table(name)
+        return [
+            (key, Item(table.at(key), value)) for key, value in table.data.items() if isinstance(value, str)
+        ]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.data.get(name)
+        return value if isinstance(value, bool) else default
+
+    def integer(self, name: str) -> int | None:
+        value = self.data.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def _list(self, name: str) -> list[tuple[int, object]]:
+        value = self.data.get(name)
+        return list(enumerate(value)) if isinstance(value, list) else []
