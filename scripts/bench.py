@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import statistics
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROUNDS = 60
 WARM_UP = 5
@@ -32,6 +34,11 @@ command = "/usr/bin/true"
 """
 
 
+class Command(NamedTuple):
+    argv: list[str]
+    files: dict[int, str]  # to be open, under these numbers
+
+
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     runner = str(Path(sys.executable).with_name("runner"))
@@ -42,20 +49,19 @@ def main() -> int:
         manifest = folder / "nexo-plugin.toml"
         manifest.write_text(MANIFEST)
         manifest.chmod(0o644)
-        explained = subprocess.run(
-            [runner, "explain", "--format", "argv", str(manifest)], stdout=subprocess.PIPE
-        )
+        explain = [runner, "explain", "--format", "argv", str(manifest)]
+        explained = subprocess.run(explain, stdout=subprocess.PIPE, text=True)
         if explained.returncode:
             return explained.returncode
         commands = {
-            "runner exec": [runner, "exec", str(manifest)],
-            "raw bwrap": shlex.split(explained.stdout.decode()),
-            "python -c 0": [sys.executable, "-I", "-S", "-c", "0"],
+            "runner exec": Command([runner, "exec", str(manifest)], {}),
+            "raw bwrap": without_shell(explained.stdout, folder),
+            "python -c 0": Command([sys.executable, "-I", "-c", "0"], {}),
         }
         samples: dict[str, list[float]] = {name: [] for name in commands}
         for turn in range(WARM_UP + rounds):
-            for name, argv in commands.items():
-                taken = measure(argv)
+            for name, command in commands.items():
+                taken = measure(command)
                 if turn >= WARM_UP:
                     samples[name].append(taken)
     finally:
@@ -71,14 +77,52 @@ def main() -> int:
     return 0
 
 
-def measure(argv: list[str]) -> float:
+def without_shell(line: str, folder: Path) -> Command:
+    """The line `explain` prints for bash, as what bash would start: its own start is not bwrap's cost.
+
+    Redirections become numbered files; `<(printf %s TEXT)` becomes a file that holds TEXT.
+    """
+    argv: list[str] = []
+    files: dict[int, str] = {}
+    number: int | None = None  # of a redirection whose file is the next word
+    words = iter(shlex.split(line))
+    for word in words:
+        if word == "<(printf":
+            next(words)
+            text = folder / f"text-{len(argv)}-{len(files)}"
+            text.write_text(next(words).removesuffix(")"))
+            word = str(text)
+        elif redirection := re.fullmatch(r"(\d+)<(.*)", word):
+            number, word = int(redirection[1]), redirection[2]
+            if not word:
+                continue
+        if number is None:
+            argv.append(word)
+        else:
+            files[number], number = word, None
+    return Command(argv, files)
+
+
+def measure(command: Command) -> float:
+    for number, path in command.files.items():
+        # Anew each time: bwrap reads them to the end.
+        fd = os.open(path, os.O_RDONLY)
+        os.dup2(fd, number)
+        os.close(fd)
     start = time.perf_counter()
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        command.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=tuple(command.files),
+    )
     taken = (time.perf_counter() - start) * 1000
+    for number in command.files:
+        os.close(number)
     if done.returncode:  # a failed launch is a quick one, and no measurement
-        sys.exit(
-            f"bench: {shlex.join(argv)} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
-        )
+        said = done.stderr.decode(errors="replace")
+        sys.exit(f"bench: {shlex.join(command.argv)} ended with {done.returncode}:\n{said}")
     return taken
 
 

@@ -2,7 +2,7 @@
 """A curious plugin: tries what a plugin should be able to do, then what it should not, and prints both.
 
 Ends with 0 if the line between the two is where it belongs, with 1 if not.
-Called with its state directory and with the home of whoever called.
+Called with the home of whoever called: knowing a name is not seeing the thing.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import socket
 import sys
 
 CLONE_NEWUSER = 0x10000000
-STATE = sys.argv[1]
 
 
 def own_file():
@@ -21,7 +20,7 @@ def own_file():
 
 
 def state():
-    path = os.path.join(STATE, "runs")
+    path = os.path.join(os.environ["RUNNER_STATE_DIR"], "runs")
     with open(path, "a+") as file:
         file.write("x")
         file.seek(0)
@@ -45,8 +44,7 @@ def shadow():
 
 
 def home():
-    # Whose path it was told: knowing a name is not seeing the thing.
-    return ", ".join(os.listdir(sys.argv[2]))
+    return ", ".join(os.listdir(sys.argv[1]))
 
 
 def network():
