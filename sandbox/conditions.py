@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -249,7 +250,7 @@ def _unified(own: Hierarchy) -> Finding:
             name for name in enabled if _write(f"{child}/cgroup.subtree_control", f"+{name}")
         ]
     finally:
-        os.rmdir(child)
+        _remove(child)
     budgets = [name for name in enabled if name not in refused_controllers]
     if moved:
         summary = f"v2, not delegated: a process may not be moved ({errno.errorcode.get(moved, moved)})"
@@ -267,6 +268,18 @@ def _unified(own: Hierarchy) -> Finding:
     return Finding(
         "cgroups", "info", summary, "handing down is permitted" if may else "", "" if may else remedy, "v2"
     )
+
+
+def _remove(directory: str) -> None:
+    """A member that was just reaped may count for a moment longer."""
+    deadline = time.monotonic() + 1
+    while True:
+        try:
+            return os.rmdir(directory)
+        except OSError as refused:
+            if refused.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
 
 
 def _write(path: str, text: str) -> int:

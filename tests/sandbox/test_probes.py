@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from sandbox.host import Finding
 from sandbox.refusal import Surroundings, apparmor_remedy, refusal
 from sandbox.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.uids import id_is_mapped
-from tests.conftest import SYSTEM_PATH
+from tests.conftest import SYSTEM_PATH, Caller
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
 # The uid a root's trial becomes; an ordinary user's stays its own.
@@ -452,3 +454,51 @@ def test_our_own_cgroups_are_where_the_kernel_says() -> None:
     for hierarchy in conditions.own_cgroups():
         members = Path(hierarchy.directory, "cgroup.procs").read_text().split()
         assert str(os.getpid()) in members
+
+
+@pytest.mark.needs("root")
+@pytest.mark.usefixtures("nothing_left")
+def test_a_group_of_the_unified_hierarchy_is_made_joined_and_removed() -> None:
+    unified = [hierarchy for hierarchy in conditions.own_cgroups() if hierarchy.kind == "cgroup2"]
+    if not unified:
+        pytest.skip("needs a mounted cgroup v2 hierarchy")
+    before = os.listdir(unified[0].directory)
+    finding = conditions._unified(unified[0])
+    assert "not delegated" not in finding.summary
+    assert os.listdir(unified[0].directory) == before
+
+
+@pytest.mark.needs("root")
+def test_what_a_killed_doctor_left_is_swept() -> None:
+    directory = conditions.own_cgroups()[0].directory
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    left, living = (f"{directory}/runner-doctor-{pid}" for pid in (gone, os.getppid()))
+    os.mkdir(left)
+    os.mkdir(living)
+    try:
+        assert conditions._child_allowed(directory) == ""
+        assert (os.path.exists(left), os.path.exists(living)) == (False, True)
+    finally:
+        os.rmdir(living)
+
+
+@pytest.mark.needs("user")
+def test_who_may_make_no_group_is_told_why(runner_as_user: Caller) -> None:
+    code = (
+        "from sandbox import conditions\n"
+        "for h in conditions.own_cgroups():\n"
+        "    if h.kind == 'cgroup2': print(conditions._unified(h)._asdict())\n"
+    )
+    argv = [*runner_as_user.prefix, *runner_as_user.python, "-c", code]
+    done = subprocess.run(
+        argv, env=dict(runner_as_user.environ), cwd="/", capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr == ""
+    for line in done.stdout.splitlines():
+        finding = ast.literal_eval(line)
+        assert (finding["status"], finding["cause"]) == ("info", "v2")
+        if "not delegated" in finding["summary"]:
+            assert "Delegate=yes" in finding["remedy"]
