@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from sandbox import denylist
+from sandbox.denylist import (
+    CONTRACT_HOME_PATHS,
+    HOME_PATHS,
+    HOST_PATHS,
+    HOST_WRITE_PATHS,
+    Denylist,
+    Unproven,
+    homes,
+    lexical_fault,
+    lexical_hit,
+    normal,
+)
+from sandbox.mounts import read_mounts
+from sandbox.spec import Access
+
+HOME = "/home/someone"
+
+
+def test_the_contract_is_whole() -> None:
+    assert HOST_PATHS == (
+        "/etc/shadow",
+        "/etc/sudoers",
+        "/etc/sudoers.d",
+        "/proc/sys",
+        "/proc/kcore",
+        "/proc/kallsyms",
+        "/sys/firmware",
+        "/sys/kernel",
+        "/dev/mem",
+        "/dev/kmem",
+        "/dev/port",
+        "/var/run/docker.sock",
+        "/run/docker.sock",
+        "/private/var/run/docker.sock",
+        "/root",
+        "/boot",
+    )
+    assert HOME_PATHS[: len(CONTRACT_HOME_PATHS)] == CONTRACT_HOME_PATHS
+    assert {".ssh", ".aws", ".gnupg", ".netrc", ".kube", ".docker", ".npmrc", ".config/gh"} <= set(HOME_PATHS)
+
+
+def test_the_constants_cannot_be_changed() -> None:
+    for constant in (HOST_PATHS, HOME_PATHS, denylist.SOCKET_PATHS, denylist.WHOLE_PATHS, HOST_WRITE_PATHS):
+        assert isinstance(constant, tuple)
+        assert all(path == path.rstrip("/") or path == "/" for path in constant)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc", "/var", "/var/run", "/run", "/dev", "/proc", "/sys", "/private", "/"]
+)
+def test_parents_of_the_contract_paths_are_hit(path: str) -> None:
+    assert lexical_hit(path) is not None
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/ssl/certs", "/etc/shadow_backup", "/rootfs", "/dev/shm", "/proc/self", "/var/lib", "/tmp"]
+)
+def test_neighbours_of_the_contract_paths_are_not_hit(path: str) -> None:
+    assert lexical_hit(path, [HOME]) is None
+
+
+@pytest.mark.parametrize("denied", HOST_PATHS)
+@pytest.mark.parametrize("spelling", ["{}", "{}/below", "{}/", "{}//", "/{}", "/.{}", "{}/.", "{}/x/./y"])
+def test_every_spelling_of_every_host_path_is_hit(denied: str, spelling: str) -> None:
+    assert lexical_hit(spelling.format(denied)) is not None
+    assert lexical_hit(spelling.format(denied + "-not")) is None
+
+
+@pytest.mark.parametrize("denied", HOME_PATHS)
+def test_every_home_path_is_hit_in_three_directions(denied: str) -> None:
+    assert lexical_hit(f"{HOME}/{denied}", [HOME]) == f"{HOME}/{denied}"
+    assert lexical_hit(f"{HOME}/{denied}/x", [HOME]) is not None
+    assert lexical_hit(HOME, [HOME]) is not None
+    assert lexical_hit(f"{HOME}/{denied}", ["/home/other"]) is None
+
+
+def test_additions_of_a_policy() -> None:
+    assert lexical_hit("/srv/vault/x", extra=["/srv/vault"]) == "/srv/vault"
+    assert lexical_hit("/srv/vault/x") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("", "empty"),
+        ("a/b", "absolute"),
+        ("./a", "absolute"),
+        ("~/x", "absolute"),
+        ("/a\0b", "NUL"),
+        ("/a/../b", "'..'"),
+        ("/..", "'..'"),
+        ("/a/..", "'..'"),
+        ("/" + "a" * 4095, "longer"),
+    ],
+)
+def test_paths_that_cannot_be_judged(path: str, fault: str) -> None:
+    assert fault in (lexical_fault(path) or "")
+
+
+@pytest.mark.parametrize("path", ["/", "/a", "/a..b/c", "/...", "//a/./b/", "/" + "a" * 4094])
+def test_paths_that_can(path: str) -> None:
+    assert lexical_fault(path) is None
+
+
+def test_normal_form() -> None:
+    assert normal("//a/./b//c/") == "/a/b/c"
+    assert normal("/") == normal("//.//") == "/"
+
+
+# --- homes ---
+
+PASSWD = """root:x:0:0:root:/root:/bin/bash
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+www:x:33:33::/var/www:/usr/sbin/nologin
+ann:x:1000:1000:Ann:/home/ann:/bin/bash
+bob:x:1001:1001:Bob:/srv/people/bob/:/bin/bash
+broken line
+eve:x:1002:1002::relative/home:/bin/sh
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "euid", "expected"),
+    [
+        ({"HOME": "/home/elsewhere"}, 1000, ["/home/elsewhere", "/home/ann"]),
+        ({}, 1001, ["/srv/people/bob"]),
+        ({"HOME": "/root"}, 0, ["/root", "/home/ann"]),
+        ({"HOME": "/root", "SUDO_USER": "bob"}, 0, ["/root", "/srv/people/bob", "/home/ann"]),
+        ({"HOME": "relative"}, 1002, []),
+        ({"HOME": "/"}, 33, ["/", "/var/www"]),
+    ],
+)
+def test_homes(tmp_path: Path, environ: dict[str, str], euid: int, expected: list[str]) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text(PASSWD)
+    assert list(homes(environ, euid=euid, passwd=str(passwd))) == expected
+
+
+def test_a_daemons_home_in_usr_does_not_refuse_usr(tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text(PASSWD)
+    assert homes({"HOME": "/usr/sbin"}, euid=1, passwd=str(passwd)) == ()
+
+
+def test_a_home_behind_a_link_counts_under_both_names(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    found = homes({"HOME": str(tmp_path / "link")}, euid=4_000_000, passwd="/dev/null")
+    assert found == (str(tmp_path / "link"), str(tmp_path.resolve() / "real"))
+
+
+# --- the list in force ---
+
+
+def test_policies_and_homes_only_add() -> None:
+    plain = {entry.path for entry in Denylist(read_mounts()).entries}
+    more = Denylist(
+        read_mounts(), homes=[HOME], policy=["/srv/vault/"], runner=["/var/lib/x"], protected=["/opt/y"]
+    )
+    assert set(HOST_PATHS) <= plain < {entry.path for entry in more.entries}
+    for path in (f"{HOME}/.ssh", "/srv/vault", "/var/lib/x", "/opt/y"):
+        assert path in {entry.path for entry in more.entries}
+
+
+@pytest.mark.parametrize(
+    ("path", "access", "refused"),
+    [
+        ("/root/x", "read", True),
+        ("/run", "read", True),
+        ("/run/user/1", "read", True),
+        ("/var/run/x", "read", True),
+        ("/tmp", "read", True),
+        ("/tmp/x", "read", False),
+        ("/dev/shm", "read", True),
+        ("/dev/shm/x", "read", False),
+        ("/home", "read", True),
+        (HOME, "read", True),
+        (f"{HOME}/plugin", "write", False),
+        (f"{HOME}/.config", "read", True),
+        (f"{HOME}/.bashrc", "read", False),
+        (f"{HOME}/.bashrc", "write", True),
+        (f"{HOME}/.local/bin/x", "write", True),
+        ("/usr/local/lib", "read", False),
+        ("/usr/local/lib", "write", True),
+        ("/etc/ssl/certs", "read", False),
+        ("/etc/ssl/certs", "write", True),
+        ("/mnt/session/x", "read", True),
+        ("/opt/runner/lib", "read", False),
+        ("/opt/runner/lib", "write", True),
+        ("/opt", "write", True),
+    ],
+)
+def test_by_name(path: str, access: Access, refused: bool) -> None:
+    found = Denylist(read_mounts(), homes=[HOME], runtime_dir="/mnt/session", protected=["/opt/runner"])
+    assert (found.name_hit(path, access) is not None) is refused
+
+
+@pytest.mark.parametrize("runtime_dir", [None, "", "relative", "/", "/a/../b"])
+def test_a_senseless_runtime_directory_refuses_nothing_more(runtime_dir: str | None) -> None:
+    assert Denylist(read_mounts(), runtime_dir=runtime_dir).entries == Denylist(read_mounts()).entries
+
+
+def test_a_link_as_denied_path_denies_its_target_by_name(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    found = Denylist(read_mounts(), policy=[str(tmp_path / "link")])
+    assert found.name_hit(str(tmp_path.resolve() / "real" / "x")) is not None
+    assert found.name_hit(str(tmp_path / "link" / "x")) is not None
+    assert found.name_hit(str(tmp_path / "other")) is None
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    before = sorted(os.listdir("/proc/self/fd"))
+    found = Denylist(read_mounts(), policy=[str(tmp_path / "a"), str(tmp_path / "none")])
+    devices = {mount.device for mount in found.mounts.all}
+    assert found.linked({(0, 0): "x"}, devices=devices, limit=10**7) is None
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_hard_links_are_found_among_denied_directories_within_bounds(tmp_path: Path) -> None:
+    vault = tmp_path / "vault" / "deep"
+    vault.mkdir(parents=True)
+    for number in range(20):
+        (vault / str(number)).touch()
+    status = (vault / "7").stat()
+    wanted = {(status.st_dev, status.st_ino): "its name"}
+    device = next(read_mounts().covering(str(tmp_path.resolve()))).device
+
+    def fresh() -> Denylist:
+        found = Denylist(read_mounts(), policy=[str(tmp_path / "vault")])
+        # Not /root and the like of this machine, which have as many files as they like.
+        found._roots = {root: entry for root, entry in found._roots.items() if entry.origin == "policy"}
+        return found
+
+    found = fresh().linked(wanted, devices=[device], limit=21)
+    assert found is not None
+    assert found[0] == "its name" and found[1].denied.path == str(tmp_path / "vault")
+    with pytest.raises(Unproven):
+        fresh().linked(wanted, devices=[device], limit=20)
+    assert fresh().linked(wanted, devices=["0:0"], limit=0) is None  # another filesystem: no walk at all
+    assert fresh().linked({(status.st_dev + 1, status.st_ino): "x"}, devices=[device], limit=21) is None
+
+
+def test_every_hit_is_a_sentence() -> None:
+    found = Denylist(read_mounts(), homes=[HOME], policy=["/srv/vault"], runner=["/var/lib/x"])
+    for path in ("/root", "/root/x", "/etc", f"{HOME}/.ssh", "/srv/vault", "/var/lib/x/y", "/run", "/tmp"):
+        hit = found.name_hit(path)
+        assert hit is not None
+        assert re.fullmatch(r"it (is|lies below|contains) /\S+, (which|where) .*", hit.sentence())
