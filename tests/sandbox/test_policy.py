@@ -1,0 +1,750 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import policy as module
+from sandbox.denylist import HOST_PATHS
+from sandbox.document import Diagnostic, DocumentError
+from sandbox.policy import (
+    LAYERS,
+    LIMIT_NAMES,
+    RUNTIME_PATHS,
+    EnvRule,
+    LimitRule,
+    NetworkRule,
+    Overrides,
+    PathRule,
+    Policy,
+    SeccompRule,
+    grant,
+    host_matches,
+    load_policy,
+    parse_policy,
+    policy_names,
+    steers,
+    untrustworthy,
+)
+from sandbox.spec import (
+    Denial,
+    EnvRequest,
+    Grant,
+    Limits,
+    Network,
+    NetworkMode,
+    PathRequest,
+    SandboxSpec,
+    SeccompProfile,
+)
+
+STATE = "/var/lib/somewhere/plugin"
+PLAIN = Policy("test", "/test.toml")
+
+
+def given(spec: SandboxSpec, policy: Policy = PLAIN, **options: Any) -> Grant:
+    return grant(spec, policy, **{"state_dir": STATE, "environ": {}, **options})
+
+
+def rules(result: Grant) -> list[tuple[str, bool]]:
+    return [(denial.rule, denial.required) for denial in result.denials]
+
+
+# --- the policies that come along -----------------------------------------------------------------
+
+
+def test_the_packaged_policies() -> None:
+    assert policy_names() == ("default", "dev", "strict")
+    for name in policy_names():
+        policy = load_policy(name, {})
+        assert policy.name == name and policy.description and not policy.unsandboxed
+
+
+def test_default_gives_strangers_nothing_of_the_host() -> None:
+    policy = load_policy("default", {})
+    assert policy.network == NetworkRule("none", "none", ())
+    assert policy.read.default == policy.write.default == ()
+    assert policy.write.ceiling == ("${state_dir}",)
+    assert "*" not in policy.read.ceiling + policy.env.ceiling and policy.env.steering == ()
+    assert policy.seccomp == SeccompRule("default", "default")
+    assert {name for name, rule in policy.limits if rule.default is not None} == {"tmp", "shm"}
+    assert policy.uids == (61184, 65519)
+    assert all(policy.layer(layer) == "require" for layer in LAYERS)
+
+
+def test_strict_is_nowhere_wider_than_default() -> None:
+    strict, default = load_policy("strict", {}), load_policy("default", {})
+    assert strict.seccomp == SeccompRule("strict", "strict")
+    assert strict.read.ceiling == () and strict.write.ceiling == default.write.ceiling
+    assert strict.env.passed == strict.env.ceiling == strict.env.steering == ()
+    for name, rule in default.limits:
+        tighter = strict.limit(name)
+        assert tighter.ceiling is not None and rule.ceiling is not None and tighter.ceiling <= rule.ceiling
+    assert (strict.limit("tmp").default or 0) < (default.limit("tmp").default or 0)
+
+
+def test_dev_reads_what_is_not_denied_and_has_the_network_on_request() -> None:
+    dev = load_policy("dev", {})
+    asks = SandboxSpec(
+        paths=(PathRequest("/srv/data", "read"), PathRequest("/tmp/x", "write")),
+        network=Network("host"),
+        seccomp="compat",
+    )
+    assert given(asks, dev).denials == ()
+    assert given(SandboxSpec(), dev).network.mode == "none"
+    for path in HOST_PATHS:
+        assert rules(given(SandboxSpec(paths=(PathRequest(path, "read"),)), dev)) == [("denylist", True)]
+
+
+# --- which policy ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def system_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "etc" / "policy.toml"
+    path.parent.mkdir(mode=0o755)
+    monkeypatch.setattr(module, "SYSTEM_POLICY", str(path))
+    return path
+
+
+def written(path: Path, text: str = "version = 1\n", mode: int = 0o644) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_the_order_of_looking(tmp_path: Path, system_policy: Path) -> None:
+    mine = written(tmp_path / "mine.toml")
+    other = written(tmp_path / "other.toml")
+    assert load_policy(None, {}).name == "default"
+    written(system_policy)
+    assert load_policy(None, {}).name == str(system_policy)
+    assert load_policy(None, {"RUNNER_POLICY": ""}).name == str(system_policy)
+    assert load_policy(None, {"RUNNER_POLICY": "strict"}).name == "strict"
+    assert load_policy(None, {"RUNNER_POLICY": str(other)}).name == str(other)
+    assert load_policy(str(mine), {"RUNNER_POLICY": str(other)}).name == str(mine)
+    assert load_policy("dev", {"RUNNER_POLICY": str(other)}).name == "dev"
+
+
+def test_a_policy_that_cannot_be_used_is_never_replaced(tmp_path: Path, system_policy: Path) -> None:
+    system_policy.symlink_to("nowhere")
+    with pytest.raises(DocumentError):
+        load_policy(None, {})
+    for told in ("nosuch", str(tmp_path / "nosuch.toml"), "../default", str(tmp_path)):
+        with pytest.raises(DocumentError):
+            load_policy(told, {})
+        with pytest.raises(DocumentError):
+            load_policy(None, {"RUNNER_POLICY": told})
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DocumentError) as caught:
+        load_policy("strickt", {})
+    (fault,) = caught.value.diagnostics
+    assert "default, dev, strict" in fault.hint and "did you mean strict?" in fault.hint
+    written(tmp_path / "strickt")
+    with pytest.raises(DocumentError) as caught:
+        load_policy("strickt", {})
+    assert "./strickt" in caught.value.diagnostics[0].hint
+
+
+@pytest.mark.parametrize(
+    ("file_mode", "directory_mode", "trusted"),
+    [
+        (0o644, 0o755, True),
+        (0o600, 0o700, True),
+        (0o664, 0o755, False),
+        (0o646, 0o755, False),
+        (0o644, 0o775, False),
+        (0o644, 0o757, False),
+        (0o644, 0o1777, True),  # sticky: nobody can replace what is ours
+    ],
+)
+def test_a_policy_others_can_write_is_refused(
+    tmp_path: Path, file_mode: int, directory_mode: int, trusted: bool
+) -> None:
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    path = written(directory / "policy.toml", mode=file_mode)
+    directory.chmod(directory_mode)
+    assert (untrustworthy(str(path)) is None) is trusted
+    if trusted:
+        assert load_policy(str(path), {}).name == str(path)
+        return
+    with pytest.raises(DocumentError) as caught:
+        load_policy(str(path), {})
+    (fault,) = caught.value.diagnostics
+    assert fault.rule == "policy_untrusted" and fault.hint.startswith("chmod go-w ")
+
+
+def test_a_weak_directory_further_up_or_on_the_way_of_a_link(tmp_path: Path) -> None:
+    weak = tmp_path / "weak"
+    (weak / "strong").mkdir(parents=True)
+    written(weak / "strong" / "policy.toml")
+    strong = written(tmp_path / "policy.toml")
+    (weak / "link.toml").symlink_to(strong)
+    assert untrustworthy(str(weak / "link.toml")) is None
+    weak.chmod(0o777)
+    assert str(weak) in (untrustworthy(str(weak / "strong" / "policy.toml")) or ("",))[0]
+    assert str(weak) in (untrustworthy(str(weak / "link.toml")) or ("",))[0]
+    assert untrustworthy(str(strong)) is None
+
+
+@pytest.mark.needs("root")
+def test_a_policy_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "policy.toml")
+    assert untrustworthy(str(path)) is None
+    os.chown(path, 54321, 54321)
+    assert "54321" in (untrustworthy(str(path)) or ("",))[0]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def faults(text: str) -> list[Diagnostic]:
+    with pytest.raises(DocumentError) as caught:
+        parse_policy("p.toml", text.encode(), name="p")
+    return list(caught.value.diagnostics)
+
+
+FULL = """version = 1
+description = "all of it"
+unsandboxed = "allow"
+deny = ["/srv/vault/", "//srv/other"]
+scan_limit = 7
+[read]
+default = ["/srv/data"]
+ceiling = ["/srv", "*"]
+[write]
+default = ["${state_dir}"]
+ceiling = ["${state_dir}/x", "/etc"]
+[network]
+default = "none"
+ceiling = "allowlist"
+hosts = ["Example.com:443", "*.example.com:*", "*:22"]
+[env]
+set = {A = "1"}
+pass = ["B"]
+ceiling = ["C_*"]
+steering = ["LD_*"]
+[seccomp]
+default = "strict"
+ceiling = "compat"
+[limits.memory]
+default = "256M"
+ceiling = "1G"
+mode = "prefer"
+[limits.deadline]
+default = "2m"
+[limits.cpu]
+ceiling = 0.5
+[limits.tmp]
+ceiling = "1M"
+[user]
+uids = [100000, 165535]
+[layers]
+seccomp = "prefer"
+"""
+
+
+def test_everything_a_policy_can_say() -> None:
+    policy = parse_policy("p.toml", FULL.encode(), name="p")
+    assert policy == Policy(
+        name="p",
+        file="p.toml",
+        description="all of it",
+        unsandboxed=True,
+        deny=("/srv/vault", "/srv/other"),
+        scan_limit=7,
+        read=PathRule(("/srv/data",), ("/srv", "*")),
+        write=PathRule(("${state_dir}",), ("${state_dir}/x", "/etc")),
+        network=NetworkRule("none", "allowlist", ("example.com:443", "*.example.com:*", "*:22")),
+        env=EnvRule((("A", "1"),), ("B",), ("C_*",), ("LD_*",)),
+        seccomp=SeccompRule("strict", "compat"),
+        limits=(
+            ("memory", LimitRule(256 << 20, 1 << 30, "prefer")),
+            ("cpu", LimitRule(None, 0.5)),
+            ("tmp", LimitRule(1 << 20, 1 << 20)),
+            ("shm", LimitRule(64 << 20)),
+            ("deadline", LimitRule(120.0)),
+        ),
+        uids=(100000, 165535),
+        layers=(("seccomp", "prefer"),),
+    )
+
+
+def test_silence_gives_nothing_and_sizes_the_memory_filesystems() -> None:
+    policy = parse_policy("p.toml", b"version = 1", name="p")
+    assert policy == Policy(
+        "p", "p.toml", limits=(("tmp", LimitRule(256 << 20)), ("shm", LimitRule(64 << 20)))
+    )
+
+
+FAULTS = {
+    "version = 2": "policy_version",
+    "version = true": "policy_version",
+    "unsandboxed = true": "policy_value",
+    'unsandboxed = "alow"': "policy_value",
+    'description = ["x"]': "policy_type",
+    'deny = ["relative"]': "policy_value",
+    'deny = ["/a/../b"]': "policy_value",
+    'deny = ["/"]': "policy_value",
+    'deny = ["${state_dir}"]': "policy_value",
+    'deny = "/x"': "policy_type",
+    "scan_limit = 0": "policy_value",
+    "scan_limit = true": "policy_value",
+    'scan_limit = "many"': "policy_value",
+    "read = 3": "policy_type",
+    'read = {default = ["/etc"]}': "policy_value",
+    'read = {default = ["/root"]}': "policy_value",
+    'read = {default = ["*"]}': "policy_value",
+    'read = {ceiling = ["/root/.cache"]}': "policy_value",
+    'read = {ceiling = ["${home}/x"]}': "policy_value",
+    'read = {cieling = ["/srv"]}': "policy_unknown_key",
+    'network = {default = "allowlist"}': "policy_value",
+    'network = {default = "host", ceiling = "none"}': "policy_order",
+    'network = {ceiling = "internet"}': "policy_value",
+    'network = {hosts = ["example.com"]}': "policy_value",
+    'network = {hosts = ["example.com:0"]}': "policy_value",
+    'network = {hosts = ["example.com:65536"]}': "policy_value",
+    'network = {hosts = ["ex*mple.com:443"]}': "policy_value",
+    'env = {set = {"A=B" = "x"}}': "policy_value",
+    "env = {set = {A = 1}}": "policy_value",
+    "env = {set = 1}": "policy_type",
+    'env = {pass = ["A*"]}': "policy_value",
+    'env = {ceiling = ["[A-Z]*"]}': "policy_value",
+    'seccomp = {default = "compat", ceiling = "strict"}': "policy_order",
+    'limits = {memory = {default = "2G", ceiling = "1G"}}': "policy_order",
+    'limits = {memory = {default = "many"}}': "policy_value",
+    "limits = {memory = {default = 0}}": "policy_value",
+    "limits = {pids = {default = 1.5}}": "policy_value",
+    'limits = {cpu = {default = "1"}}': "policy_value",
+    'limits = {memory = {mode = "maybe"}}': "policy_value",
+    "limits = {ram = {}}": "policy_unknown_key",
+    "user = {uids = [0, 100]}": "policy_value",
+    "user = {uids = [60000, 65534]}": "policy_value",
+    "user = {uids = [200, 100]}": "policy_value",
+    "user = {uids = [1, 2, 3]}": "policy_value",
+    "user = {uids = [true, 3]}": "policy_value",
+    'layers = {seccmp = "prefer"}': "policy_unknown_key",
+    'layers = {seccomp = "off"}': "policy_value",
+    "colour = 1": "policy_unknown_key",
+}
+
+
+@pytest.mark.parametrize(("line", "rule"), FAULTS.items(), ids=FAULTS)
+def test_faults(line: str, rule: str) -> None:
+    text = line if line.startswith("version") else f"version = 1\n{line}"
+    (fault,) = faults(text)
+    assert fault.rule == rule
+    assert fault.line == text.count("\n") + 1 and fault.column >= 1
+
+
+def test_all_faults_in_one_pass_with_their_places() -> None:
+    text = 'vresion = 1\ndeny = ["x",\n  "/y", "z"]\n[layers]\nuid = "no"\n'
+    found = [(f.line, f.column, f.rule) for f in faults(text)]
+    assert found == [
+        (1, 1, "policy_version"),
+        (1, 1, "policy_unknown_key"),
+        (2, 9, "policy_value"),
+        (3, 9, "policy_value"),
+        (5, 1, "policy_value"),
+    ]
+
+
+def test_a_mistyped_key_says_what_was_meant() -> None:
+    (fault,) = faults("version = 1\nscan_limt = 1\n")
+    assert "did you mean scan_limit?" in fault.hint
+
+
+@pytest.mark.parametrize("raw", [b"version = ", b"\xff", b"a" * (2 << 20)])
+def test_what_is_no_toml_is_a_fault_too(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_bytes(raw)
+    path.chmod(0o600)
+    with pytest.raises(DocumentError):
+        load_policy(str(path), {})
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+PATHS = [
+    # read ceiling, write ceiling, access, asked, rule of the denial
+    ([], [], "read", "/srv/data", "read_ceiling"),
+    (["/srv"], [], "read", "/srv/data", None),
+    (["/srv/data"], [], "read", "/srv/data/", None),
+    (["/srv/data"], [], "read", "/srv", "read_ceiling"),
+    (["/srv/data"], [], "read", "/srv/database", "read_ceiling"),
+    (["*"], [], "read", "/anything", None),
+    (["*"], [], "read", "/root/x", "denylist"),
+    (["*"], [], "read", "/etc", "denylist"),
+    (["*"], [], "read", "/srv/../root", "path"),
+    (["*"], [], "read", "relative", "path"),
+    (["*"], [], "read", "/home/me/.ssh", "denylist"),
+    (["*"], [], "read", "/home/me", "denylist"),
+    (["*"], [], "read", "/extra/below", "denylist"),
+    ([], [], "read", "/usr/share/x", None),
+    ([], [], "read", "/etc/ssl/certs", None),
+    ([], [], "read", "/etc/ssl/private", "read_ceiling"),
+    ([], [], "write", "/usr/share/x", "write_ceiling"),
+    (["*"], [], "write", "/srv/data", "write_ceiling"),
+    ([], ["/srv"], "write", "/srv/data", None),
+    ([], ["/srv"], "read", "/srv/data", None),
+    ([], ["${state_dir}"], "write", "${state_dir}", None),
+    ([], ["${state_dir}"], "write", "${state_dir}/sub", None),
+    ([], ["${state_dir}"], "write", STATE, None),
+    ([], ["${state_dir}"], "write", STATE + "-other", "write_ceiling"),
+    ([], ["${state_dir}"], "write", "${state_dir}/../other", "path"),
+    ([], ["${state_dir}/sub"], "write", "${state_dir}", "write_ceiling"),
+    ([], [], "write", "${state_dir}", "write_ceiling"),
+    ([], ["*"], "write", "${state_dirs}", "path"),
+]
+
+
+@pytest.mark.parametrize(("read", "write", "access", "asked", "rule"), PATHS)
+@pytest.mark.parametrize("required", [True, False])
+def test_path_ceilings(
+    read: list[str], write: list[str], access: Any, asked: str, rule: str | None, required: bool
+) -> None:
+    policy = PLAIN._replace(
+        read=PathRule((), tuple(read)), write=PathRule((), tuple(write)), deny=("/extra",)
+    )
+    spec = SandboxSpec(paths=(PathRequest(asked, access, required, ("fs", 0)),))
+    result = given(spec, policy, homes=["/home/me"])
+    if rule is None:
+        (path,) = result.paths
+        assert path.access == access and path.required is required and path.where == ("fs", 0)
+        assert path.path == asked.replace("${state_dir}", STATE).rstrip("/")
+        assert path.origin == ("state" if path.path.startswith(STATE) else "manifest")
+        assert result.denials == ()
+    else:
+        # Optional is about what exists: asking for more than is allowed always refuses the launch.
+        (denial,) = result.refused
+        assert (denial.rule, denial.asked, denial.where) == (rule, asked, ("fs", 0))
+        assert result.paths == ()
+
+
+def test_without_a_state_directory() -> None:
+    spec = SandboxSpec(paths=(PathRequest("${state_dir}", "write"),))
+    result = given(spec, state_dir=None)
+    assert rules(result) == [("state_dir", True)] and "--state-dir" in result.denials[0].hint
+    quiet = PLAIN._replace(write=PathRule(("${state_dir}",), ("${state_dir}",)))
+    assert given(SandboxSpec(), quiet, state_dir=None).paths == ()
+
+
+def test_a_state_directory_on_the_denylist_names_the_remedy() -> None:
+    spec = SandboxSpec(paths=(PathRequest("${state_dir}", "write"),))
+    (denial,) = given(spec, state_dir="/root/state").denials
+    assert denial.rule == "denylist" and "--state-dir" in denial.hint
+
+
+def test_defaults_are_given_unasked_and_writing_wins_over_reading() -> None:
+    policy = PLAIN._replace(read=PathRule(("/srv/a", "/srv/b"), ("*",)), write=PathRule((), ("*",)))
+    spec = SandboxSpec(paths=(PathRequest("/srv/a", "write"), PathRequest("/srv/a", "read", False)))
+    assert [(p.path, p.access, p.required, p.origin) for p in given(spec, policy).paths] == [
+        ("/srv/a", "write", True, "manifest"),
+        ("/srv/b", "read", False, "policy"),
+    ]
+
+
+def test_the_runtime_is_no_way_to_the_denylist() -> None:
+    for path in RUNTIME_PATHS:
+        assert given(SandboxSpec(paths=(PathRequest(path, "read"),))).denials == ()
+
+
+# --- network, seccomp -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "asked", "granted"),
+    [
+        ("none", "none", "none"),
+        ("none", "allowlist", None),
+        ("none", "host", None),
+        ("allowlist", "none", "none"),
+        ("allowlist", "allowlist", "allowlist"),
+        ("allowlist", "host", None),
+        ("host", "none", "none"),
+        ("host", "allowlist", "allowlist"),
+        ("host", "host", "host"),
+    ],
+)
+def test_network_ceiling(ceiling: NetworkMode, asked: NetworkMode, granted: NetworkMode | None) -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", ceiling, ("*:*",)))
+    result = given(SandboxSpec(network=Network(asked, ("example.com:443",), ("net",))), policy)
+    assert result.network.mode == (granted or "none")
+    assert rules(result) == ([] if granted else [("network_ceiling", True)])
+
+
+def test_a_silent_manifest_gets_the_default_network() -> None:
+    assert given(SandboxSpec()).network == Network("none")
+    policy = PLAIN._replace(network=NetworkRule("host", "host"))
+    assert given(SandboxSpec(), policy).network == Network("host")
+    assert given(SandboxSpec(network=Network("none")), policy).network.mode == "none"
+
+
+def test_host_network_by_the_operators_variable() -> None:
+    spec = SandboxSpec(network=Network("host"))
+    assert rules(given(spec)) == [("network_ceiling", True)]
+    allowed = given(spec, host_network_allowed=True)
+    assert allowed.network.mode == "host" and allowed.denials == ()
+    assert given(SandboxSpec(), host_network_allowed=True).network.mode == "none"
+
+
+def test_each_host_outside_of_the_list_is_a_denial() -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", "allowlist", ("*.good.com:443",)))
+    asks = Network("allowlist", ("a.good.com:443", "evil.com:443", "a.good.com:80"), ("net",))
+    result = given(SandboxSpec(network=asks), policy)
+    assert result.network.hosts == ("a.good.com:443",)
+    assert [(d.rule, d.asked, d.required) for d in result.denials] == [
+        ("network_hosts", "evil.com:443", True),
+        ("network_hosts", "a.good.com:80", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "answer"),
+    [
+        ("example.com:443", "example.com:443", True),
+        ("example.com:443", "EXAMPLE.com:443", True),
+        ("example.com:443", "example.com:80", False),
+        ("example.com:*", "example.com:80", True),
+        ("example.com:443", "www.example.com:443", False),
+        ("*.example.com:443", "www.example.com:443", True),
+        ("*.example.com:443", "a.b.example.com:443", True),
+        ("*.example.com:443", "example.com:443", False),
+        ("*.example.com:443", ".example.com:443", False),
+        ("*.example.com:443", "evilexample.com:443", False),
+        ("*.example.com:443", "example.com.evil.org:443", False),
+        ("*:443", "anything.org:443", True),
+        ("*:443", "anything.org:4430", False),
+    ],
+)
+def test_host_patterns(pattern: str, host: str, answer: bool) -> None:
+    assert host_matches(pattern, host) is answer
+
+
+@pytest.mark.parametrize("ceiling", ["strict", "default", "compat"])
+@pytest.mark.parametrize("asked", ["strict", "default", "compat"])
+def test_seccomp_ceiling(ceiling: SeccompProfile, asked: SeccompProfile) -> None:
+    order = ["strict", "default", "compat"]
+    policy = PLAIN._replace(seccomp=SeccompRule("strict", ceiling))
+    result = given(SandboxSpec(seccomp=asked, where=(("seccomp", ("s",)),)), policy)
+    if order.index(asked) <= order.index(ceiling):
+        assert result.seccomp == asked and result.denials == ()
+    else:
+        assert result.seccomp == ceiling
+        assert [(d.rule, d.required, d.where) for d in result.denials] == [("seccomp_ceiling", True, ("s",))]
+    assert given(SandboxSpec(), policy).seccomp == "strict"
+
+
+# --- environment ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "GCONV_PATH",
+        "GLIBC_TUNABLES",
+        "MALLOC_CHECK_",
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONSTARTUP",
+        "PYTHONBREAKPOINT",
+        "PYTHONINSPECT",
+        "NODE_OPTIONS",
+        "JAVA_TOOL_OPTIONS",
+        "_JAVA_OPTIONS",
+        "BASH_ENV",
+        "ENV",
+        "PERL5LIB",
+        "PERL5OPT",
+        "RUBYOPT",
+        "RUBYLIB",
+        "BASH_FUNC_ls",
+        "SHELLOPTS",
+        "OPENSSL_CONF",
+        "DOTNET_STARTUP_HOOKS",
+    ],
+)
+def test_variables_that_steer_need_the_operator(name: str) -> None:
+    spec = SandboxSpec(env=(EnvRequest(name, "x", required=False),))
+    result = given(spec)
+    assert rules(result) == [("env_steering", True)] and result.env == ()
+    assert given(spec, PLAIN._replace(env=EnvRule(steering=(name,)))).env == ((name, "x"),)
+    # A ceiling of everything does not mean these.
+    asks = SandboxSpec(env=(EnvRequest(name),))
+    wide = PLAIN._replace(env=EnvRule(ceiling=("*",)))
+    assert rules(given(asks, wide, environ={name: "x"})) == [("env_steering", True)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "TZ",
+        "NODE_ENV",
+        "NODE_PATH",
+        "OLD_NAME",
+        "ENVIRONMENT",
+        "PYTHONUNBUFFERED",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONIOENCODING",
+        "PYTHONUTF8",
+        "PYTHONHASHSEED",
+        "API_KEY",
+        "CLASSPATH",
+        "RUST_LOG",
+    ],
+)
+def test_other_variables_are_the_manifests_own(name: str) -> None:
+    assert not steers(name)
+    result = given(SandboxSpec(env=(EnvRequest(name, "x"),)))
+    assert result.env == ((name, "x"),) and result.denials == ()
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_variables_of_the_host(required: bool) -> None:
+    environ = {"TOKEN": "t", "API_KEY": "k", "SECRET": "s"}
+    policy = PLAIN._replace(env=EnvRule(passed=("TOKEN", "ABSENT"), ceiling=("API_*",)))
+    spec = SandboxSpec(
+        env=tuple(EnvRequest(n, None, required) for n in ("API_KEY", "SECRET", "API_NONE", "TOKEN"))
+    )
+    result = given(spec, policy, environ=environ)
+    assert dict(result.env) == {"TOKEN": "t", "API_KEY": "k"}
+    assert [(d.rule, d.asked, d.required) for d in result.denials] == [
+        ("env_ceiling", "SECRET", required),
+        ("env_missing", "API_NONE", required),
+    ]
+    assert dict(given(SandboxSpec(), policy, environ=environ).env) == {"TOKEN": "t"}
+
+
+def test_who_wins_when_two_set_the_same_variable() -> None:
+    policy = PLAIN._replace(env=EnvRule(set=(("A", "policy"), ("B", "policy"))))
+    spec = SandboxSpec(
+        env=(EnvRequest("A", "manifest"), EnvRequest("B", "policy"), EnvRequest("C", "manifest"))
+    )
+    said = Overrides(env=(("C", "line"), ("LD_PRELOAD", "line")), pass_env=("D", "NONE"))
+    result = given(spec, policy, environ={"D": "host"}, overrides=said)
+    assert dict(result.env) == {"A": "policy", "B": "policy", "C": "line", "D": "host", "LD_PRELOAD": "line"}
+    assert rules(result) == [("env_policy", False)]
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\0", "Ä"])
+def test_names_that_are_none(name: str) -> None:
+    result = given(SandboxSpec(env=(EnvRequest(name, "x"),)))
+    assert rules(result) == [("env_name", True)] and result.env == ()
+
+
+def test_a_value_with_nul() -> None:
+    assert rules(given(SandboxSpec(env=(EnvRequest("A", "x\0y"),)))) == [("env_name", True)]
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("default", "ceiling", "manifest", "line", "value", "who"),
+    [
+        (None, None, None, None, None, None),
+        (10, None, None, None, 10, "policy"),
+        (10, 20, None, None, 10, "policy"),
+        (None, 20, None, None, None, None),
+        (10, 20, 15, None, 15, "manifest"),
+        (10, 20, 5, None, 5, "manifest"),
+        (10, 20, 20, None, 20, "manifest"),
+        (10, 20, 30, None, 20, "policy"),
+        (10, 20, None, 15, 15, "command line"),
+        (10, 20, None, 30, 20, "policy"),
+        (10, 20, 15, 12, 12, "command line"),
+        (10, 20, 12, 15, 12, "manifest"),
+        (None, None, 7, None, 7, "manifest"),
+    ],
+)
+@pytest.mark.parametrize("name", LIMIT_NAMES)
+def test_limits(
+    name: str,
+    default: int | None,
+    ceiling: int | None,
+    manifest: int | None,
+    line: int | None,
+    value: int | None,
+    who: str | None,
+) -> None:
+    policy = PLAIN._replace(limits=((name, LimitRule(default, ceiling)),))
+    asks: dict[str, Any] = {name: manifest}
+    said: dict[str, Any] = {name: line}
+    spec = SandboxSpec(limits=Limits(**asks), where=((name, ("limits", name)),))
+    result = given(spec, policy, overrides=Overrides(limits=Limits(**said)))
+    assert getattr(result.limits, name) == value
+    assert result.decided_by == (((name, who),) if who else ())
+    cut = manifest is not None and ceiling is not None and manifest > ceiling
+    assert [(d.rule, d.required, d.where) for d in result.denials] == (
+        [("limit_ceiling", False, ("limits", name))] if cut else []
+    )
+
+
+# --- without a sandbox ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allowed", "require", "unsandboxed", "denied"),
+    [
+        (False, False, False, []),
+        (True, False, True, []),
+        (False, True, False, [("sandbox_required", True)]),
+        (True, True, False, [("sandbox_required", True)]),
+    ],
+)
+def test_a_manifest_that_wants_no_sandbox(
+    allowed: bool, require: bool, unsandboxed: bool, denied: list[tuple[str, bool]]
+) -> None:
+    policy = PLAIN._replace(unsandboxed=allowed)
+    spec = SandboxSpec(
+        enabled=False,
+        paths=(PathRequest("/root", "write"),),
+        network=Network("host"),
+        seccomp="compat",
+        env=(EnvRequest("A", "1"),),
+    )
+    result = given(spec, policy, require_enabled=require)
+    assert result.unsandboxed is unsandboxed and rules(result) == denied
+    # In its cage it asks for nothing extra.
+    assert (result.paths, result.network.mode, result.seccomp, result.env) == (
+        (),
+        "none",
+        "default",
+        (("A", "1"),),
+    )
+
+
+def test_with_a_sandbox_the_permission_to_go_without_changes_nothing() -> None:
+    assert not given(SandboxSpec(), PLAIN._replace(unsandboxed=True)).unsandboxed
+    assert given(SandboxSpec(), require_enabled=True).denials == ()
+
+
+def test_every_denial_is_a_sentence_with_a_remedy() -> None:
+    spec = SandboxSpec(
+        paths=(PathRequest("/srv", "read"), PathRequest("/srv", "write"), PathRequest("/root", "read")),
+        network=Network("host"),
+        seccomp="compat",
+        env=(EnvRequest("LD_PRELOAD", "x"), EnvRequest("SECRET")),
+        limits=Limits(memory=2),
+    )
+    denials: tuple[Denial, ...] = given(
+        spec, PLAIN._replace(limits=(("memory", LimitRule(None, 1)),))
+    ).denials
+    assert len(denials) == 8
+    for denial in denials:
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", denial.rule)
+        assert denial.asked and denial.reason and denial.hint
+        assert not denial.reason.endswith(".")
