@@ -1,0 +1,107 @@
+"""Every example in README.md is true: what stands below a `$ command` is what the command prints."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import ROOT, Caller
+
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A file of an example is named in the sentence before it.
+NAMED_FILE = re.compile(r"`([\w-]+\.(?:toml|json))`[^`]*$")
+
+
+class Example(NamedTuple):
+    command: str
+    output: str
+
+
+def _examples() -> Iterator[Example]:
+    for language, body in BLOCK.findall(README):
+        if language == "console":
+            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                yield Example(command, output)
+
+
+def _files() -> dict[str, str]:
+    found = {}
+    for block in BLOCK.finditer(README):
+        name = NAMED_FILE.search(README, 0, block.start())
+        if block[1] in ("toml", "json") and name:
+            found[name[1]] = block[2]
+    return found
+
+
+def _pattern(output: str) -> str:
+    """A line "…" is any number of lines, "…" within one is any text."""
+    lines = [
+        r"(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in output.splitlines()
+    ]
+    return "".join(lines)
+
+
+def test_there_are_examples() -> None:
+    assert {example.command.split("runner ")[1].split()[0] for example in _examples()} >= {
+        "exec",
+        "check",
+        "explain",
+        "doctor",
+    }
+    assert set(_files()) == {"greedy.toml", "mcp.json"}
+
+
+@pytest.mark.parametrize(
+    ("output", "said", "matches"),
+    [
+        ("a\n…\nz\n", "a\nb\nc\nz\n", True),
+        ("a\n…\nz\n", "a\nz\n", True),
+        ("run number …\n", "run number 7\n", True),
+        ("a\n", "a\nb\n", False),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_outputs_are_compared(output: str, said: str, matches: bool) -> None:
+    assert bool(re.fullmatch(_pattern(output), said)) == matches
+
+
+@pytest.mark.parametrize("example", list(_examples()), ids=lambda example: example.command)
+def test_the_readme_is_true(
+    example: Example, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
+    for path in [plugin_dir / "demo", *(plugin_dir / "demo").iterdir()]:
+        path.chmod(0o755)
+    for name, text in _files().items():
+        write_file(plugin_dir / name, text)
+    runner_as.give(plugin_dir)
+    # A function named like the command, so that the line itself stays as it is printed.
+    words = " ".join(f"'{word}'" for word in runner_as.command()[len(runner_as.prefix) :])
+    script = f'runner() {{ {words} "$@"; }}\n{example.command}\n'
+    done = subprocess.run(
+        [*runner_as.prefix, "/bin/bash", "-c", script],
+        cwd=plugin_dir,
+        env=dict(runner_as.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = done.stdout + done.stderr
+    assert re.fullmatch(_pattern(example.output), said), said
+
+
+@pytest.mark.parametrize("page", ["README.md", "SECURITY.md", "CHANGELOG.md", "docs/report.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    targets = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in target]
+    missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+    assert missing == []
