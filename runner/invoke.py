@@ -25,10 +25,11 @@ from runner.report import (
     Outcome,
 )
 from runner.watch import End
-from sandbox.bare import bare_cell
+from sandbox import seccomp
 from sandbox.cell import Cell, launched
 from sandbox.denylist import Denylist, homes
 from sandbox.document import Diagnostic, DocumentError
+from sandbox.fingerprint import fingerprint
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.mounts import read_mounts
 from sandbox.plan import Layer, LayerUnavailable, OpenPlan, PlanRefused, Request, open_plan, unreadable
@@ -217,6 +218,8 @@ def confine(prepared: Prepared, opened: OpenPlan) -> Iterator[Cell]:
     """Start what `ready` has made ready. Raises SpawnError."""
     assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
     if prepared.grant.unsandboxed:
+        from sandbox.bare import bare_cell
+
         with bare_cell(opened.plan) as cell:
             yield cell
         return
@@ -243,11 +246,9 @@ def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str
         return None
     if invocation.state_dir is not None:
         return os.path.realpath(invocation.state_dir)
-    import hashlib
-
-    place = f"{plugin.contract}\0{plugin.id}\0{os.path.realpath(plugin.manifest)}"
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
-    mark = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
+    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest))
+    mark = fingerprint(*(os.fsencode(part) for part in place))[:12]
     return os.path.join(os.path.realpath(state_root(environ)), f"{label}.{mark}")
 
 
@@ -380,12 +381,20 @@ def report(prepared: Prepared, outcome: Outcome, end: End | None, status: int) -
         "grant": _grant_document(prepared, outcome),
         "layers": [
             {"layer": layer.name, "requested": layer.requested, "effective": layer.effective, "detail": layer.detail}
-            for layer in prepared.layers
+            for layer in described_layers(prepared)
         ],
         "timings": dict(prepared.timings.phases),
         "usage": None if end is None else end.exit.usage._asdict(),
         "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],
     }
+
+
+def described_layers(prepared: Prepared) -> Iterator[Layer]:
+    """The layers, with the filter named by its digest: only for whoever reads them, not for every launch."""
+    for layer in prepared.layers:
+        if layer.name == "seccomp" and prepared.open_plan is not None:
+            layer = layer._replace(detail=seccomp.digest(prepared.open_plan.plan.seccomp_filter))
+        yield layer
 
 
 def _diagnostics(prepared: Prepared, outcome: Outcome) -> tuple[Diagnostic, ...]:
@@ -408,7 +417,7 @@ def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | No
         "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
         "seccomp": granted.seccomp,
         "limits": {
-            name: value for name in granted.limits.__slots__ if (value := getattr(granted.limits, name)) is not None
+            name: value for name in granted.limits._fields if (value := getattr(granted.limits, name)) is not None
         },
         "decided_by": dict(granted.decided_by),
         "denials": [denial_document(prepared, denial) for denial in denials],

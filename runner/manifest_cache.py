@@ -39,9 +39,13 @@ def directory() -> str | None:
 
 def key(path: str, raw: bytes, contract: str | None, server: str | None, home: str) -> str:
     """Everything a Plugin depends on, in one name."""
-    import hashlib
+    try:
+        # hashlib loads OpenSSL first, which takes 3 ms: half of what reading from the cache costs.
+        from _blake2 import blake2b
+    except ImportError:
+        from hashlib import blake2b
 
-    digest = hashlib.sha256()
+    digest = blake2b(digest_size=32)
     options = (__version__, str(SCHEMA), path, home, _optional(contract), _optional(server), _code())
     for part in (*(os.fsencode(text) for text in options), raw):
         digest.update(len(part).to_bytes(8, "big"))

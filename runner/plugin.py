@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from sandbox.spec import SandboxSpec
@@ -10,8 +9,7 @@ from sandbox.spec import SandboxSpec
 ContractName = Literal["nexo", "rune", "mcp"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entrypoint:
+class Entrypoint(NamedTuple):
     """How the plugin's own program is started, before any cage is put around it."""
 
     command: str  # with a slash: relative to `directory`; without: looked up on PATH
@@ -21,8 +19,7 @@ class Entrypoint:
     bare_environment: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(NamedTuple):
     id: str
     version: str
     contract: ContractName
@@ -36,7 +33,7 @@ class Plugin:
     spec: SandboxSpec
     exports: tuple[tuple[str, tuple[str, ...]], ...] = ()  # kind ("tools", "hooks", …) -> names
     capabilities: tuple[str, ...] = ()
-    timeouts: tuple[tuple[str, float], ...] = field(default=())  # phase -> seconds
+    timeouts: tuple[tuple[str, float], ...] = ()  # phase -> seconds
 
 
 class Switches(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sandbox.plan import (
@@ -49,21 +49,22 @@ def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
     try. A path can be swapped between two looks; that is why the runner itself does not use it."""
     from shlex import quote
 
+    texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}
     words = [
         bwrap,
         *_head(plan),
-        *_flat(_with_paths(op) for op in plan.operations),
+        *_flat(_with_paths(op, texts) for op in plan.operations),
         *_tail(plan),
         "--seccomp",
         "10",
         "--",
         *plan.argv,
     ]
-    line = " ".join(quote(word) for word in words) + f" 10<{quote(seccomp_file)}"
+    redirections = [f"10<{quote(seccomp_file)}"]
     for op in plan.operations:
         if isinstance(op, Text):
-            line = line.replace(_text_word(op), f"<(printf %s {quote(op.content.decode())})")
-    return line
+            redirections.append(f"{texts[op.dest]}< <(printf %s {quote(op.content.decode())})")
+    return " ".join((*(quote(word) for word in words), *redirections))
 
 
 def _head(plan: LaunchPlan) -> tuple[str, ...]:
@@ -106,28 +107,22 @@ def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
             # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
             # descriptor's, and gives up if they differ.
             return ("--bind-fd" if writable else "--ro-bind-fd", str(slots.sources[dest]), dest)
-        case Text(dest, _):
-            return ("--perms", "0444", "--file", str(slots.texts[dest]), dest)
         case _:
-            return _plain(op)
+            return _plain(op, slots.texts)
 
 
-def _with_paths(op: Operation) -> tuple[str, ...]:
+def _with_paths(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
     match op:
         case Bind(dest, real, writable, _):
             return ("--bind" if writable else "--ro-bind", real, dest)
-        case Text(dest, _):
-            return ("--ro-bind", _text_word(op), dest)
         case _:
-            return _plain(op)
+            return _plain(op, texts)
 
 
-def _text_word(op: Text) -> str:
-    return f"@text:{op.dest}"
-
-
-def _plain(op: Operation) -> tuple[str, ...]:
+def _plain(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
     match op:
+        case Text(dest, _):
+            return ("--perms", "0444", "--file", str(texts[dest]), dest)
         case Tmpfs(dest, size, mode):
             return ("--perms", f"{mode:04o}", "--size", str(size), "--tmpfs", dest)
         case Symlink(dest, target):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -96,6 +95,8 @@ class Cell:
         raw = b""
         while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
             raw += part
+        import json
+
         for line in raw.splitlines():
             try:
                 document = json.loads(line)

@@ -238,7 +238,7 @@ def _compile(
         seccomp=grant.seccomp,
         seccomp_filter=program,
         limits=grant.limits,
-        layers=_layers(grant, program, policy),
+        layers=_layers(grant, policy),
         shown=shown,
         notes=found.notes,
         program_files=found.files,
@@ -461,10 +461,10 @@ def _filter(profile: SeccompProfile) -> bytes:
     try:
         return seccomp.filter_bytes(profile)
     except seccomp.SeccompUnavailable as error:
-        raise LayerUnavailable("seccomp", str(error), "run on x86_64 or aarch64") from None
+        raise LayerUnavailable("seccomp", str(error), "runner doctor tells more") from None
 
 
-def _layers(grant: Grant, program: bytes, policy: Policy) -> tuple[Layer, ...]:
+def _layers(grant: Grant, policy: Policy) -> tuple[Layer, ...]:
     """What stands around the plugin. bwrap either does all it was told or does not start the program, and
     the spawner checks its own steps before it hands over: a layer that is in the plan is in force.
     """
@@ -484,7 +484,7 @@ def _layers(grant: Grant, program: bytes, policy: Policy) -> tuple[Layer, ...]:
         Layer("capabilities", "none", "none"),
         Layer("no_new_privileges", "on", "on"),
         Layer("nested_user_namespaces", "disabled", "disabled"),
-        Layer("seccomp", grant.seccomp, grant.seccomp, seccomp.digest(program)),
+        Layer("seccomp", grant.seccomp, grant.seccomp),
         Layer("environment", "only the listed names", "only the listed names"),
         Layer("descriptors", "0, 1, 2", "0, 1, 2"),
         Layer("core_dumps", "none", "none"),

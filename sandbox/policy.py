@@ -142,7 +142,7 @@ Mode = Literal["require", "prefer"]
 
 _SIZES = frozenset(("memory", "file_size", "disk", "tmp", "shm", "output"))
 _DURATIONS = frozenset(("cpu_time", "deadline"))
-LIMIT_NAMES: tuple[str, ...] = tuple(Limits.__dataclass_fields__)
+LIMIT_NAMES: tuple[str, ...] = Limits._fields
 # The memory behind these has no other bound: a policy that does not speak of them must not mean "all of it".
 _SIZED: dict[str, float] = {"tmp": 256 << 20, "shm": 64 << 20}
 

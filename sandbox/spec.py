@@ -1,12 +1,11 @@
 """Values the cage is described with: what is asked, what was refused, what is granted.
 
-Nothing here has an effect and nothing imports more than the standard library: the launch path
-reads these on every start.
+Nothing here has an effect. Named tuples and not dataclasses, here and wherever a launch passes: importing
+`dataclasses` alone costs more than bubblewrap does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column
@@ -48,8 +47,7 @@ class EnvRequest(NamedTuple):
     where: KeyPath = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Budgets. None means nothing is asked; sizes in bytes, times in seconds."""
 
     memory: int | None = None
@@ -65,8 +63,7 @@ class Limits:
     deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
+class SandboxSpec(NamedTuple):
     """What a manifest asks of the cage."""
 
     enabled: bool = True  # False: the manifest would rather run without any cage
@@ -74,7 +71,7 @@ class SandboxSpec:
     network: Network | None = None  # None: the manifest is silent, the policy's default holds
     env: tuple[EnvRequest, ...] = ()
     seccomp: SeccompProfile | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     # Where each of the single-valued requests stands, by field name ("seccomp", "memory", …).
     where: tuple[tuple[str, KeyPath], ...] = ()
 
@@ -98,8 +95,7 @@ class GrantedPath(NamedTuple):
     where: KeyPath = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Spec ∩ Policy: everything the plugin gets, and one Denial for each thing cut."""
 
     policy: str

@@ -60,11 +60,23 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
         prog=f"runner {verb}",
         description=module.HELP,
         epilog=f"example:\n  {module.EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
     return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """With the width told: asked for its own, argparse imports shutil on every start."""
+    import argparse
+    import os
+
+    try:
+        width = os.get_terminal_size(1).columns
+    except OSError:
+        width = 100
+    return argparse.RawDescriptionHelpFormatter(prog, width=max(40, min(width, 110)) - 2)
 
 
 def _run(verb: str, words: list[str]) -> int:

@@ -7,7 +7,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.invoke import Prepared, confine, judge, ready, report
@@ -34,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _fill_stdio()
     # The earliest moment: whoever dies while we prepare is noticed as well.
     with watched_signals() as signals, watched_caller() as caller:
         try:
@@ -61,14 +61,30 @@ def run(args: argparse.Namespace) -> int:
             outcome = Outcome("launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing")
             status = EXEC_NO_CAGE
         if outcome.code not in ("ok", "crashed", "cancelled"):
+            from runner.cli import printing
+
             printing.failure(prepared, outcome)
         if prepared.grant is not None and prepared.grant.unsandboxed:
+            from runner.cli import printing
+
             printing.warn("THIS PLUGIN RAN UNSANDBOXED: its manifest asked for it and the policy allows it")
         try:
-            sink.write(report(prepared, outcome, end, status))
+            if sink.wanted:
+                sink.write(report(prepared, outcome, end, status))
         except SinkError as error:
             print(f"runner exec: {error}", file=sys.stderr)
         return status
+
+
+def _fill_stdio() -> None:
+    """Before anything else is opened: the lowest free number is what open() gives out.
+
+    Whoever calls us with stdin closed would otherwise make bwrap's own descriptor of the host's /proc
+    number 0, which its init keeps and the plugin finds in /proc/1/fd/0.
+    """
+    while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _require_plain_stdio() -> None:
@@ -76,15 +92,7 @@ def _require_plain_stdio() -> None:
     import stat
 
     for fd in (0, 1, 2):
-        try:
-            mode = os.fstat(fd).st_mode
-        except OSError:
-            opened = os.open("/dev/null", os.O_RDWR)
-            if opened != fd:
-                os.dup2(opened, fd)
-                os.close(opened)
-            continue
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
             outcome = Outcome(
                 "policy_denied",
                 "plan",

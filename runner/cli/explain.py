@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.invoke import Prepared, place, ready, report
+from runner.invoke import Prepared, described_layers, place, ready, report
 from runner.plugin import Plugin
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
@@ -120,7 +120,7 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
     for variable in spec.env:
         words = variable.name if variable.value is None else f"{variable.name}=…"
         rows.append(("env", words, *verdict(variable.where, variable.name)))
-    for name in spec.limits.__slots__:
+    for name in spec.limits._fields:
         value = getattr(spec.limits, name)
         if value is not None:
             got = getattr(granted.limits, name)
@@ -179,7 +179,7 @@ def _cage(prepared: Prepared, granted: Grant) -> Iterable[str]:
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
     yield ""
-    yield from _table("layers", [(l.name, l.effective, "" if not l.degraded else "DEGRADED", l.detail) for l in prepared.layers])
+    yield from _table("layers", [(l.name, l.effective, "" if not l.degraded else "DEGRADED", l.detail) for l in described_layers(prepared)])
     for note in plan.notes:
         yield f"note: {printable(note)}"
 

@@ -15,8 +15,14 @@ def warn(text: str) -> None:
 
 def failure(prepared: Prepared, outcome: Outcome) -> None:
     """One line that says what, then one for each thing that stands in the way, then what to do."""
-    lines = [f"runner: {outcome.code}: {printable(outcome.message)}"]
-    for diagnostic in outcome.diagnostics:
+    faults = [d for d in outcome.diagnostics if d.severity == "error"]
+    if len(faults) == 1:
+        lines = [f"runner: {outcome.code}: {faults[0].text()}"]
+        lines += [f"  {printable(faults[0].hint)}"] if faults[0].hint else []
+        faults = []
+    else:
+        lines = [f"runner: {outcome.code}: {printable(outcome.message)}"]
+    for diagnostic in faults:
         lines.append(f"  {diagnostic.text()}")
         if diagnostic.hint:
             lines.append(f"      {printable(diagnostic.hint)}")

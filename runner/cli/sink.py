@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -35,9 +34,13 @@ class ReportSink:
         if not os.access(folder, os.W_OK):
             raise SinkError(f"--report {target}: the directory {folder} is not writable")
 
+    @property
+    def wanted(self) -> bool:
+        return self._fd is not None or self._path is not None
+
     def write(self, document: dict[str, Any]) -> None:
-        if self._fd is None and self._path is None:
-            return
+        import json
+
         text = (json.dumps(document, ensure_ascii=True) + "\n").encode()
         try:
             if self._fd is not None:
