@@ -28,6 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_OOM_SCORE = 500  # before anything of the host's
 
 # (clone, keyctl, close_range): the only calls for which libc offers no function we can use.
 _SYSCALLS = {"x86_64": (56, 250, 436), "aarch64": (220, 219, 436)}
@@ -83,7 +84,9 @@ def spawn(order: Order) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid: int = libc.syscall(numbers[0], signal.SIGCHLD | _CLONE_NEWUSER | _CLONE_NEWPID, 0, 0, 0, 0)
     if pid == 0:
+        # Our own copies of the runner's ends would hide its death from us.
         os.close(go_w)
+        os.close(fault_r)
         _become(order, libc, numbers, fault_w, go_r)
     clone_errno = ctypes.get_errno()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -192,7 +195,11 @@ def _steps(
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
     def raise_oom_score() -> None:
-        _write("/proc/self/oom_score_adj", b"500")
+        # Only upwards: a container engine may have set a higher one, and lowering that needs a capability.
+        with open("/proc/self/oom_score_adj", "rb") as file:
+            current = int(file.read())
+        if current < _OOM_SCORE:
+            _write("/proc/self/oom_score_adj", b"%d" % _OOM_SCORE)
 
     def drop_groups() -> None:
         if order.drop:
@@ -217,7 +224,7 @@ def _steps(
         follow_runner()  # again: changing ids has disarmed it
 
     def close_others() -> None:
-        kept = sorted({fault_w, *order.keep})
+        kept = sorted(fd for fd in {fault_w, *order.keep} if fd > 2)
         low = 3
         for fd in kept:
             if fd > low:
@@ -226,6 +233,10 @@ def _steps(
         call(libc.syscall(numbers[2], low, 0x7FFFFFFF, 0))
         for fd in order.keep:
             os.set_inheritable(fd, True)
+        # A gap among 0-2 would be filled by bwrap's own descriptor of the host's /proc, which its init
+        # keeps and the plugin reaches through /proc/1/fd.
+        if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
+            raise OSError(errno.EBADF, "")
 
     def start() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
