@@ -128,7 +128,7 @@ def _read(prepared: Prepared) -> None:
             "manifest",
             f"{prepared.loaded.plugin.id} names no command to run",
             "no_entrypoint",
-            "give the manifest a command, e.g. [plugin.entrypoint] command = \"./plugin.py\"",
+            'give the manifest a command, e.g. [plugin.entrypoint] command = "./plugin.py"',
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     prepared.timings.mark("manifest")
@@ -164,7 +164,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         raise LayerUnavailable(
             "uid",
             f"the plugins' uids {uid_range[0]}-{uid_range[1]} do not exist in this user namespace",
-            "map them into the container, set [user] uids in the policy to uids that exist, or run unprivileged",
+            "map them into the container, name others under [user] in the policy, or run unprivileged",
         )
     if not rehearse:
         try:
@@ -228,7 +228,7 @@ def confine(prepared: Prepared, opened: OpenPlan) -> Iterator[Cell]:
         raise _unavailable(
             "session_keyring",
             "a session keyring cannot be joined here: keys would be shared with the plugin",
-            'let the container\'s seccomp profile allow keyctl, or say session_keyring = "prefer" under [layers]',
+            'let the container allow keyctl, or say session_keyring = "prefer" under [layers]',
         )
     prepared.layers += (Layer("session_keyring", "own", "own" if keyring else "none"),)
     drop = os.geteuid() == 0
@@ -317,14 +317,22 @@ def judge(end: End) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on. First cause wins."""
     code = end.exit.code
     if end.reason == "deadline":
-        return Outcome("timeout", "invocation", "the deadline passed", "deadline", "raise --deadline"), EXEC_DEADLINE
+        return Outcome(
+            "timeout", "invocation", "the deadline passed", "deadline", "raise --deadline"
+        ), EXEC_DEADLINE
     if end.reason == "caller_died":
-        return Outcome("cancelled", "run", "the process that started the runner is gone", "caller_died"), 128 + 9
+        return Outcome(
+            "cancelled", "run", "the process that started the runner is gone", "caller_died"
+        ), 128 + 9
     if end.reason == "signal" and (end.forced or code is None):
-        return Outcome("cancelled", "run", f"ended by signal {end.signal}", f"signal:{end.signal}"), 128 + (end.signal or 15)
+        return Outcome("cancelled", "run", f"ended by signal {end.signal}", f"signal:{end.signal}"), 128 + (
+            end.signal or 15
+        )
     if code is None and end.exit.signal is not None:
         cause = f"signal:{end.exit.signal}"
-        return Outcome("crashed", "run", f"the cage was killed by signal {end.exit.signal}", cause), 128 + end.exit.signal
+        return Outcome(
+            "crashed", "run", f"the cage was killed by signal {end.exit.signal}", cause
+        ), 128 + end.exit.signal
     if code is None:
         outcome = Outcome(
             "launch_failed",
@@ -347,7 +355,9 @@ def judge(end: End) -> tuple[Outcome, int]:
         return outcome, code
     if 128 < code <= 128 + 64:
         # bwrap folds "killed by n" and "returned 128+n" into one number.
-        return Outcome("crashed", "run", f"the plugin was ended by signal {code - 128}", f"signal:{code - 128}"), code
+        return Outcome(
+            "crashed", "run", f"the plugin was ended by signal {code - 128}", f"signal:{code - 128}"
+        ), code
     return Outcome("crashed", "run", f"the plugin ended with status {code}", f"exit:{code}"), code
 
 
@@ -362,7 +372,12 @@ def report(prepared: Prepared, outcome: Outcome, end: End | None, status: int) -
         "runner": __version__,
         "plugin": None
         if plugin is None
-        else {"id": plugin.id, "version": plugin.version, "contract": plugin.contract, "manifest": plugin.manifest},
+        else {
+            "id": plugin.id,
+            "version": plugin.version,
+            "contract": plugin.contract,
+            "manifest": plugin.manifest,
+        },
         "outcome": {
             "code": outcome.code,
             "phase": outcome.phase,
@@ -380,7 +395,12 @@ def report(prepared: Prepared, outcome: Outcome, end: End | None, status: int) -
         },
         "grant": _grant_document(prepared, outcome),
         "layers": [
-            {"layer": layer.name, "requested": layer.requested, "effective": layer.effective, "detail": layer.detail}
+            {
+                "layer": layer.name,
+                "requested": layer.requested,
+                "effective": layer.effective,
+                "detail": layer.detail,
+            }
             for layer in described_layers(prepared)
         ],
         "timings": dict(prepared.timings.phases),
@@ -417,7 +437,9 @@ def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | No
         "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
         "seccomp": granted.seccomp,
         "limits": {
-            name: value for name in granted.limits._fields if (value := getattr(granted.limits, name)) is not None
+            name: value
+            for name in granted.limits._fields
+            if (value := getattr(granted.limits, name)) is not None
         },
         "decided_by": dict(granted.decided_by),
         "denials": [denial_document(prepared, denial) for denial in denials],

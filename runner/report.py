@@ -2,10 +2,10 @@
 
 Every failure of a plugin has a code (what), a phase (when), a cause (why exactly) and a hint (what to do):
 
-    launch_failed              launch     the program never ran: bubblewrap or exec failed, or it does not exist
+    launch_failed              launch     the program never ran: bubblewrap or exec failed
     handshake_failed           handshake  it spoke, but its handshake is wrong
     timeout                    any        a clock ran out; the phase names which
-    crashed                    any        it ended, or was ended, before it was done; cause exit:N, signal:N, seccomp
+    crashed                    any        it ended before it was done; cause exit:N, signal:N, seccomp
     malformed_response         any        bytes that are not the protocol
     tool_not_exposed           handshake  the tool asked for is not offered
     protocol_version_mismatch  handshake  no common protocol version

@@ -119,7 +119,9 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str, *, drop: bool, keyring: bool) -> Iterator[Cell]:
+def launched(
+    open_plan: OpenPlan, owner: Owner, bwrap_path: str, *, drop: bool, keyring: bool
+) -> Iterator[Cell]:
     """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
     plan = open_plan.plan
     with ExitStack() as stack:

@@ -209,7 +209,9 @@ def _compile(
     for asked in grant.paths:
         if asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway):
             trusted = asked.origin == "state"
-            wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, trusted, asked.where))
+            wanted.append(
+                _Wanted(asked.path, asked.access, asked.required, asked.origin, trusted, asked.where)
+            )
 
     found = _resolve_program(request, wanted, policy, denylist, environ)
     links += [Symlink(link.path, link.target) for link in found.links]
@@ -224,7 +226,9 @@ def _compile(
         for dest, held in opened.items()
     ]
     binds += [
-        Bind(path.path, path.path, True, Identity(0, 0, 0, 0)) for path in shown if path.state == "made at launch"
+        Bind(path.path, path.path, True, Identity(0, 0, 0, 0))
+        for path in shown
+        if path.state == "made at launch"
     ]
     binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
     operations = _operations(request, grant, binds, links)
@@ -256,7 +260,9 @@ def _require_enforceable(grant: Grant) -> None:
     for name in ("memory", "pids", "cpu", "cpu_time", "open_files", "file_size", "disk", "output"):
         if getattr(grant.limits, name) is not None:
             raise LayerUnavailable(
-                name, f"the {name} budget cannot be enforced by this version", f"remove {name} from the limits"
+                name,
+                f"the {name} budget cannot be enforced by this version",
+                f"remove {name} from the limits",
             )
 
 
@@ -272,7 +278,11 @@ def _runtime(grant: Grant) -> Iterator[_Wanted]:
 
 
 def _resolve_program(
-    request: Request, wanted: Sequence[_Wanted], policy: Policy, denylist: Denylist, environ: Mapping[str, str]
+    request: Request,
+    wanted: Sequence[_Wanted],
+    policy: Policy,
+    denylist: Denylist,
+    environ: Mapping[str, str],
 ) -> programs.Program:
     def denied(path: str) -> str | None:
         hit = denylist.name_hit(path, "read")
@@ -381,9 +391,16 @@ def _operations(
     early = [bind for bind in binds if bind.dest in _RUNTIME_TREES or bind.dest in _RUNTIME_LINKS]
     masks = [Mask(f"/proc/{name}") for name in _PROC_MASKS if os.path.lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
-    texts = [("/etc/passwd", _PASSWD), ("/etc/group", _GROUP), ("/etc/hosts", _HOSTS), ("/etc/nsswitch.conf", _NSSWITCH)]
+    texts = [
+        ("/etc/passwd", _PASSWD),
+        ("/etc/group", _GROUP),
+        ("/etc/hosts", _HOSTS),
+        ("/etc/nsswitch.conf", _NSSWITCH),
+    ]
     concealed = [
-        Mask(path) for path in request.conceal if any(contains(bind.real, path) for bind in binds if not bind.writable)
+        Mask(path)
+        for path in request.conceal
+        if any(contains(bind.real, path) for bind in binds if not bind.writable)
     ]
     return (
         *early,
@@ -406,9 +423,7 @@ def _directory(request: Request, binds: Iterable[Bind]) -> str:
     return request.directory if inside else "/tmp"
 
 
-def _environment(
-    request: Request, grant: Grant, found: programs.Program
-) -> tuple[tuple[str, str], ...]:
+def _environment(request: Request, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:
     env: dict[str, str] = {}
     path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
     if not request.bare_environment:
@@ -421,20 +436,25 @@ def _environment(
     return tuple(sorted(env.items()))
 
 
-def unreadable(
-    plan: LaunchPlan, uid: int, gid: int
-) -> tuple[str, str] | None:
+def unreadable(plan: LaunchPlan, uid: int, gid: int) -> tuple[str, str] | None:
     """The first file the plugin needs and `uid` cannot get at, with the remedy.
 
     bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
     """
-    needed = [(op.real, 0o5 if stat.S_ISDIR(op.identity.mode) else 0o4) for op in plan.operations if isinstance(op, Bind)]
+    needed = [
+        (op.real, 0o5 if stat.S_ISDIR(op.identity.mode) else 0o4)
+        for op in plan.operations
+        if isinstance(op, Bind)
+    ]
     needed += [(path, 0o5) for path in plan.program_files]
     passed: set[str] = set()
     for path, bits in needed:
         for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
             if folder not in passed and not _may(folder, uid, gid, 0o1):
-                return folder, f"chmod o+x {folder}, or move the plugin to a folder everybody may enter, such as /opt"
+                return (
+                    folder,
+                    f"chmod o+x {folder}, or move the plugin to a folder everybody may enter, such as /opt",
+                )
             passed.add(folder)
         if not _may(path, uid, gid, bits):
             return path, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}"
@@ -474,13 +494,15 @@ def _layers(grant: Grant, policy: Policy) -> tuple[Layer, ...]:
         raise LayerUnavailable(
             "cgroup_namespace",
             "this kernel has no cgroup namespaces",
-            'run a kernel with CONFIG_CGROUPS, or say cgroup_namespace = "prefer" under [layers] in the policy',
+            'use a kernel with CONFIG_CGROUPS, or say cgroup_namespace = "prefer" under [layers]',
         )
     return (
         Layer("filesystem", "read-only root, only the listed paths", "read-only root, only the listed paths"),
         Layer("namespaces", "user, pid, ipc, uts, mount", "user, pid, ipc, uts, mount"),
         Layer("cgroup_namespace", "private", "private" if cgroup_namespace else "none"),
-        Layer("network", network, network, "shares the host's network" if network == "host" else "loopback only"),
+        Layer(
+            "network", network, network, "shares the host's network" if network == "host" else "loopback only"
+        ),
         Layer("capabilities", "none", "none"),
         Layer("no_new_privileges", "on", "on"),
         Layer("nested_user_namespaces", "disabled", "disabled"),

@@ -194,7 +194,9 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
         reason = search.sight.denied(os.path.realpath(path))
         if reason is None:
             if refused:
-                search.notes.append(f"{refused[0][0]} is passed over ({refused[0][1]}); {path} is used instead")
+                search.notes.append(
+                    f"{refused[0][0]} is passed over ({refused[0][1]}); {path} is used instead"
+                )
             return path
         refused.append((path, reason))
     if refused:
@@ -226,7 +228,9 @@ def _show_executable(path: str, search: _Search, trusted: bool, depth: int = 0) 
         _show_loader(path, real, head, search, trusted)
     elif head.startswith(b"#!"):
         if depth == _MAX_INTERPRETERS:
-            raise ProgramFault(f"{path}: its #! lines lead in a circle", "name a real interpreter", found=True)
+            raise ProgramFault(
+                f"{path}: its #! lines lead in a circle", "name a real interpreter", found=True
+            )
         _show_interpreter(path, head, search, trusted, depth + 1)
     else:
         raise ProgramFault(
@@ -240,9 +244,13 @@ def _head(path: str, real: str) -> bytes:
     try:
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise ProgramFault(f"{path} leads to {real}, which does not exist", "repair the link", found=False) from None
+        raise ProgramFault(
+            f"{path} leads to {real}, which does not exist", "repair the link", found=False
+        ) from None
     except OSError as error:
-        raise ProgramFault(f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True) from None
+        raise ProgramFault(
+            f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True
+        ) from None
     try:
         held = os.fstat(fd)
         if stat.S_ISDIR(held.st_mode):
@@ -345,7 +353,10 @@ def package_of(script: str) -> str:
         if os.path.basename(os.path.dirname(folder)) == "node_modules":
             # A package among others: it needs its neighbours, which live beside it.
             return os.path.dirname(os.path.dirname(folder))
-        if any(os.path.exists(os.path.join(folder, mark)) for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")):
+        if any(
+            os.path.exists(os.path.join(folder, mark))
+            for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")
+        ):
             return folder
         folder = os.path.dirname(folder)
     return own
@@ -392,5 +403,7 @@ def _outermost(trees: Sequence[str]) -> list[str]:
     return [
         tree
         for i, tree in enumerate(trees)
-        if not any(contains(other, tree) and (other != tree or j < i) for j, other in enumerate(trees) if j != i)
+        if not any(
+            contains(other, tree) and (other != tree or j < i) for j, other in enumerate(trees) if j != i
+        )
     ]

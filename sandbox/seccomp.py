@@ -22,7 +22,7 @@ PROFILE_DIRECTORY = os.path.join(
 AUDIT_ARCH: dict[str, int] = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
 
 
-class SeccompUnavailable(Exception):  # noqa: N818 -- a state of the machine, as sandbox_unavailable is
+class SeccompUnavailable(Exception):
     """There is no filter for this machine. The text says why and what to do."""
 
 

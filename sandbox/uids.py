@@ -97,7 +97,9 @@ def lease_for_state(
         raise
     os.close(fd)
     if first <= owner <= last:
-        raise UidsUnavailable(f"uid {owner}, which owns {state_dir}, is in use by or reserved for another plugin")
+        raise UidsUnavailable(
+            f"uid {owner}, which owns {state_dir}, is in use by or reserved for another plugin"
+        )
     raise UidsUnavailable(_exhausted(first, last))
 
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verb_module(verb: str) -> Verb:
     from importlib import import_module
 
-    module: Verb = import_module(f"runner.cli.{verb}")  # type: ignore[assignment]
+    module: Verb = import_module(f"runner.cli.{verb}")
     return module
 
 
@@ -115,5 +115,11 @@ def _top(words: list[str]) -> int:
 def _overview() -> str:
     lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage.", "", "verbs:"]
     lines += [f"  {verb:<11} {verb_module(verb).HELP}" for verb in VERBS]
-    lines += ["", "example:", f"  {verb_module('exec').EXAMPLE}", "", "runner VERB --help tells more; runner --version."]
+    lines += [
+        "",
+        "example:",
+        f"  {verb_module('exec').EXAMPLE}",
+        "",
+        "runner VERB --help tells more; runner --version.",
+    ]
     return "\n".join(lines)

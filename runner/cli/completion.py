@@ -53,7 +53,10 @@ def _bash() -> str:
         words = " ".join((*(option for option, _ in _options(verb)), *_words(verb)))
         cases.append(f'    {verb}) COMPREPLY=($(compgen -W "{words}" -- "$word")) ;;')
     values = sorted({(option, choices) for verb in VERBS for option, choices in _options(verb) if choices})
-    chosen = [f'    {option}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;' for option, choices in values]
+    chosen = [
+        f'    {option}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;'
+        for option, choices in values
+    ]
     return "\n".join(
         (
             "# bash completion for runner",

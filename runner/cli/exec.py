@@ -46,19 +46,20 @@ def run(args: argparse.Namespace) -> int:
         end: End | None = None
         try:
             _require_plain_stdio()
-            with ready(prepared, os.environ) as opened:
-                with confine(prepared, opened) as cell:
-                    prepared.timings.mark("launch")
-                    limit = opened.plan.limits.deadline
-                    deadline = None if limit is None else time.monotonic() + limit
-                    end = wait(cell, signals, caller, deadline)
-                    prepared.timings.mark("run")
+            with ready(prepared, os.environ) as opened, confine(prepared, opened) as cell:
+                prepared.timings.mark("launch")
+                limit = opened.plan.limits.deadline
+                deadline = None if limit is None else time.monotonic() + limit
+                end = wait(cell, signals, caller, deadline)
+                prepared.timings.mark("run")
             prepared.timings.mark("teardown")
             outcome, status = judge(end)
         except Failure as failure:
             outcome, status = failure.outcome, failure.exec_status
         except SpawnError as error:
-            outcome = Outcome("launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing")
+            outcome = Outcome(
+                "launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing"
+            )
             status = EXEC_NO_CAGE
         if outcome.code not in ("ok", "crashed", "cancelled"):
             from runner.cli import printing

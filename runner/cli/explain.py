@@ -72,9 +72,15 @@ def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     kept = ("runner", "plugin", "outcome", "grant", "layers", "diagnostics")
     command = _command_line(prepared) if prepared.open_plan is not None else None
     asked = [
-        {"what": what, "asked": words, "verdict": verdict, "why": why} for what, words, verdict, why in _asked(prepared, outcome)
+        {"what": what, "asked": words, "verdict": verdict, "why": why}
+        for what, words, verdict, why in _asked(prepared, outcome)
     ]
-    return {"schema": "runner.explain.v1", **{key: full[key] for key in kept}, "asked": asked, "argv": command}
+    return {
+        "schema": "runner.explain.v1",
+        **{key: full[key] for key in kept},
+        "asked": asked,
+        "argv": command,
+    }
 
 
 def _command_line(prepared: Prepared) -> str:
@@ -106,7 +112,13 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
     if prepared.open_plan is not None:
         missing = {shown.path for shown in prepared.open_plan.plan.shown if shown.state == "missing"}
     if not spec.enabled:
-        rows.append(("sandbox", "none", *(("granted", "UNSANDBOXED") if granted.unsandboxed else ("refused", "always in a cage"))))
+        rows.append(
+            (
+                "sandbox",
+                "none",
+                *(("granted", "UNSANDBOXED") if granted.unsandboxed else ("refused", "always in a cage")),
+            )
+        )
     for path in spec.paths:
         word, why = verdict(path.where, path.path)
         if path.path in missing:
@@ -116,7 +128,9 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         words = " ".join((spec.network.mode, *spec.network.hosts))
         rows.append(("network", words, *verdict(spec.network.where, f"network {spec.network.mode}")))
     if spec.seccomp is not None:
-        rows.append(("seccomp", spec.seccomp, *verdict(dict(spec.where).get("seccomp", ("-",)), spec.seccomp)))
+        rows.append(
+            ("seccomp", spec.seccomp, *verdict(dict(spec.where).get("seccomp", ("-",)), spec.seccomp))
+        )
     for variable in spec.env:
         words = variable.name if variable.value is None else f"{variable.name}=…"
         rows.append(("env", words, *verdict(variable.where, variable.name)))
@@ -126,7 +140,13 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
             got = getattr(granted.limits, name)
             by = dict(granted.decided_by).get(name, "manifest")
             why = "" if got == value else f"{_amount(name, got)}, by the {by}"
-            rows.append(("limit", f"{name} {_amount(name, value)}", *verdict(dict(spec.where).get(name, ("-",)), name, why)))
+            rows.append(
+                (
+                    "limit",
+                    f"{name} {_amount(name, value)}",
+                    *verdict(dict(spec.where).get(name, ("-",)), name, why),
+                )
+            )
     return rows
 
 
@@ -172,14 +192,22 @@ def _cage(prepared: Prepared, granted: Grant) -> Iterable[str]:
     assert prepared.open_plan is not None
     plan = prepared.open_plan.plan
     yield ""
-    shown = [(path.access, path.path, path.state, path.origin) for path in plan.shown if path.state != "missing"]
+    shown = [
+        (path.access, path.path, path.state, path.origin) for path in plan.shown if path.state != "missing"
+    ]
     yield from _table("in the cage", shown)
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
     yield ""
-    yield from _table("layers", [(l.name, l.effective, "" if not l.degraded else "DEGRADED", l.detail) for l in described_layers(prepared)])
+    yield from _table(
+        "layers",
+        [
+            (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", layer.detail)
+            for layer in described_layers(prepared)
+        ],
+    )
     for note in plan.notes:
         yield f"note: {printable(note)}"
 
@@ -189,4 +217,9 @@ def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
     clean = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [min(48, max(len(row[i]) for row in clean)) for i in range(3)]
     for row in clean:
-        yield "  " + "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])).rstrip()
+        yield (
+            "  "
+            + "  ".join(
+                (*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])
+            ).rstrip()
+        )

@@ -18,9 +18,11 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
     parser.add_argument(
         "--policy",
         metavar="NAME|FILE",
-        help="operator policy: default, strict, dev or a file (else RUNNER_POLICY, /etc/runner/policy.toml, default)",
+        help="default, strict, dev or a file; else $RUNNER_POLICY, /etc/runner/policy.toml or default",
     )
-    parser.add_argument("--state-dir", metavar="D", help="where the plugin's ${state_dir} is, if it asks for one")
+    parser.add_argument(
+        "--state-dir", metavar="D", help="where the plugin's ${state_dir} is, if it asks for one"
+    )
     parser.add_argument(
         "--env",
         metavar="K=V",

@@ -28,7 +28,9 @@ def failure(prepared: Prepared, outcome: Outcome) -> None:
             lines.append(f"      {printable(diagnostic.hint)}")
     for denial in outcome.denials:
         what = "" if denial.asked in denial.reason else f"{printable(denial.asked)}: "
-        lines.append(f"  {printable(place(prepared, denial))}: {denial.rule}: {what}{printable(denial.reason)}")
+        lines.append(
+            f"  {printable(place(prepared, denial))}: {denial.rule}: {what}{printable(denial.reason)}"
+        )
         if denial.hint:
             lines.append(f"      {printable(denial.hint)}")
     if outcome.hint and not outcome.denials and not outcome.diagnostics:

@@ -23,7 +23,9 @@ class ReportSink:
             try:
                 os.fstat(self._fd)
             except OSError:
-                raise SinkError(f"--report {target}: descriptor {target} is not open (a file: ./{target})") from None
+                raise SinkError(
+                    f"--report {target}: descriptor {target} is not open (a file: ./{target})"
+                ) from None
             return
         self._path = os.path.abspath(target)
         folder = os.path.dirname(self._path)
