@@ -1,0 +1,70 @@
+"""A test's function, run in a process of its own: as root or as an ordinary user, and killed if need be.
+
+The function travels as its source, because an ordinary user may not be able to read the tests. So it imports
+what it needs itself, takes and returns what JSON can say, and names other functions it calls in `using`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.conftest import Caller
+
+Act = Callable[..., Any]
+
+
+def command(caller: Caller, act: Act, *args: object, using: tuple[Act, ...] = ()) -> list[str]:
+    sources = [textwrap.dedent(inspect.getsource(each)) for each in (*using, act)]
+    program = "\n".join(
+        (
+            "from __future__ import annotations",
+            *sources,
+            "import json as _json, sys as _sys",
+            f"print(_json.dumps({act.__name__}(*_json.loads(_sys.argv[1]))))",
+        )
+    )
+    return [*caller.prefix, *caller.python, "-c", program, json.dumps(args)]
+
+
+def start(
+    caller: Caller,
+    act: Act,
+    *args: object,
+    using: tuple[Act, ...] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
+    **popen: Any,
+) -> subprocess.Popen[bytes]:
+    """`act(*args)` as a living process whose stdout is a pipe to us."""
+    return subprocess.Popen(
+        command(caller, act, *args, using=using),
+        env={**caller.environ, **(env or {})},
+        cwd=cwd,
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **popen},
+    )
+
+
+def run(
+    caller: Caller,
+    act: Act,
+    *args: object,
+    using: tuple[Act, ...] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> Any:
+    """What `act(*args)` returns there. stdout is read to its end: nothing that inherited it lives on."""
+    with start(caller, act, *args, using=using, env=env, stderr=subprocess.PIPE) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, (
+        f"{act.__name__} ended with {process.returncode}:\n{err.decode(errors='replace')}"
+    )
+    return json.loads(out.splitlines()[-1])

@@ -1,0 +1,445 @@
+"""The child between clone and exec, looked at from inside and from outside."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import spawner
+from tests import elsewhere
+from tests.conftest import Caller
+
+LEASED = 61200
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def order(caller: Caller, *argv: str, **changes: Any) -> dict[str, Any]:
+    """What a launch orders: with a uid of its own if the caller is root."""
+    own = LEASED if caller.uid == 0 else caller.uid
+    return {
+        "program": argv[0],
+        "argv": list(argv),
+        "uid": own,
+        "gid": own,
+        "drop": caller.uid == 0,
+        "keep": [],
+        "rlimits": [],
+        "keyring": False,
+        **changes,
+    }
+
+
+def output_of(given: dict[str, Any]) -> str:
+    """Carry out an order with a pipe as its stdout; what it printed, and its exit code as the last line."""
+    import os
+
+    from sandbox import spawner
+
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    try:
+        pid = spawner.spawn(spawner.Order(**given))
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    with open(read, encoding="utf-8", errors="surrogateescape") as file:
+        printed = file.read()
+    return f"{printed}\n{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
+
+
+def status_of(text: str) -> dict[str, str]:
+    """A /proc/PID/status as a dictionary."""
+    fields = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return {name: value.strip() for name, value in fields}
+
+
+# --- what it becomes ---------------------------------------------------------------------------------------
+
+
+def test_it_becomes_the_program(runner_as: Caller) -> None:
+    printed = elsewhere.run(runner_as, output_of, order(runner_as, "/bin/echo", "one", "--two", "three  "))
+    assert printed == "one --two three  \n\n0"
+
+
+def test_the_exit_code_is_the_programs(runner_as: Caller) -> None:
+    assert elsewhere.run(runner_as, output_of, order(runner_as, "/bin/sh", "-c", "exit 7")) == "\n7"
+
+
+def test_ids_are_really_changed(runner_as: Caller) -> None:
+    # Read from outside of its user namespace, by a process of ours: what the kernel says, not what it sees.
+    def look(given: dict[str, Any]) -> str:
+        import os
+        import signal
+
+        from sandbox import spawner
+
+        os.setgroups([4, 24]) if os.geteuid() == 0 else None
+        pid = spawner.spawn(spawner.Order(**given))
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            text = file.read()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return text
+
+    status = status_of(elsewhere.run(runner_as, look, order(runner_as, "/bin/sleep", "1000")))
+    own = str(LEASED if runner_as.uid == 0 else runner_as.uid)
+    assert status["Uid"].split() == [own] * 4
+    assert status["Gid"].split() == [own] * 4
+    assert status["Groups"] == ""
+    assert status["NoNewPrivs"] == "1"
+    assert status["CapEff"] == status["CapPrm"] == status["CapInh"] == status["CapAmb"] == "0" * 16
+    # A pid namespace of its own with it as init, and a session of its own.
+    assert status["NSpid"].split()[-1] == "1"
+    assert status["NSsid"].split()[-1] == "1"
+
+
+@pytest.mark.needs("root")
+def test_a_file_of_root_is_out_of_reach(runner_as_root: Caller, plugin_dir: Path) -> None:
+    secret = plugin_dir / "secret"
+    secret.write_text("s")
+    secret.chmod(0o600)
+    given = order(runner_as_root, "/bin/sh", "-c", f"cat {secret} 2>&1")
+    assert "Permission denied" in elsewhere.run(runner_as_root, output_of, given)
+    # The control: as root and without the drop the same command reads it.
+    given |= {"uid": 0, "gid": 0, "drop": False}
+    assert elsewhere.run(runner_as_root, output_of, given) == "s\n0"
+
+
+def blocked(given: dict[str, Any]) -> str:
+    """Carry out an order with signals blocked and ignored, as a careless caller leaves them."""
+    import os
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.umask(0)
+    text = output_of(given)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGUSR1, signal.SIGTERM}
+    return text
+
+
+def test_signals_and_umask_are_reset(runner_as: Caller) -> None:
+    given = order(runner_as, "/bin/cat", "/proc/self/status")
+    status = status_of(elsewhere.run(runner_as, blocked, given, using=(output_of,)))
+    assert int(status["SigBlk"], 16) == 0
+    ignored = int(status["SigIgn"], 16)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
+        assert not ignored & 1 << (number - 1), signal.Signals(number).name
+    assert int(status["Umask"], 8) == 0o077
+
+
+def test_the_environment_is_empty(runner_as: Caller) -> None:
+    text = elsewhere.run(
+        runner_as, output_of, order(runner_as, "/bin/cat", "/proc/self/environ"), env={"CANARY": "sings"}
+    )
+    assert text == "\n0"
+
+
+# --- limits ------------------------------------------------------------------------------------------------
+
+
+def limited(hard: int, given: dict[str, Any]) -> str:
+    """Carry out an order as a caller who has a low hard limit of its own."""
+    import resource
+
+    if hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return output_of(given)
+
+
+@pytest.mark.parametrize(
+    ("callers", "soft", "hard", "expected"),
+    [
+        pytest.param(0, 100, 200, ["100", "200"], id="lowered"),
+        pytest.param(300, 100, 200, ["100", "200"], id="below the caller's"),
+        pytest.param(300, 100, 1024, ["100", "300"], id="hard above the caller's"),
+        pytest.param(300, 1024, 4096, ["300", "300"], id="both above the caller's"),
+        pytest.param(300, resource.RLIM_INFINITY, resource.RLIM_INFINITY, ["300", "300"], id="infinite"),
+    ],
+)
+def test_limits_are_lowered_and_never_raised(
+    runner_as: Caller, callers: int, soft: int, hard: int, expected: list[str]
+) -> None:
+    given = order(runner_as, "/bin/cat", "/proc/self/limits", rlimits=[[resource.RLIMIT_NOFILE, soft, hard]])
+    text = elsewhere.run(runner_as, limited, callers, given, using=(output_of,))
+    (line,) = (line for line in text.splitlines() if line.startswith("Max open files"))
+    assert line.split()[3:5] == expected
+
+
+def test_the_oom_killer_prefers_it(runner_as: Caller) -> None:
+    assert (
+        elsewhere.run(runner_as, output_of, order(runner_as, "/bin/cat", "/proc/self/oom_score_adj"))
+        == "500\n\n0"
+    )
+
+
+@pytest.mark.needs("root")
+def test_a_higher_oom_score_is_kept(runner_as_root: Caller) -> None:
+    # Containers of low priority get one from their engine, and nobody inside may lower it.
+    def preferred(given: dict[str, Any]) -> str:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("900")
+        return output_of(given)
+
+    given = order(runner_as_root, "/bin/cat", "/proc/self/oom_score_adj")
+    assert elsewhere.run(runner_as_root, preferred, given, using=(output_of,)) == "900\n\n0"
+
+
+# --- descriptors -------------------------------------------------------------------------------------------
+
+
+def with_open_files(given: dict[str, Any], numbers: list[int]) -> str:
+    """Carry out an order while inheritable descriptors of those numbers are open."""
+    import os
+
+    for number in numbers:
+        os.dup2(os.open("/", os.O_RDONLY), number, inheritable=True)
+    return output_of(given)
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        pytest.param([], {"0", "1", "2", "3"}, id="none"),
+        pytest.param([40], {"0", "1", "2", "3", "40"}, id="one in the middle"),
+        pytest.param([50, 20], {"0", "1", "2", "3", "20", "50"}, id="out of order"),
+        pytest.param([20, 21, 20], {"0", "1", "2", "3", "20", "21"}, id="neighbours, one twice"),
+        pytest.param([0, 1, 40], {"0", "1", "2", "3", "40"}, id="standard streams named again"),
+    ],
+)
+def test_only_kept_descriptors_are_inherited(runner_as: Caller, keep: list[int], expected: set[str]) -> None:
+    given = order(runner_as, "/bin/ls", "/proc/self/fd", keep=keep)
+    text = elsewhere.run(runner_as, with_open_files, given, [20, 21, 30, 40, 50, 4000], using=(output_of,))
+    assert set(text.split()[:-1]) == expected  # 3 is ls looking
+
+
+def test_many_launches_leak_no_descriptor(runner_as: Caller) -> None:
+    def launch(given: dict[str, Any], missing: dict[str, Any]) -> list[int]:
+        import os
+
+        from sandbox import spawner
+
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(200):
+            try:
+                os.waitpid(spawner.spawn(spawner.Order(**(missing if number % 4 == 0 else given))), 0)
+            except spawner.SpawnError:
+                assert number % 4 == 0
+        return [before, len(os.listdir("/proc/self/fd"))]
+
+    before, after = elsewhere.run(
+        runner_as, launch, order(runner_as, "/bin/true"), order(runner_as, "/bin/no-such-program")
+    )
+    assert before == after
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
+    """The stage and errno of an order that fails, and whether it left a child or a descriptor."""
+    import os
+    import resource
+    import signal
+
+    from sandbox import spawner
+
+    before = len(os.listdir("/proc/self/fd"))
+    if preparation == "no processes":
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    proc = os.open("/proc/self/fd", os.O_RDONLY)
+    if preparation.startswith("/"):
+        os.chroot(preparation)
+    try:
+        spawner.spawn(spawner.Order(**given))
+    except spawner.SpawnError as error:
+        stage, code, said = error.stage, error.errno, str(error)
+    else:
+        raise AssertionError("it was started")
+    assert said == f"could not {stage}: {os.strerror(code)}"
+    after = len(os.listdir(proc)) - 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        left = True
+    except ChildProcessError:
+        left = False
+    return [stage, code, left, after - before]
+
+
+def test_a_missing_program(runner_as: Caller) -> None:
+    given = order(runner_as, "/bin/no-such-program")
+    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.ENOENT, False, 0]
+
+
+def test_a_program_nobody_may_execute(runner_as: Caller) -> None:
+    given = order(runner_as, "/etc/passwd")
+    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.EACCES, False, 0]
+
+
+def test_a_program_that_is_none(runner_as: Caller, plugin_dir: Path) -> None:
+    (plugin_dir / "text").write_text("just words")
+    (plugin_dir / "text").chmod(0o755)
+    given = order(runner_as, str(plugin_dir / "text"))
+    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.ENOEXEC, False, 0]
+
+
+def test_a_uid_that_cannot_be_mapped(runner_as: Caller) -> None:
+    # For root there is none but the invalid one; for others every uid that is not theirs.
+    strange = {"uid": 2**32 - 1} if runner_as.uid == 0 else {"uid": LEASED, "gid": LEASED}
+    code = errno.EINVAL if runner_as.uid == 0 else errno.EPERM
+    given = order(runner_as, "/bin/true", **strange)
+    assert elsewhere.run(runner_as, failing, given) == ["map the plugin's ids", code, False, 0]
+
+
+@pytest.mark.needs("user")
+def test_dropping_is_for_root(runner_as_user: Caller) -> None:
+    given = order(runner_as_user, "/bin/true", drop=True)
+    if os.geteuid() == 0:
+        given |= {"uid": LEASED, "gid": LEASED}
+    assert elsewhere.run(runner_as_user, failing, given) == ["map the plugin's ids", errno.EPERM, False, 0]
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("ids", "stage"),
+    [
+        ({"uid": LEASED, "gid": LEASED}, "drop the group id"),
+        ({"uid": LEASED, "gid": 0}, "drop the user id"),
+    ],
+)
+def test_an_id_that_was_not_dropped_is_noticed(
+    runner_as_root: Caller, ids: dict[str, int], stage: str
+) -> None:
+    given = order(runner_as_root, "/bin/true", drop=False, **ids)
+    assert elsewhere.run(runner_as_root, failing, given) == [stage, errno.EPERM, False, 0]
+
+
+def test_a_limit_the_kernel_does_not_know(runner_as: Caller) -> None:
+    given = order(runner_as, "/bin/true", rlimits=[[9999, 1, 1]])
+    assert elsewhere.run(runner_as, failing, given) == ["set resource limits", errno.EINVAL, False, 0]
+
+
+def test_a_kept_descriptor_that_is_not_open(runner_as: Caller) -> None:
+    given = order(runner_as, "/bin/true", keep=[77])
+    assert elsewhere.run(runner_as, failing, given) == ["close other files", errno.EBADF, False, 0]
+
+
+@pytest.mark.needs("user")
+def test_no_room_for_another_process(runner_as_user: Caller) -> None:
+    outcome = elsewhere.run(runner_as_user, failing, order(runner_as_user, "/bin/true"), "no processes")
+    assert outcome == ["create a user and pid namespace", errno.EAGAIN, False, 0]
+
+
+@pytest.mark.needs("root")
+def test_a_machine_without_user_namespaces(runner_as_root: Caller, plugin_dir: Path) -> None:
+    # The kernel refuses them in a chroot, as some containers do everywhere.
+    outcome = elsewhere.run(runner_as_root, failing, order(runner_as_root, "/bin/true"), str(plugin_dir))
+    assert outcome == ["create a user and pid namespace", errno.EPERM, False, 0]
+
+
+def test_every_stage_has_a_name(runner_as: Caller) -> None:
+    def count(given: dict[str, Any]) -> list[int]:
+        import ctypes
+
+        from sandbox import spawner
+
+        steps = spawner._steps(spawner.Order(**given), ctypes.CDLL(None), (0, 0, 0), 1, 0)
+        return [len(steps), len(spawner._STAGES)]
+
+    steps, names = elsewhere.run(runner_as, count, order(runner_as, "/bin/true"))
+    assert steps == names
+
+
+# --- the runner dies ---------------------------------------------------------------------------------------
+
+
+def paused_at(given: dict[str, Any], stage: int) -> None:
+    """Spawn, with a child that stops before its step `stage`, says so, and goes on when we are dead."""
+    import os
+    import select
+
+    from sandbox import spawner
+
+    # Readable only after the kernel has told our children of our death; the pipes close before that.
+    us = os.pidfd_open(os.getpid())
+    real = spawner._steps
+
+    def steps(*words: Any) -> Any:
+        found = list(real(*words))
+        step = found[stage]
+
+        def paused() -> None:
+            if stage < 2:  # The mapping is written and the word to go on is given: nothing else stops it.
+                select.select([words[4]], [], [])
+            os.write(1, b".")
+            select.select([us], [], [])
+            step()
+
+        found[stage] = paused
+        return found
+
+    spawner._steps = steps  # type: ignore[assignment]
+    spawner.spawn(spawner.Order(**{**given, "keep": [us]}))
+
+
+@pytest.mark.parametrize("stage", range(len(spawner._STAGES)), ids=spawner._STAGES)
+def test_the_runners_death_at_any_stage(runner_as: Caller, stage: int) -> None:
+    given = order(runner_as, "/bin/sleep", "1000")
+    with elsewhere.start(runner_as, paused_at, given, stage) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.read(1) == b"."
+        runner.kill()
+        # The tree has our pipe as its stdout: its end is the tree's end.
+        assert end_of_output(runner) == b""
+
+
+def before_the_mapping(given: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    from sandbox import spawner
+
+    spawner._map_ids = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    spawner.spawn(spawner.Order(**given))
+
+
+def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
+    with elsewhere.start(runner_as, before_the_mapping, order(runner_as, "/bin/echo", "started")) as runner:
+        assert end_of_output(runner) == b""
+    assert runner.returncode == -signal.SIGKILL
+
+
+def spawned(given: dict[str, Any]) -> None:
+    import os
+
+    from sandbox import spawner
+
+    os.waitpid(spawner.spawn(spawner.Order(**given)), 0)
+
+
+def test_the_runners_death_takes_daemons_along(runner_as: Caller) -> None:
+    daemon = "setsid sh -c 'setsid sleep 1000 & echo ready; wait' & wait"
+    with elsewhere.start(runner_as, spawned, order(runner_as, "/bin/sh", "-c", daemon)) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == b"ready\n"
+        runner.kill()
+        assert end_of_output(runner) == b""
+
+
+def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
+    try:
+        return process.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail("something of the tree outlived the runner")
