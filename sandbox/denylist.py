@@ -273,7 +273,7 @@ class Place(NamedTuple):
     mounted_below: tuple[Inside, ...]
 
 
-class Unproven(Exception):  # noqa: N818 -- an answer, not an accident
+class Unproven(Exception):
     """The denied directories could not be walked to the end, so nothing is known about hard links."""
 
 

@@ -47,7 +47,7 @@ _KINDS = {
 }
 
 
-class Refused(Exception):  # noqa: N818 -- an answer, not an accident
+class Refused(Exception):
     """The source may not be shown to a plugin."""
 
     def __init__(self, rule: str, asked: str, reason: str, hint: str = "") -> None:
@@ -58,7 +58,7 @@ class Refused(Exception):  # noqa: N818 -- an answer, not an accident
         self.hint = hint
 
 
-class Missing(Exception):  # noqa: N818 -- an answer, not an accident
+class Missing(Exception):
     """There is nothing at `path`."""
 
     def __init__(self, path: str) -> None:

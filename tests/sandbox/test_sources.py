@@ -185,6 +185,17 @@ def test_a_rename_does_not_free_a_denied_directory(tmp_path: Path) -> None:
     open_source(str(base / "beside"), access="read", denylist=denylist).close()
 
 
+def test_a_rename_does_not_free_what_contains_a_denied_directory(tmp_path: Path) -> None:
+    twins(tmp_path)
+    base = tmp_path.resolve()
+    denylist = Denylist(read_mounts(), policy=[str(base / "denied" / "vault")])
+    (base / "denied").rename(base / "elsewhere")
+    (base / "harmless").rename(base / "beside")
+    with pytest.raises(Refused, match="what it opens contains"):
+        open_source(str(base / "elsewhere"), access="read", denylist=denylist)
+    open_source(str(base / "beside"), access="read", denylist=denylist).close()
+
+
 @pytest.mark.parametrize(
     "path", [*HOST_PATHS, "/", "/etc", "/var", "/dev", "/run", "/tmp", "/dev/shm", "/home", "/root/x"]
 )
@@ -359,6 +370,19 @@ def test_bind_mounts(runner_as: Caller, alias: Alias) -> None:
     assert (control, real) == ("open", asked[1])
 
 
+def test_bind_mounts_of_what_a_denied_link_leads_to(runner_as: Caller) -> None:
+    base = runner_as.home / "place"
+    twins(base)
+    names = {twin: places(base, twin) for twin in ("denied", "harmless")}
+    for twin in names.values():
+        os.symlink("vault", twin["b"] + "/link")
+    runner_as.give(base)
+    steps = [("bind", twin["v"] + "/inner", twin["m"]) for twin in names.values()]
+    deny = [names["denied"]["b"] + "/link"]
+    answers = probe(runner_as, deny, steps, [twin["m"] for twin in names.values()])
+    assert [rule for rule, _ in answers] == ["denylist", "open"]
+
+
 def test_a_kernel_filesystem_below_the_source(runner_as: Caller) -> None:
     base = runner_as.home / "place"
     twins(base)
@@ -530,7 +554,7 @@ def test_the_depth_limit_is_exact(tmp_path: Path) -> None:
     assert ask(tmp_path).rule == "scan_limit"
 
 
-@pytest.mark.needs("user")
+@pytest.mark.needs("root", "user")  # to make what is not the user's
 @pytest.mark.parametrize(
     ("mode", "rule"),
     [
@@ -546,7 +570,6 @@ def test_directories_the_runner_cannot_list(
     foreign.mkdir(parents=True)
     (plugin_dir / "source").chmod(0o755)
     foreign.chmod(mode)
-    assert runner_as_user.uid != os.geteuid()
     done = subprocess.run(
         [*runner_as_user.prefix, *runner_as_user.python, "-c", PROBE],
         input=json.dumps({"deny": [], "steps": [], "ask": [str(plugin_dir / "source")]}),
@@ -559,7 +582,7 @@ def test_directories_the_runner_cannot_list(
     assert json.loads(done.stdout)[0][0] == rule
 
 
-@pytest.mark.needs("user")
+@pytest.mark.needs("root", "user")  # to make what is not the user's
 def test_a_user_gets_nothing_out_of_a_directory_closed_to_them(
     runner_as_user: Caller, plugin_dir: Path
 ) -> None:
