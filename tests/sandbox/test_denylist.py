@@ -123,6 +123,7 @@ daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
 www:x:33:33::/var/www:/usr/sbin/nologin
 ann:x:1000:1000:Ann:/home/ann:/bin/bash
 bob:x:1001:1001:Bob:/srv/people/bob/:/bin/bash
+gone:x:1003:1003::/home/gone:/bin/sh
 broken line
 eve:x:1002:1002::relative/home:/bin/sh
 """
@@ -139,7 +140,14 @@ eve:x:1002:1002::relative/home:/bin/sh
         ({"HOME": "/"}, 33, ["/", "/var/www"]),
     ],
 )
-def test_homes(tmp_path: Path, environ: dict[str, str], euid: int, expected: list[str]) -> None:
+def test_homes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    euid: int,
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/home/gone")
     passwd = tmp_path / "passwd"
     passwd.write_text(PASSWD)
     assert list(homes(environ, euid=euid, passwd=str(passwd))) == expected
