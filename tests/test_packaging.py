@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -67,20 +68,23 @@ def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
     assert (dist_info / "licenses/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path, plugin_dir: Path) -> None:
     """Data files are found through the package, not through the place the sources happen to be in."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    argv = [sys.executable, "-m", "runner"]
-    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    version = subprocess.run(
-        [*argv, "--version"], cwd="/", env=env, capture_output=True, text=True, timeout=60
-    )
-    assert version.stdout.strip() == f"runner {runner.__version__}", version.stderr
-    manifest = ROOT / "tests/plugins/demo/nexo-plugin.toml"
-    check = subprocess.run(
-        [*argv, "explain", str(manifest)], cwd="/", env=env, capture_output=True, text=True, timeout=60
-    )
-    assert check.returncode == 0, check.stderr
+
+    def said(*args: str) -> str:
+        env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        argv = [sys.executable, *args]
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for package in PACKAGES:
+        assert said("-c", f"import {package}; print({package}.__file__)").startswith(str(tmp_path))
+    assert said("-m", "runner", "--version") == f"runner {runner.__version__}\n"
+    # A policy, a seccomp filter and a contract's model are all in an explanation.
+    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
+    assert said("-m", "runner", "explain", str(plugin_dir / "demo")).endswith("It would be launched.\n")
 
 
 def test_dependencies_are_those_the_layers_know() -> None:

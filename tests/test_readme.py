@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 
+from runner.report import Code
 from tests.conftest import ROOT, Caller
 
 README = (ROOT / "README.md").read_text()
@@ -97,6 +99,22 @@ def test_the_readme_is_true(
     )
     said = done.stdout + done.stderr
     assert re.fullmatch(_pattern(example.output), said), said
+
+
+@pytest.mark.needs("user")
+def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir: Path) -> None:
+    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
+    where = runner_as_user.home / "report.json"
+    runner_as_user("exec", "--report", where, plugin_dir / "demo", "--", "/home")
+    report = json.loads(where.read_text())
+    page = (ROOT / "docs/report.md").read_text()
+    sections = re.split(r"^## `(\w+)`$", page, flags=re.MULTILINE)
+    tables = {"": sections[0], **dict(zip(sections[1::2], sections[2::2], strict=True))}
+    documented = {name: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for name, text in tables.items()}
+    assert sorted(documented[""]) == sorted(report)
+    for part in ("exit", "grant"):
+        assert sorted(documented[part]) == sorted(report[part])
+    assert set(documented["outcome"]) < set(get_args(Code))
 
 
 @pytest.mark.parametrize("page", ["README.md", "SECURITY.md", "CHANGELOG.md", "docs/report.md"])
