@@ -53,7 +53,7 @@ def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str 
     reserved = _reserved(reservations)
     try:
         for uid in _shuffled(first, last):
-            if uid not in reserved and _lock(fd, uid, fcntl.F_WRLCK):
+            if uid not in reserved and _lock_unreserved(fd, uid, reservations):
                 return UidLease(uid, fd)
     except BaseException:
         os.close(fd)
@@ -88,7 +88,7 @@ def lease_for_state(
         reserved = _reserved(reservations)
         for uid in candidates:
             # Exclusive while the reservation is written: also a plugin without state may hold this uid.
-            if uid not in reserved and _lock(fd, uid, fcntl.F_WRLCK):
+            if uid not in reserved and _lock_unreserved(fd, uid, reservations):
                 _reserve(reservations, uid, state_dir)
                 _lock(fd, uid, fcntl.F_RDLCK)
                 return UidLease(uid, fd)
@@ -130,6 +130,16 @@ def _lock(fd: int, uid: int, kind: int) -> bool:
             return False
         raise
     return True
+
+
+def _lock_unreserved(fd: int, uid: int, reservations: str) -> bool:
+    """Lock `uid` for ourselves alone, unless it was reserved since we looked."""
+    if not _lock(fd, uid, fcntl.F_WRLCK):
+        return False
+    if _stale(reservations, uid):
+        return True
+    _lock(fd, uid, fcntl.F_UNLCK)
+    return False
 
 
 def _reserved(reservations: str) -> set[int]:

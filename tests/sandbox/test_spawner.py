@@ -254,6 +254,8 @@ def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
 
     from sandbox import spawner
 
+    if preparation == "no stdin":
+        os.set_inheritable(0, False)
     before = len(os.listdir("/proc/self/fd"))
     if preparation == "no processes":
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
@@ -333,6 +335,12 @@ def test_a_limit_the_kernel_does_not_know(runner_as: Caller) -> None:
 def test_a_kept_descriptor_that_is_not_open(runner_as: Caller) -> None:
     given = order(runner_as, "/bin/true", keep=[77])
     assert elsewhere.run(runner_as, failing, given) == ["close other files", errno.EBADF, False, 0]
+
+
+def test_a_standard_stream_that_would_not_survive(runner_as: Caller) -> None:
+    # bwrap's own descriptors would take its place, and the plugin finds them in /proc/1/fd.
+    outcome = elsewhere.run(runner_as, failing, order(runner_as, "/bin/true"), "no stdin")
+    assert outcome == ["close other files", errno.EBADF, False, 0]
 
 
 @pytest.mark.needs("user")
