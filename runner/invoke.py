@@ -28,12 +28,14 @@ from runner.watch import End
 from sandbox import seccomp
 from sandbox.cell import Cell, launched
 from sandbox.denylist import Denylist, homes
-from sandbox.document import Diagnostic, DocumentError
+from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
+from sandbox.grants import Overrides, grant
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.mounts import read_mounts
 from sandbox.plan import Layer, LayerUnavailable, OpenPlan, PlanRefused, Request, open_plan, unreadable
-from sandbox.policy import Overrides, Policy, grant, load_policy
+from sandbox.policy import Policy
+from sandbox.policy_file import load_policy
 from sandbox.program import ProgramFault
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
@@ -82,6 +84,7 @@ class Prepared:
         self.layers: tuple[Layer, ...] = ()
         self.bwrap = ""
         self.state_dir: str | None = None
+        self.homes: tuple[str, ...] = ()
 
     @property
     def plugin(self) -> Plugin | None:
@@ -139,6 +142,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     assert plugin is not None
     prepared.policy = load_policy(invocation.policy, environ)
     prepared.state_dir = _state_dir(plugin, invocation, environ)
+    prepared.homes = homes(environ)
     switches = contract(plugin.contract).switches(environ)
     prepared.grant = grant(
         plugin.spec,
@@ -146,6 +150,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         state_dir=prepared.state_dir,
         environ=environ,
         overrides=invocation.overrides,
+        homes=prepared.homes,
         require_enabled=switches.require_enabled,
         host_network_allowed=switches.host_network_allowed,
     )
@@ -176,9 +181,10 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
             ) from None
     denylist = Denylist(
         read_mounts(),
-        homes=homes(environ),
+        homes=prepared.homes,
         policy=policy.deny,
         runner=_own_places(environ),
+        protected=(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), prepared.bwrap),
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from runner import manifest_cache
 from runner.plugin import Plugin
-from sandbox.document import Diagnostic, Document, DocumentError, Format, parse, quoted, read_bounded
+from sandbox.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 
 
@@ -208,4 +209,4 @@ def _format(path: str, raw: bytes) -> Format:
         return "json"
     if path.endswith(".toml"):
         return "toml"
-    return "json" if raw.lstrip()[:1] in (b"{", b"[") else "toml"
+    return "json" if raw.lstrip()[:1] == b"{" else "toml"

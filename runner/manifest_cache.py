@@ -12,7 +12,7 @@ import stat
 from runner import __version__
 from runner.plugin import Plugin
 from runner.plugin_codec import decode, encode
-from sandbox.document import Diagnostic
+from sandbox.diagnostic import Diagnostic
 
 SCHEMA = 1
 ENTRIES = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from runner.plugin import Entrypoint, Plugin
-from sandbox.document import Diagnostic
+from sandbox.diagnostic import Diagnostic
 from sandbox.spec import (
     NETWORK_ORDER,
     SECCOMP_ORDER,

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from sandbox.document import Diagnostic
+from sandbox.diagnostic import Diagnostic
 from sandbox.spec import Denial
 
 SCHEMA: Final = "runner.report.v1"

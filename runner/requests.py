@@ -15,8 +15,8 @@ from runner import shape
 from runner.faults import Faults
 from runner.table import Item, Table
 from sandbox.denylist import lexical_hit
-from sandbox.document import quoted
-from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits
+from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits, is_variable_name
 from sandbox.units import parse_duration, parse_size
 
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN) and all of them
@@ -25,8 +25,6 @@ ARGUMENT_LIMIT = 131072 - 1
 VECTOR_LIMIT = 512 << 10
 PATH_LIMIT = 4096 - 1
 NAME_LIMIT = 255
-
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
 def check_vector(
@@ -54,7 +52,7 @@ def check_vector(
 
 
 def check_env_name(faults: Faults, keys: KeyPath, name: str) -> None:
-    if not ENV_NAME.match(name):
+    if not is_variable_name(name):
         message = f"{quoted(name)} cannot be the name of an environment variable"
         faults.error(keys, "env_name", message, "letters, digits and _ only, not starting with a digit")
     elif len(name) > NAME_LIMIT:
@@ -214,7 +212,7 @@ def limits(
     found: dict[str, Any] = {}
     for key in table.data:
         if key not in LIMITS:
-            hint = shape.did_you_mean(key, tuple(LIMITS)) or f"known here: {', '.join(LIMITS)}"
+            hint = did_you_mean(key, tuple(LIMITS)) or f"known here: {', '.join(LIMITS)}"
             message = f"the limit {quoted(key)} is unknown"
             if unknown is None:
                 faults.warn(table.at(key), "unknown_key", f"{message} and ignored", hint)

@@ -7,11 +7,11 @@ The models are pydantic's, but pydantic costs a tenth of a second to import and 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
 
 from runner.faults import Faults
-from sandbox.document import quoted
+from sandbox.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
 
 _EXPECTED = {
@@ -112,16 +112,6 @@ def type_name(value: object) -> str:
         type(None): "null",
     }
     return names.get(type(value), "a date or time")
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A hint, or nothing."""
-    if not known or len(word) > 64:
-        return ""
-    import difflib
-
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else ""
 
 
 def _known_keys(model: Any, loc: KeyPath) -> tuple[str, ...]:

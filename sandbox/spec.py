@@ -113,3 +113,8 @@ class Grant(NamedTuple):
     def refused(self) -> tuple[Denial, ...]:
         """The denials that stop the launch."""
         return tuple(d for d in self.denials if d.required)
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether an environment variable can be called this, in every shell: [A-Za-z_][A-Za-z0-9_]*"""
+    return name.isascii() and name.isidentifier()

@@ -100,3 +100,17 @@ def format_duration(seconds: float) -> str:
         (whole % 60, "s"),
     ]
     return "".join(f"{count}{unit}" for count, unit in parts if count)
+
+
+# Which limits are sizes and which are times; the others are plain numbers.
+SIZES = frozenset(("memory", "file_size", "disk", "tmp", "shm", "output"))
+DURATIONS = frozenset(("cpu_time", "deadline"))
+
+
+def format_limit(name: str, value: float | None) -> str:
+    """A limit's value as people write it."""
+    if value is None:
+        return "unlimited"
+    if name in SIZES:
+        return format_size(int(value))
+    return format_duration(value) if name in DURATIONS else f"{value:g}"

@@ -11,7 +11,7 @@ from typing import Any
 from runner import __version__
 from runner.cli.diagnostics import print_diagnostics
 from runner.manifest import Loaded, load, load_all
-from sandbox.document import Diagnostic, printable
+from sandbox.diagnostic import Diagnostic, printable
 
 NAME = "check"
 HELP = "say everything that is wrong with a manifest"

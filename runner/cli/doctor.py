@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from sandbox.document import DocumentError, printable
+from sandbox.diagnostic import DocumentError, printable
 from sandbox.host import Finding, Status
-from sandbox.policy import Policy, load_policy
+from sandbox.policy import Policy
+from sandbox.policy_file import load_policy
 from sandbox.probes import examine, unmet
 
 NAME = "doctor"

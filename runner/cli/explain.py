@@ -14,9 +14,9 @@ from runner.invoke import Prepared, described_layers, place, ready, report
 from runner.plugin import Plugin
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
-from sandbox.document import printable
+from sandbox.diagnostic import printable
 from sandbox.spec import Denial, Grant
-from sandbox.units import format_duration, format_size
+from sandbox.units import format_limit
 
 if TYPE_CHECKING:
     import argparse
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict nexo-plugin.toml"
-
-_SIZES = ("memory", "file_size", "disk", "tmp", "shm", "output")
-_TIMES = ("cpu_time", "deadline")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,11 +136,11 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         if value is not None:
             got = getattr(granted.limits, name)
             by = dict(granted.decided_by).get(name, "manifest")
-            why = "" if got == value else f"{_amount(name, got)}, by the {by}"
+            why = "" if got == value else f"{format_limit(name, got)}, by the {by}"
             rows.append(
                 (
                     "limit",
-                    f"{name} {_amount(name, value)}",
+                    f"{name} {format_limit(name, value)}",
                     *verdict(dict(spec.where).get(name, ("-",)), name, why),
                 )
             )
@@ -152,16 +149,6 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
 
 def _why(prepared: Prepared, denial: Denial) -> str:
     return f"{denial.rule}: {denial.reason} ({place(prepared, denial)})"
-
-
-def _amount(name: str, value: float | None) -> str:
-    if value is None:
-        return "unlimited"
-    if name in _SIZES:
-        return format_size(int(value))
-    if name in _TIMES:
-        return format_duration(value)
-    return f"{value:g}"
 
 
 def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.invoke import Invocation
-from sandbox.policy import Overrides
-from sandbox.spec import Limits
+from sandbox.grants import Overrides
+from sandbox.spec import Limits, is_variable_name
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +49,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
     names: list[str] = []
     for word in args.env:
         name, equals, value = word.partition("=")
-        if not name or not name.isascii() or not name.replace("_", "a").isalnum() or name[0].isdigit():
+        if not is_variable_name(name):
             raise ValueError(f"--env {word}: {name!r} is no name of a variable")
         if equals:
             env.append((name, value))

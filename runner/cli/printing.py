@@ -6,7 +6,7 @@ import sys
 
 from runner.invoke import Prepared, place
 from runner.report import Outcome
-from sandbox.document import printable
+from sandbox.diagnostic import printable
 
 
 def warn(text: str) -> None:

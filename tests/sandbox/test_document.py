@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import document
-from sandbox.document import Diagnostic, Document, DocumentError, parse, printable, quoted, read_bounded
+from sandbox import positions
+from sandbox.diagnostic import Diagnostic, DocumentError, printable, quoted
+from sandbox.document import Document, parse, read_bounded
 from sandbox.spec import KeyPath
 
 MIB = 1 << 20
@@ -190,7 +191,7 @@ def _deep(count: int) -> dict[str, tuple[Literal["toml", "json"], bytes]]:
 @pytest.mark.parametrize("shape", _deep(1))
 def test_nesting_is_bounded_exactly(shape: str) -> None:
     # A TOML array at key "a" lies one level below the key.
-    allowed = document.DEPTH_LIMIT - (shape in ("arrays", "inline tables"))
+    allowed = positions.DEPTH_LIMIT - (shape in ("arrays", "inline tables"))
     format_, raw = _deep(allowed)[shape]
     parse("f", raw, format_)
     format_, raw = _deep(allowed + 1)[shape]
@@ -217,8 +218,8 @@ HOSTILE: dict[str, tuple[Literal["toml", "json"], bytes, str | None]] = {
     "many keys": ("toml", b"".join(b"a%d=1\n" % i for i in range(90_000)), "too_many_values"),
     "many tables": ("toml", b"[[a]]\n" * 170_000, "too_many_values"),
     "many items": ("toml", b"a = [" + b"1," * 500_000 + b"]", "too_many_values"),
-    "as many keys as allowed": ("toml", b"".join(b"a%d=1\n" % i for i in range(document.VALUE_LIMIT)), None),
-    "as many tables as allowed": ("toml", b"[[a]]\n" * document.VALUE_LIMIT, None),
+    "as many keys as allowed": ("toml", b"".join(b"a%d=1\n" % i for i in range(positions.VALUE_LIMIT)), None),
+    "as many tables as allowed": ("toml", b"[[a]]\n" * positions.VALUE_LIMIT, None),
     "one long string": ("toml", b'a = "' + b"x" * (MIB - 10) + b'"', None),
     "escapes": ("toml", b'a = "' + b"\\n" * (MIB // 2 - 10) + b'"', None),
     "long escapes": ("toml", b'a = """' + b"\\n" * (MIB // 2 - 10) + b'"""', None),

@@ -12,10 +12,12 @@ from runner import requests, shape
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.document import Diagnostic, Document, quoted
+from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document import Document
 from sandbox.spec import Access, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec, SeccompProfile
 
 NAME_LIMIT = 128
+REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]*\}")
@@ -105,7 +107,7 @@ def read(
     name, entry = chosen
     _check_name(faults, entry.keys, name)
     shape.check(faults, ServerTable, document.data["mcpServers"][name], entry.keys, _strict)  # type: ignore[index]
-    if entry.string("url") is not None or entry.string("type") not in (None, "stdio"):
+    if entry.string("url") is not None or entry.string("type") in REMOTE:
         key = "url" if "url" in entry else "type"
         message = f"{quoted(name)} is reached over the network; only stdio servers can be hosted"
         faults.error(entry.at(key), "server_not_stdio", message)
@@ -143,7 +145,7 @@ def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str
         faults.error(("mcpServers",), "server_needed", message, "choose one with --server NAME")
     elif server is not None and server not in entries:
         message = f"there is no server {quoted(server)}; there are {shown}"
-        faults.error(("mcpServers",), "server_unknown", message, shape.did_you_mean(server, names[:100]))
+        faults.error(("mcpServers",), "server_unknown", message, did_you_mean(server, names[:100]))
     else:
         name = names[0] if server is None else server
         return name, Table(entries[name], ("mcpServers", name))

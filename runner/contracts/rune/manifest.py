@@ -11,7 +11,8 @@ from runner import requests, shape
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.document import Diagnostic, Document, quoted
+from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document import Document
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 
 PROTOCOL = "rterm.plugin.v1"
@@ -153,7 +154,7 @@ def _choice(faults: Faults, tool: Table, name: str, choices: tuple[str, ...]) ->
     value = (tool.string(name) or "").strip()
     if value and value not in choices:
         message = f"{name} is {quoted(value)}; possible are {', '.join(choices)}"
-        faults.error(tool.at(name), "invalid_value", message, shape.did_you_mean(value, choices))
+        faults.error(tool.at(name), "invalid_value", message, did_you_mean(value, choices))
 
 
 def _process(faults: Faults, process: Table, root: str) -> tuple[Entrypoint | None, list[EnvRequest]]:

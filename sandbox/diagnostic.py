@@ -1,0 +1,74 @@
+"""A fault of a document, with its place: what every complaint about a stranger's file is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Severity = Literal["error", "warning"]
+
+
+def printable(text: str) -> str:
+    """Text by strangers, safe on a terminal and on one line.
+
+    Control characters, line separators, bidirectional overrides and lone surrogates (bytes of a file
+    name that are not UTF-8, which print() would refuse) become escapes.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
+    if named is not None:
+        return named
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A stranger's word inside a sentence of ours: escaped, bounded, in quotes."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"'{printable(cut)}'"
+
+
+class Diagnostic(NamedTuple):
+    """One fault of one document. Line and column count from 1, in characters; 0 means none."""
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    message: str
+    hint: str = ""
+    severity: Severity = "error"
+
+    @property
+    def place(self) -> str:
+        """`file:line:column`, as editors and terminals make it clickable."""
+        file = printable(self.file)
+        return f"{file}:{self.line}:{self.column}" if self.line else file
+
+    def text(self) -> str:
+        return f"{self.place}: {self.rule}: {printable(self.message)}"
+
+
+class DocumentError(Exception):
+    """The document cannot be used at all; `diagnostics` says why."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("; ".join(d.text() for d in diagnostics))
+        self.diagnostics = diagnostics
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint for a word that is not among the known ones, or nothing."""
+    if len(word) > 64:
+        return ""
+    import difflib  # only when somebody made a mistake
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean '{close[0]}'?" if close else ""

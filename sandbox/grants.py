@@ -1,0 +1,326 @@
+"""A manifest's wishes laid over a policy: what it gets, and which rule cut what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from sandbox.denylist import lexical_fault, lexical_hit, normal, relation
+from sandbox.diagnostic import quoted
+from sandbox.mounts import contains
+from sandbox.policy import (
+    LIMIT_NAMES,
+    EnvRule,
+    LimitRule,
+    PathRule,
+    Policy,
+    expand,
+    host_matches,
+    matches,
+    steers,
+)
+from sandbox.spec import (
+    NETWORK_ORDER,
+    SECCOMP_ORDER,
+    STATE_DIR_TOKEN,
+    Access,
+    Denial,
+    EnvRequest,
+    Grant,
+    GrantedPath,
+    KeyPath,
+    Limits,
+    Network,
+    NetworkMode,
+    PathRequest,
+    SandboxSpec,
+    SeccompProfile,
+    is_variable_name,
+)
+from sandbox.units import format_limit
+
+
+class Overrides(NamedTuple):
+    """What the operator said on the command line, for this launch."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    pass_env: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+
+def grant(
+    spec: SandboxSpec,
+    policy: Policy,
+    *,
+    state_dir: str | None,
+    environ: Mapping[str, str],
+    overrides: Overrides | None = None,
+    homes: Sequence[str] = (),
+    require_enabled: bool = False,
+    host_network_allowed: bool = False,
+) -> Grant:
+    """What `spec` gets under `policy`.
+
+    A path above the ceiling refuses the launch even where the manifest calls it optional: optional is about
+    what exists, not about what is allowed. `homes` adds their credentials to the paths refused by name here.
+    """
+    said = overrides or Overrides()
+    where = dict(spec.where)
+    denials: list[Denial] = []
+    if not spec.enabled:
+        if require_enabled:
+            denials.append(
+                Denial(
+                    "sandbox_required",
+                    "enabled = false",
+                    "the operator requires every plugin to ask for its sandbox (NEXO_PLUGIN_SANDBOX_REQUIRE)",
+                    "set enabled = true under [plugin.sandbox]",
+                    where=where.get("enabled", ()),
+                )
+            )
+        # Without its sandbox section in force a manifest asks for nothing beyond the plain cage.
+        spec = SandboxSpec(enabled=False, env=spec.env, limits=spec.limits, where=spec.where)
+    limits, decided_by = _limits(spec, policy, said, denials)
+    return Grant(
+        policy=policy.name,
+        unsandboxed=not spec.enabled and policy.unsandboxed and not require_enabled,
+        paths=_paths(spec, policy, state_dir, homes, denials),
+        network=_network(spec, policy, host_network_allowed, denials),
+        env=_env(spec, policy, environ, said, denials),
+        seccomp=_seccomp(spec, policy, where.get("seccomp", ()), denials),
+        limits=limits,
+        decided_by=decided_by,
+        denials=tuple(denials),
+    )
+
+
+def _paths(
+    spec: SandboxSpec, policy: Policy, state_dir: str | None, homes: Sequence[str], denials: list[Denial]
+) -> tuple[GrantedPath, ...]:
+    granted: dict[str, GrantedPath] = {}
+
+    def give(
+        path: str, access: Access, required: bool, origin: Literal["manifest", "policy"], at: KeyPath
+    ) -> None:
+        ours = state_dir is not None and contains(normal(state_dir), path)
+        new = GrantedPath(path, access, required, "state" if ours else origin, at)
+        old = granted.get(path)
+        if old is None or (old.access == "read" and access == "write"):
+            granted[path] = new._replace(required=required or (old is not None and old.required))
+        elif required and not old.required:
+            granted[path] = old._replace(required=True)
+
+    rules: tuple[tuple[Access, PathRule], ...] = (("read", policy.read), ("write", policy.write))
+    for access, rule in rules:
+        for path in rule.default:
+            expanded = expand(path, state_dir)
+            if expanded is not None:  # a default says "where there is one"
+                give(expanded, access, False, "policy", ())
+    for request in spec.paths:
+        denial = _path_denial(request, policy, state_dir, homes)
+        expanded = None if denial else expand(request.path, state_dir)
+        if denial is not None:
+            denials.append(denial)
+        elif expanded is not None:
+            give(expanded, request.access, request.required, "manifest", request.where)
+    return tuple(granted.values())
+
+
+def _path_denial(
+    request: PathRequest, policy: Policy, state_dir: str | None, homes: Sequence[str]
+) -> Denial | None:
+    asked, at = request.path, request.where
+    absolute = asked
+    if asked == STATE_DIR_TOKEN or asked.startswith(STATE_DIR_TOKEN + "/"):
+        if state_dir is None:
+            reason = "this launch has no state directory"
+            return Denial("state_dir", asked, reason, "give it one with --state-dir", where=at)
+        absolute = state_dir + asked[len(STATE_DIR_TOKEN) :]
+    fault = lexical_fault(absolute)
+    if fault is not None:
+        return Denial("path", asked, f"the path {fault}", "write an absolute path without '..'", where=at)
+    denied = lexical_hit(absolute, homes, policy.deny)
+    if denied is not None:
+        reason = (
+            f"{_RELATIONS[relation(normal(absolute), normal(denied)) or 'equal']} {denied}, which nobody gets"
+        )
+        if denied in policy.deny:
+            reason = reason.replace("nobody gets", f"policy {policy.name} denies")
+        hint = "choose another one with --state-dir" if absolute != asked else "remove it from the manifest"
+        return Denial("denylist", asked, reason, hint, where=at)
+    may = policy.may_read if request.access == "read" else policy.may_write
+    if may(absolute, state_dir):
+        return None
+    verb = "reading" if request.access == "read" else "writing"
+    return Denial(
+        f"{request.access}_ceiling",
+        asked,
+        f"policy {policy.name} does not allow {verb} it",
+        f'the operator can add "{normal(absolute)}" to ceiling under [{request.access}] in their own policy',
+        where=at,
+    )
+
+
+_RELATIONS = {"equal": "it is", "below": "it lies below", "above": "it contains"}
+
+
+def _network(spec: SandboxSpec, policy: Policy, host_network_allowed: bool, denials: list[Denial]) -> Network:
+    rule = policy.network
+    if spec.network is None:
+        return Network(rule.default)
+    asked = spec.network
+    ceiling: NetworkMode = "host" if host_network_allowed else rule.ceiling
+    if NETWORK_ORDER.index(asked.mode) > NETWORK_ORDER.index(ceiling):
+        denials.append(
+            Denial(
+                "network_ceiling",
+                f"network {asked.mode}",
+                f"policy {policy.name} allows network {ceiling} at most",
+                f'the operator can set ceiling = "{asked.mode}" under [network] in their own policy',
+                where=asked.where,
+            )
+        )
+        return Network("none", where=asked.where)
+    if asked.mode != "allowlist" or ceiling == "host":
+        return asked
+    granted = []
+    for host in asked.hosts:
+        if any(host_matches(pattern, host) for pattern in rule.hosts):
+            granted.append(host)
+            continue
+        denials.append(
+            Denial(
+                "network_hosts",
+                host,
+                f"policy {policy.name} does not list this host",
+                f'the operator can add "{host}" to hosts under [network] in their own policy',
+                where=asked.where,
+            )
+        )
+    return asked._replace(hosts=tuple(granted))
+
+
+def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:
+    rule = policy.seccomp
+    asked = spec.seccomp
+    if asked is None:
+        return rule.default
+    if SECCOMP_ORDER.index(asked) <= SECCOMP_ORDER.index(rule.ceiling):
+        return asked
+    denials.append(
+        Denial(
+            "seccomp_ceiling",
+            f"seccomp {asked}",
+            f"policy {policy.name} allows seccomp {rule.ceiling} at most",
+            f'the operator can set ceiling = "{asked}" under [seccomp] in their own policy',
+            where=where,
+        )
+    )
+    return rule.ceiling
+
+
+def _env(
+    spec: SandboxSpec,
+    policy: Policy,
+    environ: Mapping[str, str],
+    overrides: Overrides,
+    denials: list[Denial],
+) -> tuple[tuple[str, str], ...]:
+    rule = policy.env
+    fixed = dict(rule.set)
+    env = dict(fixed)
+    env.update((name, environ[name]) for name in rule.passed if name in environ)
+    for request in spec.env:
+        denial = _env_denial(request, rule, policy.name, environ)
+        if denial is not None:
+            denials.append(denial)
+        elif request.name in fixed:
+            if request.value != fixed[request.name]:
+                reason = f"policy {policy.name} sets this variable itself"
+                denials.append(
+                    Denial("env_policy", request.name, reason, required=False, where=request.where)
+                )
+        else:
+            env[request.name] = environ[request.name] if request.value is None else request.value
+    env.update((name, environ[name]) for name in overrides.pass_env if name in environ)
+    env.update(overrides.env)
+    return tuple(env.items())
+
+
+def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mapping[str, str]) -> Denial | None:
+    name, at = request.name, request.where
+    if not is_variable_name(name) or "\0" in (request.value or ""):
+        return Denial("env_name", quoted(name), "this cannot be an environment variable", where=at)
+    passed = request.value is None and name in rule.passed  # the operator gives it to everybody anyway
+    if steers(name) and not passed and not matches(rule.steering, name):
+        return Denial(
+            "env_steering",
+            name,
+            "it decides which code the loader or the interpreter runs, so a manifest may not choose it",
+            f'the operator can say --env {name}=…, or add "{name}" to steering under [env] in a policy',
+            where=at,
+        )
+    if request.value is not None:
+        return None
+    if not passed and not matches(rule.ceiling, name):
+        return Denial(
+            "env_ceiling",
+            name,
+            f"policy {policy} does not pass this variable of the host on",
+            f'the operator can say --env {name}=…, or add "{name}" to ceiling under [env] in a policy',
+            required=request.required,
+            where=at,
+        )
+    if name not in environ:
+        return Denial(
+            "env_missing",
+            name,
+            "the host does not have this variable",
+            f"set it, or give it with --env {name}=…",
+            required=request.required,
+            where=at,
+        )
+    return None
+
+
+def _limits(
+    spec: SandboxSpec, policy: Policy, overrides: Overrides, denials: list[Denial]
+) -> tuple[Limits, tuple[tuple[str, str], ...]]:
+    """The lowest of what manifest, command line and ceiling say. The policy's default is for silence only, so
+    the command line can lift it, up to the ceiling."""
+    values: dict[str, float] = {}
+    decided: list[tuple[str, str]] = []
+    rules = dict(policy.limits)
+    where = dict(spec.where)
+    for name in LIMIT_NAMES:
+        rule = rules.get(name, LimitRule())
+        asked: float | None = getattr(spec.limits, name)
+        line: float | None = getattr(overrides.limits, name)
+        said = [(v, who) for v, who in ((asked, "manifest"), (line, "command line")) if v is not None]
+        if not said and rule.default is not None:
+            said.append((rule.default, "policy"))
+        if not said:
+            continue
+        if rule.ceiling is not None:
+            said.append((rule.ceiling, "policy"))
+        value, who = min(said, key=lambda entry: entry[0])
+        values[name] = value
+        decided.append((name, who))
+        if asked is not None and rule.ceiling is not None and asked > rule.ceiling:
+            denials.append(
+                Denial(
+                    "limit_ceiling",
+                    f"{name} = {format_limit(name, asked)}",
+                    f"policy {policy.name} allows {format_limit(name, rule.ceiling)} at most",
+                    f"the operator can raise ceiling under [limits.{name}] in their own policy",
+                    required=False,
+                    where=where.get(name, ()),
+                )
+            )
+    return _as_limits(values), tuple(decided)
+
+
+def _as_limits(values: Mapping[str, float]) -> Limits:
+    real = {"cpu", "cpu_time", "deadline"}
+    whole = {name: value if name in real else int(value) for name, value in values.items()}
+    return Limits(**whole)  # type: ignore[arg-type]  # names and kinds are those of LIMIT_NAMES

@@ -1,0 +1,152 @@
+"""JSON, strictly: a scan for positions and bounds, then the standard parser."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+from sandbox.diagnostic import quoted
+from sandbox.positions import WORD_LIMIT, Fault, Positions, duplicate
+
+_MESSAGES = {
+    "Expecting value": ("a value is missing here", "trailing commas and comments are not JSON"),
+    "Expecting property name enclosed in double quotes": (
+        "a key in double quotes is needed here",
+        "trailing commas, comments and single quotes are not JSON",
+    ),
+    "Illegal trailing comma before end of object": ("a comma stands before the closing brace", "remove it"),
+    "Illegal trailing comma before end of array": ("a comma stands before the closing bracket", "remove it"),
+    "Expecting ',' delimiter": ("a comma or the closing bracket is missing here", ""),
+    "Expecting ':' delimiter": ("a colon is missing after the key", ""),
+    "Extra data": ("there is text after the end of the document", ""),
+    "Unterminated string starting at": ("this string is not closed", ""),
+    "Invalid control character at": ("a string contains a raw control character", "write it as \\n or \\t"),
+    "Invalid \\escape": ("this backslash escape does not exist in JSON", "write a backslash as \\\\"),
+    "Invalid \\uXXXX escape": ("\\u needs four hexadecimal digits", ""),
+}
+
+
+def parse(text: str) -> object:
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        message, hint = _MESSAGES.get(error.msg, (error.msg[:1].lower() + error.msg[1:], ""))
+        raise Fault(error.pos, "json_syntax", message, hint) from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        # The scan names these with their position; this is the belt.
+        raise Fault(0, "json_syntax", f"a value cannot be represented: {error}", place=(0, 0)) from None
+
+
+# Possessive throughout (the *+): a plain * keeps a way back for each repetition, which costs memory
+# by the character and, on a string that is never closed, time by the square.
+_SPACE = re.compile(r"[ \t\n\r]*+")
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_WORD = re.compile(r"[^\s,:\[\]{}\"]++")
+
+
+def scan(text: str) -> Positions:
+    """Positions of a JSON document. Stops at the first thing it does not understand: the real parser
+    has a sentence for it."""
+    seen = Positions()
+    path: list[str | int] = []
+    closers: list[str] = []  # of the containers we are in; path has one key or index for each
+    at, size = 0, len(text)
+
+    def skip(offset: int) -> int:
+        found = _SPACE.match(text, offset)
+        return found.end() if found else offset
+
+    def key(offset: int) -> int | None:
+        """Reads `"key" :`, sets the last path element, returns the offset of the value."""
+        found = _STRING.match(text, offset)
+        if found is None:
+            return None
+        name = _unescaped(found[0])
+        colon = skip(found.end())
+        if name is None or not text.startswith(":", colon):
+            return None
+        path[-1] = name
+        place = tuple(path)
+        if place in seen.offsets:
+            raise duplicate(offset, name)
+        seen.offsets[place] = offset
+        return skip(colon + 1)
+
+    at = skip(at)
+    while at < size:
+        # Here a value starts.
+        if closers and closers[-1] == "]":
+            seen.offsets[tuple(path)] = at
+        seen.value(at, len(closers))
+        character = text[at]
+        if character in "[{":
+            closers.append("]" if character == "[" else "}")
+            seen.depth(at, len(closers))
+            at = skip(at + 1)
+            path.append(0)
+            if not text.startswith(closers[-1], at):
+                if character == "{":
+                    after = key(at)
+                    if after is None:
+                        return seen.stopped(at)
+                    at = after
+                continue
+        elif character == '"':
+            string = _STRING.match(text, at)
+            if string is None:
+                return seen.stopped(at)
+            at = skip(string.end())
+        else:
+            word = _WORD.match(text, at)
+            if word is None:
+                return seen.stopped(at)
+            _check_word(word[0], at)
+            at = skip(word.end())
+        # Here a value ended: close, or go on behind a comma.
+        while closers and text.startswith(closers[-1], at):
+            closers.pop()
+            path.pop()
+            at = skip(at + 1)
+        if not closers and at == size:
+            return seen
+        if not closers or not text.startswith(",", at):
+            return seen.stopped(at)
+        at = skip(at + 1)
+        if closers[-1] == "]":
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else 0
+        else:
+            after = key(at)
+            if after is None:
+                return seen.stopped(at)
+            at = after
+    return seen.stopped(at)
+
+
+def _unescaped(token: str) -> str | None:
+    if "\\" not in token:
+        return token[1:-1]
+    try:
+        value = json.loads(token)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _check_word(word: str, offset: int) -> None:
+    if word in ("NaN", "Infinity", "-Infinity"):
+        raise Fault(offset, "json_syntax", f"{word} is not JSON")
+    if len(word) > WORD_LIMIT:
+        message = f"a number of {len(word)} characters, the limit is {WORD_LIMIT}"
+        raise Fault(offset, "number_too_large", message)
+    if ("e" in word or "E" in word or len(word) > 300) and word[-1:].isdigit():
+        try:
+            infinite = float(word) in (float("inf"), float("-inf"))
+        except ValueError:
+            return
+        if infinite:
+            raise Fault(offset, "number_too_large", f"the number {quoted(word)} is too large")

@@ -1,0 +1,133 @@
+"""Where the policy in force comes from, and whether that place can be trusted."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+import policies
+from sandbox import cache
+from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document import read_bounded
+from sandbox.fingerprint import fingerprint
+from sandbox.policy import EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
+
+SYSTEM_POLICY = "/etc/runner/policy.toml"
+ENVIRONMENT_NAME = "RUNNER_POLICY"
+DEFAULT_NAME = "default"
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+def policy_names() -> tuple[str, ...]:
+    """The policies that come with the runner."""
+    found = os.listdir(_packaged_directory())
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+
+
+def _packaged_directory() -> str:
+    return os.path.dirname(os.path.abspath(policies.__file__))
+
+
+def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
+    """The policy in force: as told, else $RUNNER_POLICY, else the system's, else "default".
+
+    Raises DocumentError. A policy that was named and cannot be used is never replaced by another one.
+    """
+    told = name_or_path or environ.get(ENVIRONMENT_NAME) or None
+    if told is None:
+        told = SYSTEM_POLICY if os.path.lexists(SYSTEM_POLICY) else DEFAULT_NAME
+    if _NAME.fullmatch(told):
+        path = os.path.join(_packaged_directory(), told + ".toml")
+        if not os.path.exists(path):
+            raise DocumentError(_unknown_name(told))
+        # The runner's own files are as trustworthy as the code beside them: no check could add to that.
+        return _read(path, told)
+    path = os.path.abspath(told)
+    fault = untrustworthy(path)
+    if fault is not None:
+        reason, hint = fault
+        raise DocumentError(Diagnostic(path, 0, 0, "policy_untrusted", reason, hint))
+    return _read(path, path)
+
+
+def _read(path: str, name: str) -> Policy:
+    """Parsed, or remembered from the last time the same bytes were: parsing costs as much as the cage."""
+    raw = read_bounded(path)
+    here = os.path.dirname(os.path.abspath(__file__))
+    modules = ("policy.py", "policy_text.py", "policy_file.py", "denylist.py", "units.py", "document.py")
+    mark = cache.code_mark(*(os.path.join(here, module) for module in modules))
+    key = fingerprint(b"policy", os.fsencode(path), os.fsencode(name), os.fsencode(mark), raw)
+    remembered = cache.load(key)
+    if remembered is not None:
+        policy = _thaw(remembered.get("policy"))
+        if policy is not None:
+            return policy
+    from sandbox.policy_text import parse_policy
+
+    policy = parse_policy(path, raw, name=name)
+    cache.store(key, {"policy": policy})
+    return policy
+
+
+def _thaw(entry: object) -> Policy | None:
+    """A Policy from what JSON made of one; None if that is not what it is."""
+    try:
+        policy = Policy(*_tuples(entry))
+        return policy._replace(
+            read=PathRule(*policy.read),
+            write=PathRule(*policy.write),
+            network=NetworkRule(*policy.network),
+            env=EnvRule(*policy.env),
+            seccomp=SeccompRule(*policy.seccomp),
+            limits=tuple((name, LimitRule(*rule)) for name, rule in policy.limits),
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _unknown_name(told: str) -> Diagnostic:
+    names = policy_names()
+    hint = f"there are {', '.join(names)}; {did_you_mean(told, names)}".removesuffix("; ")
+    if os.path.exists(told):
+        hint = f"for the file in this directory write ./{told}"
+    return Diagnostic(told, 0, 0, "policy_unknown", f"no policy is called {quoted(told)}", hint)
+
+
+def untrustworthy(path: str) -> tuple[str, str] | None:
+    """Why others than root and the runner's user could change what stands at `path`: (reason, remedy).
+
+    Every directory above counts, as whoever may write to one can put another tree in its place, and so does
+    the way through links. A sticky directory such as /tmp lets nobody replace what others own.
+    """
+    for route in dict.fromkeys((path, os.path.realpath(path))):
+        place = route
+        while True:
+            try:
+                status = os.stat(place)
+            except OSError:
+                return None  # reading it will say so, with the reason
+            fault = _weak_spot(place, status, top=place == route)
+            if fault is not None:
+                return fault
+            if place == "/":
+                break
+            place = os.path.dirname(place)
+    return None
+
+
+def _weak_spot(place: str, status: os.stat_result, *, top: bool) -> tuple[str, str] | None:
+    what = "the policy file" if top else f"its directory {place}"
+    if status.st_uid not in (0, os.geteuid()):
+        remedy = f"chown {os.geteuid()} {place}, or copy the policy to a directory of your own"
+        return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
+    if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return f"{what} can be written by its group or by everybody", f"chmod go-w {place}"
+    return None

@@ -1,0 +1,326 @@
+"""A policy's text: read with every fault at once, each at its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from sandbox.denylist import lexical_fault, lexical_hit, normal
+from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document import Document, parse
+from sandbox.mounts import contains
+from sandbox.policy import (
+    ALWAYS_SIZED,
+    LAYERS,
+    LIMIT_NAMES,
+    EnvRule,
+    LimitRule,
+    Mode,
+    NetworkRule,
+    PathRule,
+    Policy,
+    SeccompRule,
+)
+from sandbox.sources import SCAN_LIMIT
+from sandbox.spec import (
+    NETWORK_ORDER,
+    SECCOMP_ORDER,
+    STATE_DIR_TOKEN,
+    KeyPath,
+    NetworkMode,
+    SeccompProfile,
+    is_variable_name,
+)
+from sandbox.units import DURATIONS, SIZES, parse_duration, parse_size
+
+
+class _Table:
+    """One table of the file. Values are taken from it; what is left over was a mistake."""
+
+    def __init__(self, document: Document, faults: list[Diagnostic], value: object, keys: KeyPath) -> None:
+        self.document = document
+        self.faults = faults
+        self.keys = keys
+        self.known: list[str] = []
+        self.values: dict[str, object] = {}
+        if isinstance(value, dict):
+            self.values = value
+        elif value is not None:
+            self.fault((), "policy_type", "must be a table")
+
+    def fault(self, keys: KeyPath, rule: str, message: str, hint: str = "") -> None:
+        full = (*self.keys, *keys)
+        name = ".".join(str(key) if isinstance(key, str) else f"[{key}]" for key in full).replace(".[", "[")
+        line, column = self.document.where(full)
+        self.faults.append(
+            Diagnostic(self.document.path, line, column, rule, f"{name} {message}".strip(), hint)
+        )
+
+    def take(self, key: str) -> object:
+        self.known.append(key)
+        return self.values.get(key)
+
+    def table(self, key: str) -> _Table:
+        return _Table(self.document, self.faults, self.take(key), (*self.keys, key))
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return value
+        self.fault((key,), "policy_type", "must be a text")
+        return ""
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        value = self.take(key)
+        if value is None:
+            return default
+        if isinstance(value, str) and value in choices:
+            return value
+        shown = quoted(value) if isinstance(value, str) else "this"
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        self.fault((key,), "policy_value", f"must be one of {', '.join(choices)}, not {shown}", hint)
+        return default
+
+    def texts(
+        self, key: str, check: Callable[[str], str | None], default: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """A list of texts for which `check` has nothing to say; it answers with half a sentence."""
+        value = self.take(key)
+        if value is None:
+            return tuple(default)
+        if not isinstance(value, list):
+            self.fault((key,), "policy_type", "must be a list of texts")
+            return tuple(default)
+        found = []
+        for number, item in enumerate(value):
+            fault = check(item) if isinstance(item, str) else "must be a text"
+            if fault is None:
+                found.append(item)
+            else:
+                self.fault((key, number), "policy_value", fault)
+        return tuple(dict.fromkeys(found))
+
+    def number(self, key: str, low: int, high: int, default: int) -> int:
+        value = self.take(key)
+        if value is None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        self.fault((key,), "policy_value", f"must be a whole number from {low} to {high}")
+        return default
+
+    def finish(self) -> None:
+        for key in self.values:
+            if key not in self.known:
+                hint = did_you_mean(key, self.known) or f"known here: {', '.join(self.known)}"
+                self.fault((key,), "policy_unknown_key", "is not a key of a policy", hint)
+
+
+def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
+    """Read a policy, or raise DocumentError with every fault in it."""
+    document = parse(path, raw, "toml")
+    faults: list[Diagnostic] = []
+    top = _Table(document, faults, document.data, ())
+    version = top.take("version")
+    if version is None:
+        top.fault((), "policy_version", "the version is missing", "write version = 1 at the top")
+    elif version != 1 or isinstance(version, bool):
+        top.fault(("version",), "policy_version", "must be 1, the only version this runner knows")
+    policy = Policy(
+        name=name,
+        file=path,
+        description=top.text("description"),
+        unsandboxed=top.choice("unsandboxed", ("deny", "allow"), "deny") == "allow",
+        deny=tuple(normal(p) for p in top.texts("deny", _deny_fault)),
+        scan_limit=top.number("scan_limit", 1, 100_000_000, SCAN_LIMIT),
+        read=_path_rule(top.table("read"), ()),
+        write=_path_rule(top.table("write"), (STATE_DIR_TOKEN,)),
+        network=_network_rule(top.table("network")),
+        env=_env_rule(top.table("env")),
+        seccomp=_seccomp_rule(top.table("seccomp")),
+        limits=tuple(_limit_rules(top.table("limits"))),
+        uids=_uids(top.table("user")),
+        layers=tuple(_layers(top.table("layers"))),
+    )
+    top.finish()
+    if faults:
+        raise DocumentError(*sorted(faults, key=lambda fault: (fault.line, fault.column)))
+    return policy
+
+
+def _deny_fault(path: str) -> str | None:
+    fault = lexical_fault(path)
+    if fault is None and normal(path) == "/":
+        return "would deny everything"
+    return fault
+
+
+def _place_fault(path: str) -> str | None:
+    if path == STATE_DIR_TOKEN:
+        return None
+    rest = path[len(STATE_DIR_TOKEN) :] if path.startswith(STATE_DIR_TOKEN + "/") else path
+    fault = lexical_fault(rest)
+    if fault is not None and "$" in path:
+        fault += f"; of all variables only {STATE_DIR_TOKEN} is known, at the beginning"
+    return fault
+
+
+def _default_fault(path: str) -> str | None:
+    denied = None if _place_fault(path) or path.startswith("$") else lexical_hit(path)
+    return f"touches {denied}, which no policy can give" if denied else _place_fault(path)
+
+
+def _ceiling_fault(path: str) -> str | None:
+    if path == "*" or _place_fault(path) or path.startswith("$"):
+        return None if path == "*" else _place_fault(path)
+    denied = lexical_hit(path)
+    # A ceiling above a denied path is useful for what else lies below it.
+    if denied is not None and contains(normal(denied), normal(path)):
+        return f"lies in {denied}, which no policy can give"
+    return None
+
+
+def _path_rule(table: _Table, ceiling: Sequence[str]) -> PathRule:
+    rule = PathRule(table.texts("default", _default_fault), table.texts("ceiling", _ceiling_fault, ceiling))
+    table.finish()
+    return rule
+
+
+_HOST = re.compile(r"(\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?):(\*|[0-9]{1,5})", re.ASCII | re.IGNORECASE)
+
+
+def _host_fault(host: str) -> str | None:
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return 'must look like "example.com:443", "*.example.com:443", "*:443" or "example.com:*"'
+    if match[4] != "*" and not 0 < int(match[4]) < 65536:
+        return "has a port outside of 1 to 65535"
+    return None
+
+
+def _network_rule(table: _Table) -> NetworkRule:
+    # No default of "allowlist": a list nobody asked for would have no hosts.
+    default = table.choice("default", ("none", "host"), "none")
+    ceiling = table.choice("ceiling", NETWORK_ORDER, default)
+    hosts = table.texts("hosts", _host_fault)
+    table.finish()
+    modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
+    _in_order(table, NETWORK_ORDER, default, ceiling)
+    return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts))
+
+
+def _seccomp_rule(table: _Table) -> SeccompRule:
+    default = table.choice("default", SECCOMP_ORDER, "default")
+    ceiling = table.choice("ceiling", SECCOMP_ORDER, default)
+    table.finish()
+    profiles: dict[str, SeccompProfile] = {profile: profile for profile in SECCOMP_ORDER}
+    _in_order(table, SECCOMP_ORDER, default, ceiling)
+    return SeccompRule(profiles[default], profiles[ceiling])
+
+
+def _in_order(table: _Table, order: Sequence[str], default: str, ceiling: str) -> None:
+    if order.index(default) > order.index(ceiling):
+        table.fault(("default",), "policy_order", f"({default}) lies above the ceiling ({ceiling})")
+
+
+def _name_fault(name: str) -> str | None:
+    return None if is_variable_name(name) else "cannot be the name of an environment variable"
+
+
+def _glob_fault(pattern: str) -> str | None:
+    if re.fullmatch(r"[A-Za-z0-9_*?]+", pattern, re.ASCII):
+        return None
+    return "must be a variable name, in which * and ? stand for anything"
+
+
+def _env_rule(table: _Table) -> EnvRule:
+    values = table.take("set")
+    fixed = []
+    if values is not None and not isinstance(values, dict):
+        table.fault(("set",), "policy_type", "must be a table of texts")
+    for name, value in values.items() if isinstance(values, dict) else ():
+        fault = _name_fault(name)
+        if fault is None and (not isinstance(value, str) or "\0" in value):
+            fault = "must be a text without NUL"
+        if fault is not None:
+            table.fault(("set", name), "policy_value", fault)
+        else:
+            fixed.append((name, value))
+    rule = EnvRule(
+        tuple(fixed),
+        table.texts("pass", _name_fault),
+        table.texts("ceiling", _glob_fault),
+        table.texts("steering", _glob_fault),
+    )
+    table.finish()
+    return rule
+
+
+def _limit_rules(table: _Table) -> Iterator[tuple[str, LimitRule]]:
+    for name in LIMIT_NAMES:
+        if name in table.values or name in ALWAYS_SIZED:
+            yield name, _limit_rule(table.table(name), name)
+    table.known = list(LIMIT_NAMES)
+    table.finish()
+
+
+def _limit_rule(table: _Table, name: str) -> LimitRule:
+    default = _amount(table, "default", name)
+    ceiling = _amount(table, "ceiling", name)
+    if default is None and name in ALWAYS_SIZED:
+        default = min(ALWAYS_SIZED[name], ceiling or ALWAYS_SIZED[name])
+    mode = table.choice("mode", ("require", "prefer"), "require")
+    table.finish()
+    if default is not None and ceiling is not None and default > ceiling:
+        table.fault(("default",), "policy_order", "lies above the ceiling")
+    return LimitRule(default, ceiling, "prefer" if mode == "prefer" else "require")
+
+
+def _amount(table: _Table, key: str, name: str) -> float | None:
+    value = table.take(key)
+    if value is None:
+        return None
+    try:
+        if name in SIZES:
+            amount: float = parse_size(value)
+        elif name in DURATIONS:
+            amount = parse_duration(value)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("must be a number")
+        elif name != "cpu" and not isinstance(value, int):
+            raise ValueError("must be a whole number")
+        else:
+            amount = value
+        if not 0 < amount < 1 << 63:
+            raise ValueError("must be greater than zero")
+    except ValueError as error:
+        table.fault((key,), "policy_value", f"is wrong: {error}")
+        return None
+    return amount
+
+
+def _uids(table: _Table) -> tuple[int, int]:
+    default = (61184, 65519)
+    value = table.take("uids")
+    table.finish()
+    if value is None:
+        return default
+    if isinstance(value, list) and len(value) == 2 and all(type(uid) is int for uid in value):
+        first, last = value
+        # 65534 is everybody's "nobody" and 2**16-1 the old -1: files and processes of others carry them.
+        if 0 < first <= last < 1 << 31 and not (first <= 65534 <= last or first <= 65535 <= last):
+            return first, last
+    message = (
+        "must be [first, last] with 0 < first <= last, without root and without 65534 and 65535 (nobody)"
+    )
+    table.fault(("uids",), "policy_value", message)
+    return default
+
+
+def _layers(table: _Table) -> Iterator[tuple[str, Mode]]:
+    for name in LAYERS:
+        if table.choice(name, ("require", "prefer"), "require") == "prefer":
+            yield name, "prefer"
+    table.finish()
