@@ -18,6 +18,9 @@ from sandbox.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 
+# Of a configuration of thousands of wrong servers, so many faults make the point.
+FAULTS_SHOWN = 200
+
 
 class Found(NamedTuple):
     path: str  # absolute
@@ -158,11 +161,16 @@ def load_all(path: str, *, contract: str | None = None) -> tuple[Loaded, ...]:
         name, document = _recognise(found, read_bounded(found.path))
     except DocumentError as error:
         return (Loaded(None, error.diagnostics),)
-    reader = contract_manifest(name)
-    results = [
-        Loaded(*reader.read(document, server=server, home=_home()))
-        for server in (reader.servers(document) or (None,))
-    ]
+    reader, home = contract_manifest(name), _home()
+    results: list[Loaded] = []
+    said = 0
+    for server in reader.servers(document) or (None,):
+        if said >= FAULTS_SHOWN:
+            message = f"the other servers of {len(reader.servers(document))} were not checked"
+            results.append(Loaded(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
+            break
+        results.append(Loaded(*reader.read(document, server=server, home=home)))
+        said += len(results[-1].diagnostics)
     first = results[0]
     return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
 

@@ -107,6 +107,8 @@ def read(
     name, entry = chosen
     _check_name(faults, entry.keys, name)
     shape.check(faults, ServerTable, document.data["mcpServers"][name], entry.keys, _strict)  # type: ignore[index]
+    if not isinstance(document.data["mcpServers"][name], dict):  # type: ignore[index]
+        return None, faults.diagnostics()
     if entry.string("url") is not None or entry.string("type") in REMOTE:
         key = "url" if "url" in entry else "type"
         message = f"{quoted(name)} is reached over the network; only stdio servers can be hosted"

@@ -1,0 +1,233 @@
+"""runner check and runner schema: what is printed, for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from runner.cli import check, schema
+
+NEXO = """\
+[plugin]
+id = "demo"
+version = "1.0.0"
+name = "Demo"
+description = "d"
+min_nexo_version = ">=0.1.0"
+[plugin.entrypoint]
+command = "./run"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", "off")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.toml").write_text(NEXO)
+    (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.x]\n')
+    (tmp_path / "mcp.json").write_text(
+        '{"mcpServers": {\n"a": {"command": "x"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
+    )
+
+
+def run(module: Any, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    status: int = module.run(parser.parse_args(arguments))
+    return status
+
+
+def test_a_good_manifest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "good.toml") == 0
+    assert capsys.readouterr().out == "good.toml: ok: demo 1.0.0 (nexo)\n"
+
+
+def test_a_bad_one_with_places_and_hints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "bad.toml", "good.toml") == 20
+    assert capsys.readouterr().out.splitlines() == [
+        "bad.toml:10:1: error: sandbox_unknown_key: the key 'netwrok' is unknown in [plugin.sandbox]",
+        "    did you mean 'network'?",
+        "bad.toml:11:9: warning: unknown_key: the key 'x' is unknown in [plugin] and ignored",
+        "good.toml: ok: demo 1.0.0 (nexo)",
+        "1 error, 1 warning",
+    ]
+
+
+def test_warnings_alone_are_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "warn.toml").write_text(NEXO + "[plugin.x]\n")
+    assert run(check, "warn.toml") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "warn.toml: ok: demo 1.0.0 (nexo)",
+        "0 errors, 1 warning",
+    ]
+
+
+def test_an_absolute_path_stays_absolute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(check, str(tmp_path / "bad.toml"))
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/bad.toml:10:1: ")
+
+
+def test_every_server_is_checked_or_the_one_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "mcp.json") == 20
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mcp.json")]
+    assert [line.split(": ")[:3] for line in lines] == [
+        ["mcp.json:3:7", "error", "server_not_stdio"],
+        ["mcp.json:4:7", "error", "command_missing"],
+    ]
+    assert run(check, "--server", "a", "mcp.json") == 0
+    assert run(check, "--server", "b", "mcp.json") == 20
+
+
+def test_a_contract_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "--contract", "rune", "mcp.json") == 20
+    assert "missing_key" in capsys.readouterr().out
+    assert run(check, "--contract", "nope", "mcp.json") == 20
+    assert "known are mcp, nexo, rune" in capsys.readouterr().out
+
+
+def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "gone.toml") == 20
+    assert capsys.readouterr().out.splitlines()[0] == "gone.toml: error: file_missing: there is no such file"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "--format", "json", "bad.toml", "good.toml") == 20
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["ok"]) == ("runner.check.v1", False)
+    assert (document["errors"], document["warnings"]) == (1, 1)
+    bad, good = document["files"]
+    assert good == {
+        "file": "good.toml",
+        "plugins": [{"id": "demo", "version": "1.0.0", "contract": "nexo"}],
+        "diagnostics": [],
+    }
+    assert bad["plugins"] == []
+    assert bad["diagnostics"][0] == {
+        "file": "bad.toml",
+        "line": 10,
+        "column": 1,
+        "rule": "sandbox_unknown_key",
+        "message": "the key 'netwrok' is unknown in [plugin.sandbox]",
+        "hint": "did you mean 'network'?",
+        "severity": "error",
+    }
+
+
+# The parts of the SARIF 2.1.0 schema that concern what we write; the whole of it is 100 kB.
+SARIF: dict[str, Any] = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "$schema": {"type": "string", "format": "uri"},
+        "version": {"enum": ["2.1.0"]},
+        "runs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["tool"],
+                "additionalProperties": False,
+                "properties": {
+                    "tool": {
+                        "type": "object",
+                        "required": ["driver"],
+                        "properties": {"driver": {"type": "object", "required": ["name"]}},
+                    },
+                    "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+                    "results": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["message", "ruleId", "ruleIndex", "level", "locations"],
+                            "additionalProperties": False,
+                            "properties": {
+                                "ruleId": {"type": "string"},
+                                "ruleIndex": {"type": "integer", "minimum": 0},
+                                "level": {"enum": ["none", "note", "warning", "error"]},
+                                "message": {"type": "object", "required": ["text"]},
+                                "locations": {
+                                    "type": "array",
+                                    "items": {
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "required": ["artifactLocation"],
+                                                "properties": {
+                                                    "region": {
+                                                        "properties": {
+                                                            "startLine": {"type": "integer", "minimum": 1},
+                                                            "startColumn": {"type": "integer", "minimum": 1},
+                                                        }
+                                                    }
+                                                },
+                                            }
+                                        }
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "ä b.toml"
+    odd.write_text(NEXO.replace("demo", "Demo"))
+    assert run(check, "--format", "sarif", "bad.toml", str(odd), "gone.toml") == 20
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, SARIF)
+    [one] = document["runs"]
+    rules = [rule["id"] for rule in one["tool"]["driver"]["rules"]]
+    assert rules == sorted(set(rules))
+    assert all(rules[result["ruleIndex"]] == result["ruleId"] for result in one["results"])
+    first, second, third, fourth = (result["locations"][0]["physicalLocation"] for result in one["results"])
+    assert first == {
+        "artifactLocation": {"uri": "bad.toml"},
+        "region": {"startLine": 10, "startColumn": 1},
+    }
+    assert second["artifactLocation"]["uri"] == "bad.toml"
+    assert third["artifactLocation"]["uri"] == f"file://{tmp_path}/%C3%A4%20b.toml"
+    assert "region" not in fourth
+
+
+def test_sarif_without_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(check, "--format", "sarif", "good.toml") == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, SARIF)
+    assert document["runs"][0]["results"] == []
+
+
+def test_no_format_lets_a_manifest_write_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "x\x1b[2J\n.toml"
+    (tmp_path / name).write_text(
+        NEXO + '[plugin."\\u001b]0;owned\\u0007"]\n[plugin.extends]\nhooks = ["\\u009b"]\n'
+    )
+    for format_ in ("text", "json", "sarif"):
+        assert run(check, "--format", format_, name) == 20
+        out = capsys.readouterr().out
+        assert "owned" in out
+        assert not {c for c in out if not c.isprintable()} - {"\n"}
+
+
+@pytest.mark.parametrize("contract", ["nexo", "rune", "mcp"])
+def test_schema(contract: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(schema, contract) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(document)
+
+
+def test_schema_of_an_unknown_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(schema, "nope") == 2
+    assert (
+        capsys.readouterr().err == "runner schema: there is no contract 'nope'; known are mcp, nexo, rune\n"
+    )

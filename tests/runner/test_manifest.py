@@ -1,0 +1,280 @@
+"""Finding manifests: by name, by content, in directories; and what a person is told otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from runner import manifest
+from runner.manifest import Loaded, find, load, load_all
+from sandbox.diagnostic import DocumentError
+
+NEXO = """\
+[plugin]
+id = "demo"
+version = "1.0.0"
+name = "Demo"
+description = "d"
+min_nexo_version = ">=0.1.0"
+[plugin.entrypoint]
+command = "./run"
+"""
+RUNE = json.dumps(
+    {
+        "plugin_id": "demo",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "process": {"command": "x"},
+        "tools": [{"name": "a"}],
+    }
+)
+MCP = json.dumps({"mcpServers": {"time": {"command": "x"}}})
+TEXTS = {"nexo": NEXO, "rune": RUNE, "mcp": MCP}
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", "off")
+
+
+def contract_of(loaded: Loaded) -> str:
+    assert loaded.plugin is not None, [d.text() for d in loaded.diagnostics]
+    return loaded.plugin.contract
+
+
+def rules(loaded: Loaded) -> list[str]:
+    assert loaded.plugin is None
+    return [d.rule for d in loaded.diagnostics if d.severity == "error"]
+
+
+NAMES = [
+    ("plugin.toml", "nexo"),
+    ("nexo-plugin.toml", "nexo"),
+    ("rterm-plugin.json", "rune"),
+    ("mcp.json", "mcp"),
+    (".mcp.json", "mcp"),
+    ("claude_desktop_config.json", "mcp"),
+]
+
+
+@pytest.mark.parametrize(("name", "contract"), NAMES)
+def test_by_name_as_a_file_and_in_a_directory(tmp_path: Path, name: str, contract: str) -> None:
+    (tmp_path / name).write_text(TEXTS[contract])
+    assert contract_of(load(str(tmp_path / name))) == contract
+    found = load(str(tmp_path))
+    assert contract_of(found) == contract
+    assert found.plugin is not None and found.plugin.manifest == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["with-suffix.toml", "without", "x.conf"])
+@pytest.mark.parametrize("contract", TEXTS)
+def test_by_content_whatever_the_name(tmp_path: Path, name: str, contract: str) -> None:
+    if name.endswith((".toml", ".json")):
+        name = f"anything.{'toml' if contract == 'nexo' else 'json'}"
+    (tmp_path / name).write_text(TEXTS[contract])
+    assert contract_of(load(str(tmp_path / name))) == contract
+
+
+def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugin.toml").write_text(NEXO)
+    monkeypatch.chdir(tmp_path)
+    for path in ("plugin.toml", ".", "./plugin.toml"):
+        found = load(path).plugin
+        assert found is not None and found.manifest == str(tmp_path / "plugin.toml")
+        assert found.root == str(tmp_path)
+
+
+def test_both_names_of_a_contract_the_first_wins_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "plugin.toml").write_text(NEXO)
+    (tmp_path / "nexo-plugin.toml").write_text("nonsense")
+    found = load(str(tmp_path))
+    assert found.plugin is not None and found.plugin.manifest.endswith("/plugin.toml")
+    [warning] = found.diagnostics
+    assert warning.rule == "manifest_shadowed" and warning.severity == "warning"
+    assert warning.file.endswith("/nexo-plugin.toml") and "plugin.toml" in warning.message
+
+
+def test_manifests_of_several_contracts_need_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "plugin.toml").write_text(NEXO)
+    (tmp_path / "mcp.json").write_text(MCP)
+    found = load(str(tmp_path))
+    assert rules(found) == ["manifest_ambiguous"]
+    [diagnostic] = found.diagnostics
+    assert "plugin.toml (nexo)" in diagnostic.message and "mcp.json (mcp)" in diagnostic.message
+    assert "--contract" in diagnostic.hint
+    assert contract_of(load(str(tmp_path), contract="mcp")) == "mcp"
+    assert contract_of(load(str(tmp_path), contract="nexo")) == "nexo"
+
+
+def test_content_that_could_be_two_contracts_needs_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({**json.loads(RUNE), **json.loads(MCP)}))
+    assert rules(load(str(tmp_path / "x.json"))) == ["manifest_ambiguous"]
+    assert contract_of(load(str(tmp_path / "x.json"), contract="mcp")) == "mcp"
+
+
+def test_a_rune_bundle_may_be_unpacked_one_level_down(tmp_path: Path) -> None:
+    inner = tmp_path / "demo-1.0"
+    inner.mkdir()
+    (inner / "rterm-plugin.json").write_text(RUNE)
+    found = load(str(tmp_path)).plugin
+    assert found is not None and found.root == str(inner)
+    (tmp_path / "README").touch()  # now the directory holds more than one entry
+    assert rules(load(str(tmp_path))) == ["manifest_missing"]
+
+
+def test_nothing_is_found_behind_a_link_to_a_directory(tmp_path: Path) -> None:
+    outside, bundle = tmp_path / "outside", tmp_path / "bundle"
+    outside.mkdir()
+    bundle.mkdir()
+    (outside / "rterm-plugin.json").write_text(RUNE)
+    (bundle / "link").symlink_to(outside)
+    assert rules(load(str(bundle))) == ["manifest_missing"]
+
+
+def test_an_empty_directory_says_what_was_looked_for(tmp_path: Path) -> None:
+    found = load(str(tmp_path))
+    assert rules(found) == ["manifest_missing"]
+    for name, _ in NAMES:
+        assert name in found.diagnostics[0].message
+
+
+def test_unknown_content_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    found = load(str(tmp_path / "x.json"))
+    assert rules(found) == ["manifest_unknown"]
+    assert "mcpServers" in found.diagnostics[0].message and "[plugin]" in found.diagnostics[0].message
+
+
+def test_the_contract_given_decides_about_the_format_too(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(NEXO)
+    assert contract_of(load(str(tmp_path / "x.json"), contract="nexo")) == "nexo"
+
+
+def test_an_unknown_contract_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError) as caught:
+        find(str(tmp_path), "nexos")
+    [diagnostic] = caught.value.diagnostics
+    assert diagnostic.rule == "contract_unknown" and "mcp, nexo, rune" in diagnostic.message
+
+
+def test_a_server_is_chosen_and_all_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(
+        json.dumps({"mcpServers": {"a": {"command": "x"}, "b": {"url": "y"}, "c": {"command": "z"}}})
+    )
+    assert rules(load(str(path))) == ["server_needed"]
+    found = load(str(path), server="c").plugin
+    assert found is not None and found.id == "c"
+    each = load_all(str(path))
+    assert [one.plugin and one.plugin.id for one in each] == ["a", None, "c"]
+    assert rules(load(str(tmp_path), server="x")) == ["server_unknown"]
+
+
+def test_thousands_of_wrong_servers_are_not_all_listed(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {f"s{i}": 1 for i in range(19_000)}}))
+    started = time.process_time()
+    found = [diagnostic for each in load_all(str(path)) for diagnostic in each.diagnostics]
+    assert len(found) == 201 and found[-1].rule == "too_many_faults" and "19000" in found[-1].message
+    assert time.process_time() - started < 2
+
+
+def test_a_server_of_a_manifest_that_has_none(tmp_path: Path) -> None:
+    (tmp_path / "plugin.toml").write_text(NEXO)
+    assert rules(load(str(tmp_path), server="x")) == ["server_unknown"]
+
+
+@pytest.mark.parametrize("path", ["", "/nonexistent/plugin.toml", "a\0b"])
+def test_paths_that_lead_nowhere(path: str) -> None:
+    assert rules(load(path)) == ["file_missing"]
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+
+
+def _deep(path: Path) -> None:
+    path.write_text("a = " + "[" * 100_000)
+
+
+def _million_keys(path: Path) -> None:
+    path.write_text("".join(f"a{i}=1\n" for i in range(90_000)))
+
+
+def _nul(path: Path) -> None:
+    path.write_bytes(b"\0" * 100)
+
+
+def _latin(path: Path) -> None:
+    path.write_bytes(b'name = "\xe4"')
+
+
+def _yaml_bomb(path: Path) -> None:
+    path.write_text("a: &a [x,x]\nb: &b [*a,*a]\n" + "c: [*b,*b]\n" * 1000)
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+HOSTILE = [_fifo, _huge, _deep, _million_keys, _nul, _latin, _yaml_bomb, _directory, _device, _loop]
+
+
+@pytest.mark.parametrize("make", HOSTILE, ids=[make.__name__[1:] for make in HOSTILE])
+@pytest.mark.parametrize("name", ["plugin.toml", "unknown"])
+def test_hostile_manifests_get_one_line_in_little_time(tmp_path: Path, make: object, name: str) -> None:
+    assert callable(make)
+    make(tmp_path / name)
+    started = time.process_time()
+    found = load(str(tmp_path / name))
+    assert found.plugin is None
+    [diagnostic] = found.diagnostics
+    assert "\n" not in diagnostic.text() and len(diagnostic.text()) < 1000
+    assert time.process_time() - started < 2
+
+
+def test_a_wide_manifest_is_judged_in_little_time(tmp_path: Path) -> None:
+    """Within all bounds of a document, every value still a fault of its own."""
+    path = tmp_path / "plugin.toml"
+    path.write_text(NEXO + "[plugin.extends]\nhooks = [" + '"A",' * 19_900 + "]\n")
+    started = time.process_time()
+    assert len(load(str(path)).diagnostics) == 201
+    path.write_text(NEXO + "".join(f'"expos{i}" = 1\n' for i in range(19_900)))
+    assert len(load(str(path)).diagnostics) == 201
+    assert time.process_time() - started < 4
+
+
+def test_positions_are_found_again_for_a_plugin(tmp_path: Path) -> None:
+    path = tmp_path / "plugin.toml"
+    path.write_text(NEXO + '[plugin.sandbox]\nenabled = true\nfs_read_paths = ["/opt/a", "/opt/b"]\n')
+    found = load(str(path)).plugin
+    assert found is not None
+    assert manifest.position(found, found.spec.paths[1].where) == (11, 28)
+    path.unlink()
+    assert manifest.position(found, found.spec.paths[1].where) == (0, 0)
+
+
+def test_contracts_are_the_folders_and_each_is_complete() -> None:
+    assert manifest.contract_names() == ("mcp", "nexo", "rune")
+    for name in manifest.contract_names():
+        package, reader = manifest.contract(name), manifest.contract_manifest(name)
+        assert name == package.NAME
+        assert package.FORMAT in ("toml", "json") and package.FILE_NAMES and package.SIGN
+        assert callable(package.recognises) and callable(reader.read) and callable(reader.servers)

@@ -1,0 +1,258 @@
+"""The cache: answers only what was asked, trusts nobody else's directory, never makes a launch fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import manifest_cache, plugin_codec
+from runner.manifest import load
+from runner.plugin import Entrypoint, Plugin
+from sandbox.diagnostic import Diagnostic
+from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
+from tests.conftest import ROOT
+
+FULL = Plugin(
+    id="demo",
+    version="1.0.0",
+    contract="nexo",
+    name="Dé\udcffmo",
+    description="d",
+    manifest="/x/plugin.toml",
+    root="/x",
+    entrypoint=Entrypoint("./run", ("a", "b"), "/x", bare_environment=True),
+    spec=SandboxSpec(
+        enabled=True,
+        paths=(PathRequest("/a", "read", False, ("p", 0)), PathRequest("${state_dir}", "write")),
+        network=Network("allowlist", ("a:1",), ("n",)),
+        env=(EnvRequest("A", "1"), EnvRequest("B", None, False, ("e", 1))),
+        seccomp="strict",
+        limits=Limits(memory=1, cpu=0.5, deadline=2.5, pids=3),
+        where=(("memory", ("l", "memory")),),
+    ),
+    exports=(("tools", ("t",)),),
+    capabilities=("c",),
+    timeouts=(("call", 1.5),),
+)
+WARNINGS = (Diagnostic("/x/plugin.toml", 1, 2, "r", "m", "h", "warning"),)
+EMPTY = Plugin("a", "", "mcp", "a", "", "/m", None, None, SandboxSpec())
+
+NEXO = """\
+[plugin]
+id = "demo"
+version = "1.0.0"
+name = "Demo"
+description = "d"
+min_nexo_version = ">=0.1.0"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache" / "runner"
+    monkeypatch.setattr(manifest_cache, "directory", lambda: str(path))
+    return path
+
+
+def stored(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize("plugin", [FULL, EMPTY])
+def test_a_plugin_comes_back_as_it_was(plugin: Plugin) -> None:
+    text = json.dumps(plugin_codec.encode(plugin, WARNINGS))
+    assert plugin_codec.decode(json.loads(text)) == (plugin, WARNINGS)
+
+
+def _paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, item in inner for path in _paths(item, (*at, key)))]
+
+
+def test_any_oddity_is_refused() -> None:
+    """Every value of an entry replaced by one of a wrong type: none is taken."""
+    text = json.dumps(plugin_codec.encode(FULL, WARNINGS))
+    places = [path for path in _paths(json.loads(text)) if path]
+    assert len(places) > 60
+    for path in places:
+        data = json.loads(text)
+        holder = data
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = {"odd": [None]}
+        with pytest.raises(ValueError, match=r"not|never"):
+            plugin_codec.decode(data)
+    for name in json.loads(text):
+        data = json.loads(text)
+        del data[name]
+        with pytest.raises(ValueError, match="not a plugin"):
+            plugin_codec.decode(data)
+
+
+def test_errors_never_come_from_the_cache() -> None:
+    data = json.loads(json.dumps(plugin_codec.encode(FULL, (WARNINGS[0]._replace(severity="error"),))))
+    with pytest.raises(ValueError, match="never cached"):
+        plugin_codec.decode(data)
+
+
+def test_what_is_stored_is_found_again_and_nobody_else_can_read_it(folder: Path) -> None:
+    assert manifest_cache.load("k" * 64) is None
+    manifest_cache.store("k" * 64, FULL, WARNINGS)
+    assert manifest_cache.load("k" * 64) == (FULL, WARNINGS)
+    assert manifest_cache.load("j" * 64) is None
+    [entry] = stored(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700 and entry.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_entry_under_a_wrong_name_is_a_miss(folder: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    (folder / f"{'k' * 64}.json").rename(folder / f"{'j' * 64}.json")
+    assert manifest_cache.load("j" * 64) is None
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"key": 1}'])
+def test_a_damaged_entry_is_a_miss(folder: Path, raw: bytes) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    (folder / f"{'k' * 64}.json").write_bytes(raw)
+    assert manifest_cache.load("k" * 64) is None
+
+
+def test_a_directory_others_can_write_to_is_not_used(folder: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    for mode, used in ((0o770, False), (0o707, False), (0o755, True)):
+        folder.chmod(mode)
+        assert (manifest_cache.load("k" * 64) is not None) is used
+
+
+def test_a_link_is_not_used(folder: Path, tmp_path: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert manifest_cache.load("k" * 64) is None
+    folder.unlink()
+    shutil.move(tmp_path / "elsewhere", folder)
+    entry = folder / f"{'k' * 64}.json"
+    entry.rename(tmp_path / "entry")
+    entry.symlink_to(tmp_path / "entry")
+    assert manifest_cache.load("k" * 64) is None
+
+
+def test_an_entry_others_can_write_to_or_that_blocks_is_not_used(folder: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    entry = folder / f"{'k' * 64}.json"
+    entry.chmod(0o666)
+    assert manifest_cache.load("k" * 64) is None
+    entry.unlink()
+    os.mkfifo(entry)
+    assert manifest_cache.load("k" * 64) is None
+
+
+@pytest.mark.needs("root")
+def test_what_another_user_owns_is_not_used(folder: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    os.chown(folder, 54321, 54321)
+    assert manifest_cache.load("k" * 64) is None
+
+
+def test_failure_to_write_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for place in (str(tmp_path / "file"), str(tmp_path / "file" / "x"), "/proc/nope/x", None):
+        monkeypatch.setattr(manifest_cache, "directory", lambda place=place: place)
+        manifest_cache.store("k" * 64, FULL, ())
+        assert manifest_cache.load("k" * 64) is None
+
+
+def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_cache, "ENTRIES", 3)
+    for number in range(5):
+        manifest_cache.store(str(number) * 64, FULL, ())
+        os.utime(folder / f"{str(number) * 64}.json", (number, number))
+    assert [path.name[0] for path in stored(folder)] == ["2", "3", "4"]
+
+
+def test_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNNER_CACHE", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/attacker")
+    assert manifest_cache.directory() == "/var/cache/runner"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert manifest_cache.directory() == "/tmp/attacker/runner"
+    monkeypatch.setenv("HOME", "/home/me")
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert manifest_cache.directory() == "/home/me/.cache/runner"
+    monkeypatch.setenv("RUNNER_CACHE", "off")
+    assert manifest_cache.directory() is None
+
+
+def test_the_key_depends_on_everything_that_decides() -> None:
+    base: dict[str, Any] = {"path": "/a", "raw": b"x", "contract": None, "server": None, "home": "/h"}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"path": "/b"},
+        {"raw": b"y"},
+        {"contract": "mcp"},
+        {"server": "s"},
+        {"server": ""},
+        {"server": "-"},
+        {"home": "/i"},
+        {"path": "/a/", "home": "h"},
+    ]
+    keys = [manifest_cache.key(**{**base, **change}) for change in changes]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == manifest_cache.key(**base)
+
+
+def test_warnings_are_kept_and_errors_are_not(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "plugin.toml"
+    path.write_text(NEXO + "unknown = 1\n")
+    first = load(str(path))
+    assert len(stored(folder)) == 1
+    assert load(str(path)) == first
+    assert [d.rule for d in first.diagnostics] == ["entrypoint_missing", "unknown_key"]
+    path.write_text(NEXO.replace("demo", "Demo"))
+    assert load(str(path)).plugin is None
+    assert len(stored(folder)) == 1
+
+
+def test_a_changed_manifest_is_read_anew(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "plugin.toml"
+    path.write_text(NEXO)
+    assert load(str(path)).plugin is not None
+    path.write_text(NEXO.replace('"Demo"', '"Other"'))
+    found = load(str(path)).plugin
+    assert found is not None and found.name == "Other"
+
+
+def test_the_warning_about_a_shadowed_file_is_not_cached(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "plugin.toml").write_text(NEXO)
+    (tmp_path / "nexo-plugin.toml").write_text("")
+    for _ in range(2):
+        assert "manifest_shadowed" in [d.rule for d in load(str(tmp_path)).diagnostics]
+    (tmp_path / "nexo-plugin.toml").unlink()
+    assert "manifest_shadowed" not in [d.rule for d in load(str(tmp_path)).diagnostics]
+
+
+def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "plugin.toml"
+    path.write_text(NEXO)
+    program = (
+        "import sys; from runner import manifest, manifest_cache;"
+        f"manifest_cache.directory = lambda: {str(tmp_path / 'cache')!r};"
+        f"assert manifest.load({str(path)!r}).plugin;"
+        "print(*(name for name in ('pydantic', 'tomllib', 'hashlib') if name in sys.modules))"
+    )
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert "pydantic" in seen[0] and seen[1] == []
