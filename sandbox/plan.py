@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sandbox import program as programs
 from sandbox import seccomp
 from sandbox.denylist import Denylist
-from sandbox.mounts import ancestry, contains
+from sandbox.mounts import ancestry, contains, join, relative
 from sandbox.policy import Policy
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
@@ -398,21 +398,24 @@ def _operations(
         ("/etc/nsswitch.conf", _NSSWITCH),
     ]
     concealed = [
-        Mask(path)
+        Mask(join(bind.dest, relative(path, bind.real)))
         for path in request.conceal
-        if any(contains(bind.real, path) for bind in binds if not bind.writable)
+        for bind in binds
+        if not bind.writable and contains(bind.real, path)
     ]
+    ways = dict.fromkeys(links)
     return (
         *early,
-        *dict.fromkeys(links),
+        *(link for link in ways if link.dest in _RUNTIME_LINKS),
         Proc(),
         *masks,
         Dev(),
         Tmpfs("/dev/shm", limits.shm or DEFAULT_SHM, 0o1777),
         ReadOnly("/dev"),
         Tmpfs("/tmp", limits.tmp or DEFAULT_TMP, 0o1777),
+        *(link for link in ways if link.dest not in _RUNTIME_LINKS),  # after /tmp: some are below it
         *(bind for bind in binds if bind not in early),
-        *concealed,
+        *dict.fromkeys(concealed),
         *(Text(dest, content) for dest, content in texts if dest not in covered),
         ReadOnly("/"),
     )
