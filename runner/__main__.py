@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from runner.cli import main
+from runner.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -62,7 +62,7 @@ def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
     dist_info = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.dist-info"
     installed = importlib.metadata.PathDistribution(dist_info)
     assert [(e.group, e.name, e.value) for e in installed.entry_points] == [
-        ("console_scripts", "runner", "runner.cli:main")
+        ("console_scripts", "runner", "runner.cli:entry")
     ]
     assert installed.metadata["License-Expression"] == "Apache-2.0"
     assert (dist_info / "licenses/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
