@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from runner import __version__, manifest_cache
+from runner import __version__
 from runner.manifest import Loaded, contract, load, position
 from runner.plugin import Plugin
 from runner.report import (
@@ -25,7 +25,7 @@ from runner.report import (
     Outcome,
 )
 from runner.watch import End
-from sandbox import seccomp
+from sandbox import cache, seccomp
 from sandbox.cell import Cell, launched
 from sandbox.denylist import Denylist, homes
 from sandbox.diagnostic import Diagnostic, DocumentError
@@ -260,7 +260,7 @@ def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str
 
 def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What is the runner's own and nobody's to ask for."""
-    places = [state_root(environ), manifest_cache.directory()]
+    places = [state_root(environ), cache.directory()]
     if os.geteuid() == 0:
         places.append(os.path.dirname(RESERVATIONS))
     return tuple(os.path.realpath(place) for place in places if place is not None)

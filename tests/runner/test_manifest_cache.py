@@ -15,6 +15,7 @@ import pytest
 from runner import manifest_cache, plugin_codec
 from runner.manifest import load
 from runner.plugin import Entrypoint, Plugin
+from sandbox import cache
 from sandbox.diagnostic import Diagnostic
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
 from tests.conftest import ROOT
@@ -57,7 +58,7 @@ min_nexo_version = ">=0.1.0"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "cache" / "runner"
-    monkeypatch.setattr(manifest_cache, "directory", lambda: str(path))
+    monkeypatch.setattr(cache, "directory", lambda: str(path))
     return path
 
 
@@ -164,13 +165,13 @@ def test_what_another_user_owns_is_not_used(folder: Path) -> None:
 def test_failure_to_write_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for place in (str(tmp_path / "file"), str(tmp_path / "file" / "x"), "/proc/nope/x", None):
-        monkeypatch.setattr(manifest_cache, "directory", lambda place=place: place)
+        monkeypatch.setattr(cache, "directory", lambda place=place: place)
         manifest_cache.store("k" * 64, FULL, ())
         assert manifest_cache.load("k" * 64) is None
 
 
 def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_cache, "ENTRIES", 3)
+    monkeypatch.setattr(cache, "ENTRIES", 3)
     for number in range(5):
         manifest_cache.store(str(number) * 64, FULL, ())
         os.utime(folder / f"{str(number) * 64}.json", (number, number))
@@ -181,15 +182,15 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUNNER_CACHE", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/attacker")
-    assert manifest_cache.directory() == "/var/cache/runner"
+    assert cache.directory() == "/var/cache/runner"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert manifest_cache.directory() == "/tmp/attacker/runner"
+    assert cache.directory() == "/tmp/attacker/runner"
     monkeypatch.setenv("HOME", "/home/me")
     for unusable in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert manifest_cache.directory() == "/home/me/.cache/runner"
+        assert cache.directory() == "/home/me/.cache/runner"
     monkeypatch.setenv("RUNNER_CACHE", "off")
-    assert manifest_cache.directory() is None
+    assert cache.directory() is None
 
 
 def test_the_key_depends_on_everything_that_decides() -> None:
@@ -244,8 +245,8 @@ def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
     path = tmp_path / "plugin.toml"
     path.write_text(NEXO)
     program = (
-        "import sys; from runner import manifest, manifest_cache;"
-        f"manifest_cache.directory = lambda: {str(tmp_path / 'cache')!r};"
+        "import sys; from runner import manifest; from sandbox import cache;"
+        f"cache.directory = lambda: {str(tmp_path / 'cache')!r};"
         f"assert manifest.load({str(path)!r}).plugin;"
         "print(*(name for name in ('pydantic', 'tomllib', 'hashlib') if name in sys.modules))"
     )
