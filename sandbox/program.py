@@ -216,7 +216,7 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
 def _is_executable(path: str) -> bool:
     try:
         held = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL after a script's `env`
         return False
     return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
 
@@ -308,24 +308,33 @@ def _show_loader(path: str, real: str, head: bytes, search: _Search, trusted: bo
             f"build or install it for {machine}",
             found=True,
         )
+    for loader in _loaders(path, real, head):
+        if not loader.startswith("/") or not os.path.exists(loader):
+            raise ProgramFault(
+                f"{path} needs the loader {loader}, which does not exist here",
+                "install the C library it was built for, or build it statically",
+                found=False,
+            )
+        search.show(loader, trusted=trusted)
+
+
+def _loaders(path: str, real: str, head: bytes) -> list[str]:
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
-    with open(real, "rb") as file:
-        file.seek(offset)
-        table = file.read(min(size * count, 65536))
-        for at in range(0, len(table) - 55, size or 56):
-            (entry,) = struct.unpack_from("<I", table, at)
-            if entry == 3:  # PT_INTERP
-                start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
-                file.seek(start)
-                loader = os.fsdecode(file.read(min(length, 4096)).rstrip(b"\0"))
-                if not os.path.exists(loader):
-                    raise ProgramFault(
-                        f"{path} needs the loader {loader}, which does not exist here",
-                        "install the C library it was built for, or build it statically",
-                        found=False,
-                    )
-                search.show(loader, trusted=trusted)
+    found = []
+    try:
+        with open(real, "rb") as file:
+            file.seek(offset)
+            table = file.read(min(size * count, 65536))
+            for at in range(0, len(table) - 55, size or 56):
+                (entry,) = struct.unpack_from("<I", table, at)
+                if entry == 3:  # PT_INTERP
+                    start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
+                    file.seek(start)
+                    found.append(os.fsdecode(file.read(min(length, 4096)).rstrip(b"\0")))
+    except (OSError, ValueError):  # ValueError: an offset beyond what a file can have
+        raise ProgramFault(f"{path} is a damaged program", "build or install it again", found=True) from None
+    return found
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
@@ -348,11 +357,12 @@ def _show_script(args: Sequence[str], directory: str, search: _Search) -> None:
 
 def package_of(script: str) -> str:
     """The folder a script belongs to: the nearest one that says it is a package, else its own."""
+    before, among, _ = script.partition("/node_modules/")
+    if among:
+        # A package among others, whatever files of its own say: it needs its neighbours and theirs.
+        return f"{before}/node_modules"
     own = folder = os.path.dirname(script)
     while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
-        if os.path.basename(os.path.dirname(folder)) == "node_modules":
-            # A package among others: it needs its neighbours, which live beside it.
-            return os.path.dirname(os.path.dirname(folder))
         if any(
             os.path.exists(os.path.join(folder, mark))
             for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")
@@ -387,14 +397,20 @@ def is_runtime(prefix: str) -> bool:
 def _venv_base(prefix: str) -> str | None:
     """The prefix of the Python that a virtual environment was made from."""
     try:
-        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as file:
-            text = file.read(65536)
+        fd = os.open(os.path.join(prefix, "pyvenv.cfg"), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        text = os.read(fd, 65536).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
     for line in text.splitlines():
         key, _, value = line.partition("=")
-        if key.strip() == "home":
-            base = os.path.realpath(value.strip())
+        home = value.strip()
+        if key.strip() == "home" and home.startswith("/") and "\0" not in home:
+            base = os.path.realpath(home)
             return os.path.dirname(base) if os.path.basename(base) == "bin" else base
     return None
 

@@ -1,0 +1,159 @@
+"""Requests and grants for tests, and a cage around them: compiled here, or run for real somewhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sandbox.denylist import Denylist
+from sandbox.mounts import read_mounts
+from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
+from sandbox.policy import Policy
+from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
+from tests import elsewhere
+from tests.conftest import SYSTEM_PATH, Caller
+
+ENVIRON = {"PATH": SYSTEM_PATH}
+
+
+def policy(**changes: Any) -> Policy:
+    return Policy(name="test", file="/nonexistent/policy.toml", **changes)
+
+
+def request(command: str, *args: str, directory: str = "/", **changes: Any) -> Request:
+    return Request(
+        **{
+            "command": command,
+            "args": args,
+            "directory": directory,
+            "root": None if directory == "/" else directory,
+            "bare_environment": False,
+            "trusted_command": False,
+            "conceal": (),
+            "decides": (),
+            "state_dir": None,
+            **changes,
+        }
+    )
+
+
+def granted(path: str, access: Access = "read", *, required: bool = True) -> GrantedPath:
+    return GrantedPath(path, access, required, "manifest", ("paths", path))
+
+
+def grant(
+    paths: Sequence[GrantedPath] = (),
+    *,
+    network: NetworkMode = "none",
+    env: Mapping[str, str] | None = None,
+    seccomp: SeccompProfile = "default",
+    limits: Limits | None = None,
+) -> Grant:
+    return Grant(
+        policy="test",
+        unsandboxed=False,
+        paths=tuple(paths),
+        network=Network(network),
+        env=tuple((env or {}).items()),
+        seccomp=seccomp,
+        limits=limits or Limits(),
+        decided_by=(),
+        denials=(),
+    )
+
+
+@contextmanager
+def opened(
+    asked: Request,
+    given: Grant | None = None,
+    *,
+    rules: Policy | None = None,
+    deny: Sequence[str] = (),
+    environ: Mapping[str, str] = ENVIRON,
+) -> Iterator[OpenPlan]:
+    denylist = Denylist(read_mounts(), policy=deny)
+    with open_plan(asked, given or grant(), rules or policy(), denylist, environ) as plan:
+        yield plan
+
+
+def compiled(asked: Request, given: Grant | None = None, **more: Any) -> LaunchPlan:
+    with opened(asked, given, **more) as held:
+        return held.plan
+
+
+# --- for real ----------------------------------------------------------------------------------------------
+
+
+def caged(given: dict[str, Any]) -> dict[str, Any]:
+    """Launch a request and wait for its end. As root it drops to a uid of the range; nothing is leased."""
+    import os
+    import shutil
+
+    from sandbox.cell import launched
+    from sandbox.denylist import Denylist
+    from sandbox.mounts import read_mounts
+    from sandbox.plan import Request, open_plan
+    from sandbox.policy import Policy
+    from sandbox.spec import Grant, GrantedPath, Limits, Network
+    from sandbox.state import Owner
+
+    asked: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in given["request"].items()
+    }
+    grant = Grant(
+        policy="test",
+        unsandboxed=False,
+        paths=tuple(GrantedPath(path, access, True, "manifest", ()) for path, access in given["paths"]),
+        network=Network("none"),
+        env=tuple(given["env"].items()),
+        seccomp="default",
+        limits=Limits(),
+        decided_by=(),
+        denials=(),
+    )
+    root = os.geteuid() == 0
+    owner = Owner(61234, 61234, None) if root else Owner(os.geteuid(), os.getegid(), None)
+    policy = Policy(name="test", file="/nonexistent/policy.toml")
+    bwrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    assert bwrap is not None
+    environ = {"PATH": given["search_path"]}
+    said = os.memfd_create("said")
+    saved = os.dup(1), os.dup(2)
+    with open_plan(Request(**asked), grant, policy, Denylist(read_mounts()), environ) as plan:
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        try:
+            with launched(plan, owner, bwrap, drop=root, keyring=False) as cell:
+                end = cell.wait()
+        finally:
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+    os.lseek(said, 0, os.SEEK_SET)
+    with open(said, encoding="utf-8", errors="surrogateescape") as file:
+        output = file.read()
+    return {"code": end.code, "reached_exec": end.reached_exec, "signal": end.signal, "output": output}
+
+
+def run(
+    caller: Caller,
+    asked: Request,
+    *,
+    paths: Sequence[tuple[str, Access]] = (),
+    env: Mapping[str, str] | None = None,
+    search_path: str = SYSTEM_PATH,
+) -> dict[str, Any]:
+    """`asked` in a real cage, as `caller`: code, reached_exec, signal, output (stdout and stderr)."""
+    given = {
+        "request": asked._asdict(),
+        "paths": list(paths),
+        "env": dict(env or {}),
+        "search_path": search_path,
+    }
+    result: dict[str, Any] = elsewhere.run(caller, caged, given)
+    return result
+
+
+def open_descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
