@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+_CLONE_PARENT = 0x00008000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,6 @@ _STAGES = (
     "start a session",
     "join a session keyring",
     "set resource limits",
-    "raise the OOM score",
     "drop groups",
     "drop the group id",
     "drop the user id",
@@ -82,25 +82,34 @@ def spawn(order: Order) -> int:
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     # A signal between clone and exec would run the parent's handlers in the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid: int = libc.syscall(numbers[0], signal.SIGCHLD | _CLONE_NEWUSER | _CLONE_NEWPID, 0, 0, 0, 0)
-    if pid == 0:
-        # Our own copies of the runner's ends would hide its death from us.
-        os.close(go_w)
-        os.close(fault_r)
-        _become(order, libc, numbers, fault_w, go_r)
-    clone_errno = ctypes.get_errno()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(fault_w)
-    os.close(go_r)
+
+    def clone(flags: int, *others: int) -> int:
+        pid: int = libc.syscall(numbers[0], signal.SIGCHLD | flags, 0, 0, 0, 0)
+        if pid == 0:
+            # Our own copies of the runner's ends would hide its death from us.
+            for fd in (go_w, fault_r, *others):
+                os.close(fd)
+            _become(order, libc, numbers, fault_w, go_r)
+        return pid if pid > 0 else -ctypes.get_errno()
+
     try:
+        try:
+            pid = _clone_as_owner(order, clone) if order.drop else clone(_CLONE_NEWUSER | _CLONE_NEWPID)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(fault_w)
+            os.close(go_r)
         if pid < 0:
-            raise SpawnError("create a user and pid namespace", clone_errno)
+            raise SpawnError("create a user and pid namespace", -pid)
+        step = "map the plugin's ids"
         try:
             _map_ids(pid, order)
+            step = "raise the OOM score"
+            _raise_oom_score(pid)
             os.write(go_w, b"g")
         except OSError as error:
             _reap(pid)
-            raise SpawnError("map the plugin's ids", error.errno or errno.EIO) from error
+            raise SpawnError(step, error.errno or errno.EIO) from error
         # EOF without a word: the exec closed the pipe.
         fault = os.read(fault_r, _FAULT.size)
     finally:
@@ -111,6 +120,41 @@ def spawn(order: Order) -> int:
         stage, code = _FAULT.unpack(fault)
         raise SpawnError(_STAGES[stage], code)
     return pid
+
+
+def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
+    """Clone by way of a process that has dropped the uid already: the child's pid, or minus clone's errno.
+
+    A user namespace belongs to the uid that made it, and what is used inside (inotify instances, namespaces,
+    locked memory, pending signals) counts against that uid's limits outside. Made by root, every plugin could
+    use up root's. CLONE_PARENT: the child is the runner's own all the same.
+    """
+    born_r, born_w = os.pipe2(os.O_CLOEXEC)
+    maker = os.fork()
+    if maker == 0:
+        dropped, made = False, -errno.EIO
+        try:
+            os.close(born_r)
+            os.setgroups([])
+            os.setresgid(order.gid, order.gid, order.gid)
+            os.setresuid(order.uid, order.uid, order.uid)
+            dropped = True
+            made = clone(_CLONE_PARENT | _CLONE_NEWUSER | _CLONE_NEWPID, born_w)
+        except OSError as error:
+            made = -(error.errno or errno.EIO)
+        finally:
+            os.write(born_w, _FAULT.pack(dropped, made))
+            os._exit(0)
+    os.close(born_w)
+    answer = os.read(born_r, _FAULT.size)
+    os.close(born_r)
+    os.waitpid(maker, 0)
+    if len(answer) < _FAULT.size:
+        raise SpawnError("drop the user id", errno.EIO)  # somebody killed it
+    dropped, made = _FAULT.unpack(answer)
+    if not dropped:
+        raise SpawnError("drop the user id", -made)
+    return int(made)
 
 
 def can_join_keyring() -> bool:
@@ -133,6 +177,17 @@ def _map_ids(pid: int, order: Order) -> None:
     _write(f"/proc/{pid}/gid_map", b"%d %d 1" % (order.gid, order.gid))
 
 
+def _raise_oom_score(pid: int) -> None:
+    """Only upwards: a container engine may have set a higher one, and lowering that needs a capability.
+
+    Written from outside: what somebody with CAP_SYS_RESOURCE has written, the plugin cannot lower again.
+    """
+    path = f"/proc/{pid}/oom_score_adj"
+    with open(path, "rb") as file:
+        current = int(file.read())
+    _write(path, b"%d" % max(current, _OOM_SCORE))
+
+
 def _write(path: str, text: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -141,16 +196,19 @@ def _write(path: str, text: bytes) -> None:
         os.close(fd)
 
 
-def _become(order: Order, libc: ctypes.CDLL, numbers: tuple[int, int, int], fault_w: int, go_r: int) -> NoReturn:
+def _become(
+    order: Order, libc: ctypes.CDLL, numbers: tuple[int, int, int], fault_w: int, go_r: int
+) -> NoReturn:
     """In the child. Never returns: it becomes the program, or says where it stuck and dies."""
-    stage = 0
+    done = 0
     try:
-        for stage, step in enumerate(_steps(order, libc, numbers, fault_w, go_r)):
+        for step in _steps(order, libc, numbers, fault_w, go_r):
             step()
+            done += 1
     except OSError as error:
-        os.write(fault_w, _FAULT.pack(stage, error.errno or errno.EIO))
-    except BaseException:
-        os.write(fault_w, _FAULT.pack(stage, errno.EINVAL))
+        os.write(fault_w, _FAULT.pack(done, error.errno or errno.EIO))
+    except BaseException:  # noqa: BLE001 -- nothing may get out: below us is the parent's own stack
+        os.write(fault_w, _FAULT.pack(done, errno.EINVAL))
     finally:
         os._exit(125)
 
@@ -190,16 +248,9 @@ def _steps(
                 soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
             resource.setrlimit(kind, (soft, hard))
         os.umask(order.umask)
-        # Python ignores these two, and "ignored" survives exec.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-
-    def raise_oom_score() -> None:
-        # Only upwards: a container engine may have set a higher one, and lowering that needs a capability.
-        with open("/proc/self/oom_score_adj", "rb") as file:
-            current = int(file.read())
-        if current < _OOM_SCORE:
-            _write("/proc/self/oom_score_adj", b"%d" % _OOM_SCORE)
+        # "Ignored" survives exec: Python ignores SIGPIPE and SIGXFSZ, and a caller may ignore anything.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
 
     def drop_groups() -> None:
         if order.drop:
@@ -249,7 +300,6 @@ def _steps(
         os.setsid,
         join_keyring,
         limit,
-        raise_oom_score,
         drop_groups,
         drop_gid,
         drop_uid,

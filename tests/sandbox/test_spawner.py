@@ -195,6 +195,37 @@ def test_a_higher_oom_score_is_kept(runner_as_root: Caller) -> None:
     assert elsewhere.run(runner_as_root, preferred, given, using=(output_of,)) == "900\n\n0"
 
 
+@pytest.mark.needs("root")
+def test_what_root_has_raised_stays_raised(runner_as_root: Caller) -> None:
+    if not int(status_of(Path("/proc/self/status").read_text())["CapEff"], 16) & 1 << 24:
+        pytest.skip("needs CAP_SYS_RESOURCE, without which nobody can pin the score")
+    script = "echo 0 >/proc/self/oom_score_adj; cat /proc/self/oom_score_adj"
+    printed = elsewhere.run(runner_as_root, output_of, order(runner_as_root, "/bin/sh", "-c", script))
+    assert printed == "500\n\n0"
+
+
+@pytest.mark.needs("root")
+def test_what_it_uses_is_not_counted_as_roots(runner_as_root: Caller) -> None:
+    """The kernel charges a user namespace's use to the uid that made it: NS_GET_OWNER_UID tells which."""
+
+    def owner(given: dict[str, Any]) -> int:
+        import fcntl
+        import os
+        import signal
+        import struct
+
+        from sandbox import spawner
+
+        pid = spawner.spawn(spawner.Order(**given))
+        with open(f"/proc/{pid}/ns/user", "rb") as namespace:
+            held = fcntl.ioctl(namespace, 0xB704, struct.pack("I", 0))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return int(struct.unpack("I", held)[0])
+
+    assert elsewhere.run(runner_as_root, owner, order(runner_as_root, "/bin/sleep", "1000")) == LEASED
+
+
 # --- descriptors -------------------------------------------------------------------------------------------
 
 
@@ -309,7 +340,7 @@ def test_dropping_is_for_root(runner_as_user: Caller) -> None:
     given = order(runner_as_user, "/bin/true", drop=True)
     if os.geteuid() == 0:
         given |= {"uid": LEASED, "gid": LEASED}
-    assert elsewhere.run(runner_as_user, failing, given) == ["map the plugin's ids", errno.EPERM, False, 0]
+    assert elsewhere.run(runner_as_user, failing, given) == ["drop the user id", errno.EPERM, False, 0]
 
 
 @pytest.mark.needs("root")
