@@ -32,15 +32,16 @@ from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
 from sandbox.host import BwrapUnusable, find_bwrap
+from sandbox.layers import Layer, LayerUnavailable, available_layers, listed
 from sandbox.mounts import read_mounts
-from sandbox.plan import Layer, LayerUnavailable, OpenPlan, PlanRefused, Request, open_plan, unreadable
+from sandbox.plan import LaunchPlan, OpenPlan, PlanRefused, Request, open_plan, unreadable
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
 from sandbox.program import ProgramFault
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
 from sandbox.state import Owner, StateRefused, owned_state, state_root
-from sandbox.uids import RESERVATIONS, UidsUnavailable, id_is_mapped
+from sandbox.uids import RESERVATIONS, UidsUnavailable
 
 _SIGSYS_STATUS = 128 + 31
 
@@ -163,17 +164,10 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     plugin, policy, granted = prepared.plugin, prepared.policy, prepared.grant
     assert plugin is not None and plugin.entrypoint is not None and policy is not None and granted is not None
     prepared.bwrap = find_bwrap(environ).path
-    # Without a cage nothing is dropped: then the plugin is whoever the runner is.
-    uid_range = policy.uids if os.geteuid() == 0 and not granted.unsandboxed else None
-    if uid_range is not None and not id_is_mapped(*uid_range):
-        raise LayerUnavailable(
-            "uid",
-            f"the plugins' uids {uid_range[0]}-{uid_range[1]} do not exist in this user namespace",
-            "map them into the container, name others under [user] in the policy, or run unprivileged",
-        )
+    layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
     if not rehearse:
         try:
-            prepared.owner = stack.enter_context(owned_state(prepared.state_dir, uid_range))
+            prepared.owner = stack.enter_context(owned_state(prepared.state_dir, layers.uid_range))
         except OSError as error:
             raise StateRefused(
                 f"{error.filename or 'the state directory'}: {error.strerror}",
@@ -200,21 +194,11 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         state_dir=prepared.state_dir,
         rehearse=rehearse,
     )
-    opened = stack.enter_context(open_plan(request, granted, policy, denylist, environ))
+    opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ))
     prepared.open_plan = opened
-    prepared.layers = (*opened.plan.layers, *_identity_layers(uid_range, prepared.owner))
-    if prepared.owner is not None:
-        found = unreadable(opened.plan, prepared.owner.uid, prepared.owner.gid)
-        if found is not None:
-            path, remedy = found
-            outcome = Outcome(
-                "policy_denied",
-                "plan",
-                f"{path} cannot be read by the plugin, which runs as uid {prepared.owner.uid}",
-                "unreadable",
-                remedy,
-            )
-            raise Failure(outcome, EXEC_REFUSED)
+    owner = prepared.owner
+    prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
+    _require_readable(opened.plan, owner)
     prepared.timings.mark("plan")
     return opened
 
@@ -229,17 +213,27 @@ def confine(prepared: Prepared, opened: OpenPlan) -> Iterator[Cell]:
         with bare_cell(opened.plan) as cell:
             yield cell
         return
-    keyring = can_join_keyring()
-    if not keyring and prepared.policy.layer("session_keyring") == "require":
-        raise _unavailable(
-            "session_keyring",
-            "a session keyring cannot be joined here: keys would be shared with the plugin",
-            'let the container allow keyctl, or say session_keyring = "prefer" under [layers]',
-        )
-    prepared.layers += (Layer("session_keyring", "own", "own" if keyring else "none"),)
-    drop = os.geteuid() == 0
-    with launched(opened, prepared.owner, prepared.bwrap, drop=drop, keyring=keyring) as cell:
+    with launched(opened, prepared.owner, prepared.bwrap) as cell:
         yield cell
+
+
+def _require_readable(plan: LaunchPlan, owner: Owner | None) -> None:
+    """For an explanation any uid of the range stands for the one that would be leased."""
+    if owner is None:
+        uid = plan.layers.uid_range[0] if plan.layers.uid_range is not None else os.geteuid()
+        owner = Owner(uid, uid if plan.layers.uid_range is not None else os.getegid(), None)
+    found = unreadable(plan, owner.uid, owner.gid)
+    if found is None:
+        return
+    path, remedy = found
+    outcome = Outcome(
+        "policy_denied",
+        "plan",
+        f"{path} cannot be read by the plugin, which runs as uid {owner.uid}",
+        "unreadable",
+        remedy,
+    )
+    raise Failure(outcome, EXEC_REFUSED)
 
 
 def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str]) -> str | None:
@@ -269,14 +263,6 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
     """Files that say what a plugin may do: writing one is writing the next grant."""
     return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file, __file__))
-
-
-def _identity_layers(uid_range: tuple[int, int] | None, owner: Owner | None) -> tuple[Layer, ...]:
-    if uid_range is None:
-        text = f"the caller's own ({os.geteuid()}), shown as 65534"
-        return (Layer("uid", text, text),)
-    wanted = f"leased from {uid_range[0]}-{uid_range[1]}, shown as 65534"
-    return (Layer("uid", wanted, wanted, "" if owner is None else f"uid {owner.uid}"),)
 
 
 # --- outcomes -------------------------------------------------------------------------------------
@@ -418,8 +404,8 @@ def report(prepared: Prepared, outcome: Outcome, end: End | None, status: int) -
 def described_layers(prepared: Prepared) -> Iterator[Layer]:
     """The layers, with the filter named by its digest: only for whoever reads them, not for every launch."""
     for layer in prepared.layers:
-        if layer.name == "seccomp" and prepared.open_plan is not None:
-            layer = layer._replace(detail=seccomp.digest(prepared.open_plan.plan.seccomp_filter))
+        if layer.name == "seccomp" and not layer.degraded and prepared.open_plan is not None:
+            layer = layer._replace(detail=seccomp.digest(prepared.open_plan.plan.layers.seccomp_filter))
         yield layer
 
 

@@ -1,4 +1,4 @@
-"""Manifests already read: the Plugin by the bytes it came from, so that a launch parses and validates nothing.
+"""Manifests already read: the Plugin by the bytes it came from, so that a launch parses nothing.
 
 Only what the bytes (and the user's home) decide is kept.
 """

@@ -35,6 +35,9 @@ class Signals:
     """The ending signals as a readable descriptor. One the caller has set to be ignored (nohup) stays so."""
 
     def __init__(self) -> None:
+        # What the caller blocked would never arrive; a SIGCHLD it ignored would leave nobody to wait for.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {
@@ -59,7 +62,8 @@ class Signals:
 
 @contextmanager
 def watched_signals() -> Iterator[Signals]:
-    """Before the launch: a signal that arrives during it must not be lost, nor kill us half-way."""
+    """From just before the launch: then a signal must neither be lost nor kill us half-way. Not earlier: as
+    long as nothing runs, ending at once is right, also if a look at a slow filesystem hangs."""
     signals = Signals()
     try:
         yield signals

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from sandbox.layers import INSIDE_ID
 from sandbox.plan import (
-    INSIDE_ID,
     Bind,
     Dev,
     LaunchPlan,
@@ -25,7 +25,7 @@ class Slots(NamedTuple):
 
     sources: Mapping[str, int]  # by destination
     texts: Mapping[str, int]  # by destination
-    seccomp: int
+    seccomp: int | None  # None: no filter for this machine, and the policy can do without
     status: int
     lease: int | None  # held by the cage's init for as long as it lives
 
@@ -39,8 +39,7 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
         *(("--sync-fd", str(slots.lease)) if slots.lease is not None else ()),
         "--json-status-fd",
         str(slots.status),
-        "--seccomp",
-        str(slots.seccomp),
+        *(("--seccomp", str(slots.seccomp)) if slots.seccomp is not None else ()),
     )
 
 
@@ -55,12 +54,11 @@ def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
         *_head(plan),
         *_flat(_with_paths(op, texts) for op in plan.operations),
         *_tail(plan),
-        "--seccomp",
-        "10",
+        *(("--seccomp", "10") if plan.layers.seccomp_filter else ()),
         "--",
         *plan.argv,
     ]
-    redirections = [f"10<{quote(seccomp_file)}"]
+    redirections = [f"10<{quote(seccomp_file)}"] if plan.layers.seccomp_filter else []
     for op in plan.operations:
         if isinstance(op, Text):
             redirections.append(f"{texts[op.dest]}< <(printf %s {quote(op.content.decode())})")
@@ -69,7 +67,8 @@ def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
 
 def _head(plan: LaunchPlan) -> tuple[str, ...]:
     network = () if plan.share_network else ("--unshare-net",)
-    cgroup = ("--unshare-cgroup",) if plan.cgroup_namespace else ()
+    cgroup = ("--unshare-cgroup",) if plan.layers.cgroup_namespace else ()
+    lock = ("--disable-userns", "--assert-userns-disabled") if plan.layers.user_namespace_lock else ()
     return (
         "--unshare-user",
         "--unshare-pid",
@@ -77,8 +76,7 @@ def _head(plan: LaunchPlan) -> tuple[str, ...]:
         "--unshare-uts",
         *network,
         *cgroup,
-        "--disable-userns",
-        "--assert-userns-disabled",
+        *lock,
         "--uid",
         str(INSIDE_ID),
         "--gid",

@@ -119,9 +119,7 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def launched(
-    open_plan: OpenPlan, owner: Owner, bwrap_path: str, *, drop: bool, keyring: bool
-) -> Iterator[Cell]:
+def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str) -> Iterator[Cell]:
     """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
     plan = open_plan.plan
     with ExitStack() as stack:
@@ -130,13 +128,13 @@ def launched(
         slots = bwrap.Slots(
             sources=open_plan.descriptors,
             texts={op.dest: _data(stack, op.content) for op in plan.operations if isinstance(op, Text)},
-            seccomp=_data(stack, plan.seccomp_filter),
+            seccomp=_data(stack, plan.layers.seccomp_filter) if plan.layers.seccomp_filter else None,
             status=status_w,
             lease=owner.lease_fd,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
         try:
-            cell = _start(plan, slots, arguments, owner, bwrap_path, drop, keyring, status_r)
+            cell = _start(plan, slots, arguments, owner, bwrap_path, status_r)
         except BaseException:
             os.close(status_r)
             raise
@@ -152,8 +150,6 @@ def _start(
     arguments: int,
     owner: Owner,
     bwrap_path: str,
-    drop: bool,
-    keyring: bool,
     status_r: int,
 ) -> Cell:
     started = time.monotonic()
@@ -164,10 +160,10 @@ def _start(
             argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
             uid=owner.uid,
             gid=owner.gid,
-            drop=drop,
+            drop=plan.layers.uid_range is not None,
             keep=tuple(_descriptors(slots, arguments)),
             rlimits=_RLIMITS,
-            keyring=keyring,
+            keyring=plan.layers.session_keyring,
         )
     )
     return Cell(pid, status_r, started)
@@ -176,9 +172,8 @@ def _start(
 def _descriptors(slots: bwrap.Slots, arguments: int) -> Iterator[int]:
     yield from slots.sources.values()
     yield from slots.texts.values()
-    yield from (slots.seccomp, slots.status, arguments)
-    if slots.lease is not None:
-        yield slots.lease
+    yield from (slots.status, arguments)
+    yield from (fd for fd in (slots.seccomp, slots.lease) if fd is not None)
 
 
 def _data(stack: ExitStack, content: bytes) -> int:
@@ -191,4 +186,6 @@ def _data(stack: ExitStack, content: bytes) -> int:
 
 
 def _nul_separated(words: Sequence[str]) -> bytes:
+    if any("\0" in word for word in words):
+        raise ValueError("a NUL in an argument would start another option")
     return b"".join(os.fsencode(word) + b"\0" for word in words)

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from sandbox import program as programs
-from sandbox import seccomp
 from sandbox.denylist import Denylist
+from sandbox.layers import Layers, LayerUnavailable
 from sandbox.mounts import ancestry, contains, join, relative
 from sandbox.policy import Policy
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
 
-INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20
 
@@ -29,6 +28,7 @@ DEFAULT_SHM = 16 << 20
 _RUNTIME_TREES = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/pki/tls/certs")
 _RUNTIME_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32", "/etc/localtime")
 _NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/services")
+_NETWORK_FILE_LIMIT = 1 << 20
 
 # World-readable or merely root-only parts of a procfs that tell about the host and not about the plugin.
 _PROC_MASKS = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg")
@@ -87,19 +87,6 @@ class ReadOnly(NamedTuple):
 Operation = Bind | Tmpfs | Text | Symlink | Mask | Proc | Dev | ReadOnly
 
 
-class Layer(NamedTuple):
-    """One defence: what was wanted, what there is."""
-
-    name: str
-    requested: str
-    effective: str
-    detail: str = ""
-
-    @property
-    def degraded(self) -> bool:
-        return self.requested != self.effective
-
-
 class ShownPath(NamedTuple):
     """A line of the table a person reads: one path and why it is in the cage."""
 
@@ -115,11 +102,9 @@ class LaunchPlan(NamedTuple):
     env: tuple[tuple[str, str], ...]
     operations: tuple[Operation, ...]
     share_network: bool
-    cgroup_namespace: bool
+    layers: Layers
     seccomp: SeccompProfile
-    seccomp_filter: bytes
     limits: Limits
-    layers: tuple[Layer, ...]
     shown: tuple[ShownPath, ...]
     notes: tuple[str, ...]
     program_files: tuple[str, ...]
@@ -131,15 +116,6 @@ class PlanRefused(Exception):
     def __init__(self, denials: Sequence[Denial]) -> None:
         super().__init__("; ".join(denial.reason for denial in denials))
         self.denials = tuple(denials)
-
-
-class LayerUnavailable(Exception):
-    """This machine cannot enforce a layer that is required."""
-
-    def __init__(self, layer: str, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.layer = layer
-        self.hint = hint
 
 
 class Request(NamedTuple):
@@ -166,12 +142,17 @@ class OpenPlan(NamedTuple):
 
 @contextmanager
 def open_plan(
-    request: Request, grant: Grant, policy: Policy, denylist: Denylist, environ: Mapping[str, str]
+    request: Request,
+    grant: Grant,
+    policy: Policy,
+    layers: Layers,
+    denylist: Denylist,
+    environ: Mapping[str, str],
 ) -> Iterator[OpenPlan]:
     """Compile `grant` for `request`; the sources stay open for as long as the context lasts."""
     opened: dict[str, _Opened] = {}
     try:
-        plan = _compile(request, grant, policy, denylist, environ, opened)
+        plan = _compile(request, grant, policy, layers, denylist, environ, opened)
         yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
     finally:
         for held in opened.values():
@@ -196,6 +177,7 @@ def _compile(
     request: Request,
     grant: Grant,
     policy: Policy,
+    layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
     opened: dict[str, _Opened],
@@ -220,7 +202,6 @@ def _compile(
     shown = tuple(_open_all(wanted, policy, denylist, opened, request.rehearse))
     _refuse_unsafe_places(request, opened)
 
-    program = _filter(grant.seccomp)
     binds = [
         Bind(dest, held.source.real, held.access == "write", held.source.identity)
         for dest, held in opened.items()
@@ -238,11 +219,9 @@ def _compile(
         env=_environment(request, grant, found),
         operations=operations,
         share_network=grant.network.mode == "host",
-        cgroup_namespace=os.path.exists("/proc/self/ns/cgroup"),
+        layers=layers,
         seccomp=grant.seccomp,
-        seccomp_filter=program,
         limits=grant.limits,
-        layers=_layers(grant, policy),
         shown=shown,
         notes=found.notes,
         program_files=found.files,
@@ -271,10 +250,6 @@ def _runtime(grant: Grant) -> Iterator[_Wanted]:
     for path in trees:
         if os.path.lexists(path) and not os.path.islink(path):
             yield _Wanted(path, "read", True, "the system", trusted=True)
-    if grant.network.mode == "host":
-        for path in _NETWORK_FILES:
-            if os.path.exists(path):
-                yield _Wanted(os.path.realpath(path), "read", False, "the network", trusted=True)
 
 
 def _resolve_program(
@@ -391,12 +366,6 @@ def _operations(
     early = [bind for bind in binds if bind.dest in _RUNTIME_TREES or bind.dest in _RUNTIME_LINKS]
     masks = [Mask(f"/proc/{name}") for name in _PROC_MASKS if os.path.lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
-    texts = [
-        ("/etc/passwd", _PASSWD),
-        ("/etc/group", _GROUP),
-        ("/etc/hosts", _HOSTS),
-        ("/etc/nsswitch.conf", _NSSWITCH),
-    ]
     concealed = [
         Mask(join(bind.dest, relative(path, bind.real)))
         for path in request.conceal
@@ -409,6 +378,9 @@ def _operations(
         *(link for link in ways if link.dest in _RUNTIME_LINKS),
         Proc(),
         *masks,
+        # bwrap covers /proc/sys only where its caller could write to the folder itself, while the sysctls of
+        # the plugin's own namespaces are writable one by one; so is its own oom_score_adj.
+        ReadOnly("/proc"),
         Dev(),
         Tmpfs("/dev/shm", limits.shm or DEFAULT_SHM, 0o1777),
         ReadOnly("/dev"),
@@ -416,9 +388,25 @@ def _operations(
         *(link for link in ways if link.dest not in _RUNTIME_LINKS),  # after /tmp: some are below it
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
-        *(Text(dest, content) for dest, content in texts if dest not in covered),
+        *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
         ReadOnly("/"),
     )
+
+
+def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
+    yield "/etc/passwd", _PASSWD
+    yield "/etc/group", _GROUP
+    if grant.network.mode != "host":
+        yield "/etc/hosts", _HOSTS
+        yield "/etc/nsswitch.conf", _NSSWITCH
+        return
+    # Copied and not bound: resolv.conf is often a link into /run, where daemons keep their sockets.
+    for path in _NETWORK_FILES:
+        try:
+            with open(path, "rb") as file:
+                yield path, file.read(_NETWORK_FILE_LIMIT)
+        except OSError:
+            continue
 
 
 def _directory(request: Request, binds: Iterable[Bind]) -> str:
@@ -478,40 +466,3 @@ def _may(path: str, uid: int, gid: int, bits: int) -> bool:
     except OSError:
         return False
     return True  # an ACL decides, and only the kernel can evaluate it for somebody else
-
-
-def _filter(profile: SeccompProfile) -> bytes:
-    try:
-        return seccomp.filter_bytes(profile)
-    except seccomp.SeccompUnavailable as error:
-        raise LayerUnavailable("seccomp", str(error), "runner doctor tells more") from None
-
-
-def _layers(grant: Grant, policy: Policy) -> tuple[Layer, ...]:
-    """What stands around the plugin. bwrap either does all it was told or does not start the program, and
-    the spawner checks its own steps before it hands over: a layer that is in the plan is in force.
-    """
-    network = grant.network.mode
-    cgroup_namespace = os.path.exists("/proc/self/ns/cgroup")
-    if not cgroup_namespace and policy.layer("cgroup_namespace") == "require":
-        raise LayerUnavailable(
-            "cgroup_namespace",
-            "this kernel has no cgroup namespaces",
-            'use a kernel with CONFIG_CGROUPS, or say cgroup_namespace = "prefer" under [layers]',
-        )
-    return (
-        Layer("filesystem", "read-only root, only the listed paths", "read-only root, only the listed paths"),
-        Layer("namespaces", "user, pid, ipc, uts, mount", "user, pid, ipc, uts, mount"),
-        Layer("cgroup_namespace", "private", "private" if cgroup_namespace else "none"),
-        Layer(
-            "network", network, network, "shares the host's network" if network == "host" else "loopback only"
-        ),
-        Layer("capabilities", "none", "none"),
-        Layer("no_new_privileges", "on", "on"),
-        Layer("nested_user_namespaces", "disabled", "disabled"),
-        Layer("seccomp", grant.seccomp, grant.seccomp),
-        Layer("environment", "only the listed names", "only the listed names"),
-        Layer("descriptors", "0, 1, 2", "0, 1, 2"),
-        Layer("core_dumps", "none", "none"),
-        Layer("parent_death", "kills the tree", "kills the tree"),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.invoke import Prepared, confine, judge, ready, report
-from runner.report import EXEC_NO_CAGE, Failure, Outcome
+from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.spawner import SpawnError
 
@@ -33,65 +34,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _fill_stdio()
-    # The earliest moment: whoever dies while we prepare is noticed as well.
-    with watched_signals() as signals, watched_caller() as caller:
+    started = time.monotonic()
+    _fill_gaps()
+    try:
+        invocation = invocation_of(args)
+        sink = ReportSink(args.report)
+    except (SinkError, ValueError) as error:
+        print(f"runner exec: {error}", file=sys.stderr)
+        return 2
+    prepared = Prepared(invocation)
+    end: End | None = None
+    try:
+        with watched_caller() as caller:
+            end = _live(prepared, caller, started)
+        outcome, status = judge(end)
+    except Failure as failure:
+        outcome, status = failure.outcome, failure.exec_status
+    except SpawnError as error:
+        outcome = Outcome(
+            "launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing"
+        )
+        status = EXEC_NO_CAGE
+    if outcome.code not in ("ok", "crashed", "cancelled"):
+        from runner.cli import printing
+
+        printing.failure(prepared, outcome)
+    if prepared.grant is not None and prepared.grant.unsandboxed:
+        from runner.cli import printing
+
+        printing.warn("THIS PLUGIN RAN UNSANDBOXED: its manifest asked for it and the policy allows it")
+    try:
+        if sink.wanted:
+            sink.write(report(prepared, outcome, end, status))
+    except SinkError as error:
+        print(f"runner exec: {error}", file=sys.stderr)
+    return status
+
+
+def _live(prepared: Prepared, caller: int | None, started: float) -> End:
+    """From the manifest to the end of the plugin's last process."""
+    _refuse_directories()
+    with (
+        ready(prepared, os.environ) as opened,
+        watched_signals() as signals,
+        confine(prepared, opened) as cell,
+    ):
+        prepared.timings.mark("launch")
+        limit = opened.plan.limits.deadline
+        end = wait(cell, signals, caller, None if limit is None else started + limit)
+        prepared.timings.mark("run")
+    prepared.timings.mark("teardown")
+    return end
+
+
+def _fill_gaps() -> None:
+    """Before anything is opened: whatever we open must not become the plugin's stdin by being the lowest."""
+    for fd in (0, 1, 2):
         try:
-            invocation = invocation_of(args)
-            sink = ReportSink(args.report)
-        except (SinkError, ValueError) as error:
-            print(f"runner exec: {error}", file=sys.stderr)
-            return 2
-        prepared = Prepared(invocation)
-        end: End | None = None
-        try:
-            _require_plain_stdio()
-            with ready(prepared, os.environ) as opened, confine(prepared, opened) as cell:
-                prepared.timings.mark("launch")
-                limit = opened.plan.limits.deadline
-                deadline = None if limit is None else time.monotonic() + limit
-                end = wait(cell, signals, caller, deadline)
-                prepared.timings.mark("run")
-            prepared.timings.mark("teardown")
-            outcome, status = judge(end)
-        except Failure as failure:
-            outcome, status = failure.outcome, failure.exec_status
-        except SpawnError as error:
-            outcome = Outcome(
-                "launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing"
-            )
-            status = EXEC_NO_CAGE
-        if outcome.code not in ("ok", "crashed", "cancelled"):
-            from runner.cli import printing
-
-            printing.failure(prepared, outcome)
-        if prepared.grant is not None and prepared.grant.unsandboxed:
-            from runner.cli import printing
-
-            printing.warn("THIS PLUGIN RAN UNSANDBOXED: its manifest asked for it and the policy allows it")
-        try:
-            if sink.wanted:
-                sink.write(report(prepared, outcome, end, status))
-        except SinkError as error:
-            print(f"runner exec: {error}", file=sys.stderr)
-        return status
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open("/dev/null", os.O_RDWR), True)  # lands on the lowest free one: this
 
 
-def _fill_stdio() -> None:
-    """Before anything else is opened: the lowest free number is what open() gives out.
-
-    Whoever calls us with stdin closed would otherwise make bwrap's own descriptor of the host's /proc
-    number 0, which its init keeps and the plugin finds in /proc/1/fd/0.
-    """
-    while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-
-
-def _require_plain_stdio() -> None:
+def _refuse_directories() -> None:
     """A directory as stdin would be a door out of the cage: openat() works through any directory fd."""
-    import stat
-
     for fd in (0, 1, 2):
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             outcome = Outcome(
@@ -101,4 +107,4 @@ def _require_plain_stdio() -> None:
                 "descriptor",
                 "give the runner pipes, files or a terminal",
             )
-            raise Failure(outcome, EXEC_NO_CAGE)
+            raise Failure(outcome, EXEC_REFUSED)

@@ -1,0 +1,161 @@
+"""Which defences a launch has: what is wanted, what this machine can do, and what the policy says to that.
+
+A layer the machine cannot give stops the launch, unless the operator's policy says `prefer` for exactly that
+one; then what is missing stands in explain and in every report.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from sandbox import seccomp
+from sandbox.policy import Policy
+from sandbox.spec import Grant
+from sandbox.uids import id_is_mapped
+
+INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
+
+
+class Layer(NamedTuple):
+    """One defence: what was wanted, what there is."""
+
+    name: str
+    requested: str
+    effective: str
+    detail: str = ""
+
+    @property
+    def degraded(self) -> bool:
+        return self.requested != self.effective
+
+
+class LayerUnavailable(Exception):
+    """This machine cannot enforce a layer that is required."""
+
+    def __init__(self, layer: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.hint = hint
+
+
+class Layers(NamedTuple):
+    """What the optional defences come to on this machine. The others have no switch."""
+
+    seccomp_filter: bytes  # empty: there is none, and the policy can do without
+    cgroup_namespace: bool
+    user_namespace_lock: bool
+    session_keyring: bool
+    uid_range: tuple[int, int] | None  # to lease from; None: the plugin has the runner's own uid
+
+
+def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyring: bool) -> Layers:
+    """Found by looking at the machine; raises LayerUnavailable for what is missing and required."""
+    if grant.unsandboxed:
+        return Layers(b"", False, False, False, None)
+    return Layers(
+        seccomp_filter=_filter(grant, policy),
+        cgroup_namespace=_given(
+            policy,
+            "cgroup_namespace",
+            os.path.exists("/proc/self/ns/cgroup"),
+            "this kernel has no cgroup namespaces",
+            "use a kernel with CONFIG_CGROUPS",
+        ),
+        user_namespace_lock=_can_lock(policy, bwrap),
+        session_keyring=_given(
+            policy,
+            "session_keyring",
+            can_join_keyring,
+            "a session keyring cannot be joined here: the plugin would share the caller's keys",
+            "let the container's seccomp profile allow keyctl",
+        ),
+        uid_range=_uid_range(policy),
+    )
+
+
+def _given(policy: Policy, layer: str, available: bool, message: str, remedy: str) -> bool:
+    if not available and policy.layer(layer) == "require":
+        raise LayerUnavailable(
+            layer, message, f'{remedy}, or say {layer} = "prefer" under [layers] in the policy'
+        )
+    return available
+
+
+def _filter(grant: Grant, policy: Policy) -> bytes:
+    try:
+        return seccomp.filter_bytes(grant.seccomp)
+    except seccomp.SeccompUnavailable as error:
+        _given(policy, "seccomp", False, str(error), "run on a machine that has one")
+        return b""
+
+
+def _can_lock(policy: Policy, bwrap: str) -> bool:
+    """Whether bwrap knows --disable-userns. Asked only if the answer matters: it means starting bwrap, and
+    where the lock is required an old bwrap refuses the option itself."""
+    if policy.layer("user_namespace_lock") == "require":
+        return True
+    import subprocess
+
+    told = subprocess.run([bwrap, "--help"], capture_output=True, env={}, timeout=10, check=False)
+    return b"--disable-userns" in told.stdout
+
+
+def _uid_range(policy: Policy) -> tuple[int, int] | None:
+    if os.geteuid() != 0:
+        return None
+    first, last = policy.uids
+    mapped = _given(
+        policy,
+        "uid",
+        id_is_mapped(first, last),
+        f"the plugins' uids {first}-{last} do not exist in this user namespace",
+        "map them into the container, name others under [user] in the policy",
+    )
+    return policy.uids if mapped else None
+
+
+def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> tuple[Layer, ...]:
+    """Every layer as people and reports read it.
+
+    bwrap either does all it was told or does not start the program, and the spawner checks its own steps
+    before it hands over: what is in the plan is in force.
+    """
+    network = grant.network.mode
+    reach = "shares the host's network" if network == "host" else "loopback only"
+    rows = (
+        ("filesystem", "read-only root, only the listed paths", True, ""),
+        ("namespaces", "user, pid, ipc, uts, mount", True, ""),
+        ("cgroup_namespace", "private", layers.cgroup_namespace, ""),
+        ("network", network, True, reach),
+        ("capabilities", "none", True, ""),
+        ("no_new_privileges", "on", True, ""),
+        ("user_namespace_lock", "on", layers.user_namespace_lock, ""),
+        ("seccomp", grant.seccomp, bool(layers.seccomp_filter), ""),
+        ("uid", _identity(policy), os.geteuid() != 0 or layers.uid_range is not None, _detail(owner)),
+        ("session_keyring", "own", layers.session_keyring, ""),
+        ("environment", "only the listed names", True, ""),
+        ("descriptors", "0, 1, 2", True, ""),
+        ("core_dumps", "off", True, ""),
+        ("parent_death", "ends the tree", True, ""),
+    )
+    kept_without_a_cage = ("environment", "descriptors", "core_dumps")
+    return tuple(
+        Layer(
+            name,
+            wanted,
+            wanted if given and (not grant.unsandboxed or name in kept_without_a_cage) else "NONE",
+            detail,
+        )
+        for name, wanted, given, detail in rows
+    )
+
+
+def _identity(policy: Policy) -> str:
+    if os.geteuid() == 0:
+        return f"leased from {policy.uids[0]}-{policy.uids[1]}, shown as {INSIDE_ID}"
+    return f"the caller's ({os.geteuid()}), shown as {INSIDE_ID}"
+
+
+def _detail(owner: int | None) -> str:
+    return "" if owner is None else f"uid {owner}"
