@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.invoke",),
     ("runner.session",),
     ("runner.hostcalls",),
-    ("runner.watch",),
+    ("runner.prepare", "runner.watch"),
     ("runner.contracts.*",),
     ("runner.jsonrpc",),
     ("runner.frames",),

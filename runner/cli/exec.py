@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.invoke import Prepared, confine, judge, ready, report
+from runner.invoke import confine, judge, report
+from runner.prepare import Prepared, ready
 from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.spawner import SpawnError

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.invoke import Prepared, described_layers, place, ready, report
+from runner.invoke import described_layers, place, report
 from runner.plugin import Plugin
+from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
 from sandbox.diagnostic import printable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.invoke import Invocation
+from runner.prepare import Invocation
 from sandbox.grants import Overrides
 from sandbox.spec import Limits, is_variable_name
 

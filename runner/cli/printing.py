@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from runner.invoke import Prepared, place
+from runner.invoke import place
+from runner.prepare import Prepared
 from runner.report import Outcome
 from sandbox.diagnostic import printable
 

@@ -1,0 +1,277 @@
+"""From a manifest's path to a cage that is ready to start.
+
+Everything that can go wrong on the way raises `Failure` with its outcome; nothing prints, nothing exits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from runner.manifest import Loaded, contract, load
+from runner.plugin import Plugin
+from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
+from sandbox import cache
+from sandbox.denylist import Denylist, homes
+from sandbox.diagnostic import Diagnostic, DocumentError
+from sandbox.fingerprint import fingerprint
+from sandbox.grants import Overrides, grant
+from sandbox.host import BwrapUnusable, find_bwrap
+from sandbox.layers import Layer, LayerUnavailable, available_layers, listed
+from sandbox.mounts import read_mounts
+from sandbox.plan import LaunchPlan, OpenPlan, PlanRefused, Request, open_plan, unreadable
+from sandbox.policy import Policy
+from sandbox.policy_file import load_policy
+from sandbox.program import ProgramFault
+from sandbox.spawner import can_join_keyring
+from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
+from sandbox.state import Owner, StateRefused, owned_state, state_root
+from sandbox.uids import RESERVATIONS, UidsUnavailable
+
+
+class Invocation(NamedTuple):
+    """What the operator asked for."""
+
+    manifest: str
+    contract: str | None = None
+    server: str | None = None
+    policy: str | None = None
+    state_dir: str | None = None
+    args: tuple[str, ...] = ()
+    overrides: Overrides = Overrides()
+
+
+class Timings:
+    """Seconds by phase, in order."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.monotonic()
+        self.phases[phase] = now - self._last
+        self._last = now
+
+
+class Prepared:
+    """How far an invocation has come; a failed one is reported with what was known by then."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+        self.timings = Timings()
+        self.loaded: Loaded | None = None
+        self.policy: Policy | None = None
+        self.grant: Grant | None = None
+        self.open_plan: OpenPlan | None = None
+        self.owner: Owner | None = None
+        self.layers: tuple[Layer, ...] = ()
+        self.bwrap = ""
+        self.state_dir: str | None = None
+        self.homes: tuple[str, ...] = ()
+
+    @property
+    def plugin(self) -> Plugin | None:
+        return self.loaded.plugin if self.loaded is not None else None
+
+
+@contextmanager
+def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = False) -> Iterator[OpenPlan]:
+    """Everything up to the launch, filled into `prepared` step by step. Raises Failure.
+
+    `rehearse` changes nothing on the machine: no state directory is made and no uid leased.
+    """
+    with ExitStack() as stack:
+        try:
+            _read(prepared)
+            _decide(prepared, environ)
+            opened = _plan(prepared, environ, stack, rehearse)
+        except DocumentError as error:
+            raise Failure(_invalid(error.diagnostics), EXEC_REFUSED) from None
+        except PlanRefused as refused:
+            raise Failure(_denied(refused.denials), EXEC_REFUSED) from None
+        except StateRefused as refused:
+            outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
+            raise Failure(outcome, EXEC_REFUSED) from None
+        except ProgramFault as fault:
+            raise Failure(*_program_outcome(fault)) from None
+        except LayerUnavailable as missing:
+            raise _unavailable(missing.layer, str(missing), missing.hint) from None
+        except UidsUnavailable as missing:
+            raise _unavailable("uid", str(missing), "free a uid or widen the range") from None
+        except BwrapUnusable as missing:
+            raise _unavailable("bubblewrap", missing.reason, missing.hint) from None
+        yield opened
+
+
+def _read(prepared: Prepared) -> None:
+    invocation = prepared.invocation
+    prepared.loaded = load(invocation.manifest, contract=invocation.contract, server=invocation.server)
+    if prepared.loaded.plugin is None:
+        raise Failure(_invalid(prepared.loaded.diagnostics), EXEC_REFUSED)
+    if prepared.loaded.plugin.entrypoint is None:
+        outcome = Outcome(
+            "launch_failed",
+            "manifest",
+            f"{prepared.loaded.plugin.id} names no command to run",
+            "no_entrypoint",
+            'give the manifest a command, e.g. [plugin.entrypoint] command = "./plugin.py"',
+        )
+        raise Failure(outcome, EXEC_NOT_FOUND)
+    prepared.timings.mark("manifest")
+
+
+def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
+    plugin, invocation = prepared.plugin, prepared.invocation
+    assert plugin is not None
+    prepared.policy = load_policy(invocation.policy, environ)
+    prepared.state_dir = _state_dir(plugin, invocation, environ)
+    prepared.homes = homes(environ)
+    switches = contract(plugin.contract).switches(environ)
+    prepared.grant = grant(
+        plugin.spec,
+        prepared.policy,
+        state_dir=prepared.state_dir,
+        environ=environ,
+        overrides=invocation.overrides,
+        homes=prepared.homes,
+        require_enabled=switches.require_enabled,
+        host_network_allowed=switches.host_network_allowed,
+    )
+    if prepared.grant.refused:
+        raise Failure(_denied(prepared.grant.refused), EXEC_REFUSED)
+    prepared.timings.mark("policy")
+
+
+def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehearse: bool) -> OpenPlan:
+    plugin, policy, granted = prepared.plugin, prepared.policy, prepared.grant
+    assert plugin is not None and plugin.entrypoint is not None and policy is not None and granted is not None
+    prepared.bwrap = find_bwrap(environ).path
+    layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
+    if not rehearse:
+        try:
+            prepared.owner = stack.enter_context(owned_state(prepared.state_dir, layers.uid_range))
+        except OSError as error:
+            raise StateRefused(
+                f"{error.filename or 'the state directory'}: {error.strerror}",
+                "choose a writable place with --state-dir",
+            ) from None
+    denylist = Denylist(
+        read_mounts(),
+        homes=prepared.homes,
+        policy=policy.deny,
+        runner=_own_places(environ),
+        protected=(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), prepared.bwrap),
+        runtime_dir=environ.get("XDG_RUNTIME_DIR"),
+    )
+    operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
+    request = Request(
+        command=plugin.entrypoint.command,
+        args=(*plugin.entrypoint.args, *prepared.invocation.args),
+        directory=plugin.entrypoint.directory,
+        root=plugin.root,
+        bare_environment=plugin.entrypoint.bare_environment,
+        trusted_command=operators_own,
+        conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
+        decides=_deciding_files(plugin, policy),
+        state_dir=prepared.state_dir,
+        rehearse=rehearse,
+    )
+    opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ))
+    prepared.open_plan = opened
+    owner = prepared.owner
+    prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
+    _require_readable(opened.plan, owner)
+    prepared.timings.mark("plan")
+    return opened
+
+
+def _require_readable(plan: LaunchPlan, owner: Owner | None) -> None:
+    """For an explanation any uid of the range stands for the one that would be leased."""
+    if owner is None:
+        uid = plan.layers.uid_range[0] if plan.layers.uid_range is not None else os.geteuid()
+        owner = Owner(uid, uid if plan.layers.uid_range is not None else os.getegid(), None)
+    found = unreadable(plan, owner.uid, owner.gid)
+    if found is None:
+        return
+    path, remedy = found
+    outcome = Outcome(
+        "policy_denied",
+        "plan",
+        f"{path} cannot be read by the plugin, which runs as uid {owner.uid}",
+        "unreadable",
+        remedy,
+    )
+    raise Failure(outcome, EXEC_REFUSED)
+
+
+def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str]) -> str | None:
+    """Where this plugin's state lives, if it asks for any.
+
+    Named by id and by where the plugin is: an id is only what a manifest claims, and a stranger who claims
+    another plugin's id must not be handed that plugin's state.
+    """
+    if not any(request.path.startswith(STATE_DIR_TOKEN) for request in plugin.spec.paths):
+        return None
+    if invocation.state_dir is not None:
+        return os.path.realpath(invocation.state_dir)
+    label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
+    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest))
+    mark = fingerprint(*(os.fsencode(part) for part in place))[:12]
+    return os.path.join(os.path.realpath(state_root(environ)), f"{label}.{mark}")
+
+
+def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What is the runner's own and nobody's to ask for."""
+    places = [state_root(environ), cache.directory()]
+    if os.geteuid() == 0:
+        places.append(os.path.dirname(RESERVATIONS))
+    return tuple(os.path.realpath(place) for place in places if place is not None)
+
+
+def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
+    """Files that say what a plugin may do: writing one is writing the next grant."""
+    return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file, __file__))
+
+
+# --- what went wrong ------------------------------------------------------------------------------
+
+
+def _invalid(diagnostics: tuple[Diagnostic, ...]) -> Outcome:
+    errors = [d for d in diagnostics if d.severity == "error"]
+    faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return Outcome(
+        "manifest_invalid",
+        "manifest",
+        f"{errors[0].file if errors else 'the manifest'} has {faults}",
+        errors[0].rule if errors else "",
+        "mend what is listed; runner check shows the same",
+        diagnostics=diagnostics,
+    )
+
+
+def _denied(denials: tuple[Denial, ...]) -> Outcome:
+    things = "one thing" if len(denials) == 1 else f"{len(denials)} things"
+    return Outcome(
+        "policy_denied",
+        "policy",
+        f"the manifest asks for {things} it may not have",
+        denials[0].rule,
+        denials[0].hint,
+        denials=denials,
+    )
+
+
+def _unavailable(layer: str, message: str, hint: str) -> Failure:
+    return Failure(Outcome("sandbox_unavailable", "plan", message, layer, hint), EXEC_NO_CAGE)
+
+
+def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
+    if fault.denied:
+        return Outcome("policy_denied", "plan", str(fault), "program", fault.hint), EXEC_REFUSED
+    cause = "not_executable" if fault.found else "not_found"
+    status = EXEC_REFUSED if fault.found else EXEC_NOT_FOUND
+    return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
