@@ -61,7 +61,8 @@ def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
     redirections = [f"10<{quote(seccomp_file)}"] if plan.layers.seccomp_filter else []
     for op in plan.operations:
         if isinstance(op, Text):
-            redirections.append(f"{texts[op.dest]}< <(printf %s {quote(op.content.decode())})")
+            content = op.content.decode(errors="replace")
+            redirections.append(f"{texts[op.dest]}< <(printf %s {quote(content)})")
     return " ".join((*(quote(word) for word in words), *redirections))
 
 

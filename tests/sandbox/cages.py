@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sandbox.denylist import Denylist
+from sandbox.layers import available_layers
 from sandbox.mounts import read_mounts
 from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
 from sandbox.policy import Policy
@@ -74,7 +75,9 @@ def opened(
     environ: Mapping[str, str] = ENVIRON,
 ) -> Iterator[OpenPlan]:
     denylist = Denylist(read_mounts(), policy=deny)
-    with open_plan(asked, given or grant(), rules or policy(), denylist, environ) as plan:
+    given, rules = given or grant(), rules or policy()
+    layers = available_layers(given, rules, "/usr/bin/bwrap", can_join_keyring=True)
+    with open_plan(asked, given, rules, layers, denylist, environ) as plan:
         yield plan
 
 
@@ -86,13 +89,16 @@ def compiled(asked: Request, given: Grant | None = None, **more: Any) -> LaunchP
 # --- for real ----------------------------------------------------------------------------------------------
 
 
-def caged(given: dict[str, Any]) -> dict[str, Any]:
-    """Launch a request and wait for its end. As root it drops to a uid of the range; nothing is leased."""
+def cage(given: dict[str, Any]) -> Iterator[Any]:
+    """Launch a request; to be wrapped with contextmanager(), where it runs. Nothing is leased, but as root it
+    drops to a uid of the range. With "bare" it has no cage."""
     import os
     import shutil
 
+    from sandbox.bare import bare_cell
     from sandbox.cell import launched
     from sandbox.denylist import Denylist
+    from sandbox.layers import available_layers
     from sandbox.mounts import read_mounts
     from sandbox.plan import Request, open_plan
     from sandbox.policy import Policy
@@ -104,7 +110,7 @@ def caged(given: dict[str, Any]) -> dict[str, Any]:
     }
     grant = Grant(
         policy="test",
-        unsandboxed=False,
+        unsandboxed=given["bare"],
         paths=tuple(GrantedPath(path, access, True, "manifest", ()) for path, access in given["paths"]),
         network=Network("none"),
         env=tuple(given["env"].items()),
@@ -113,45 +119,68 @@ def caged(given: dict[str, Any]) -> dict[str, Any]:
         decided_by=(),
         denials=(),
     )
-    root = os.geteuid() == 0
-    owner = Owner(61234, 61234, None) if root else Owner(os.geteuid(), os.getegid(), None)
-    policy = Policy(name="test", file="/nonexistent/policy.toml")
+    own = 61234 if os.geteuid() == 0 else os.geteuid()
+    owner = Owner(own, own, given.get("lease"))
+    policy = Policy(name="test", file="/nonexistent/policy.toml", layers=(("session_keyring", "prefer"),))
     bwrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
     assert bwrap is not None
+    layers = available_layers(grant, policy, bwrap, can_join_keyring=False)
     environ = {"PATH": given["search_path"]}
+    with (
+        open_plan(Request(**asked), grant, policy, layers, Denylist(read_mounts()), environ) as plan,
+        bare_cell(plan.plan) if given["bare"] else launched(plan, owner, bwrap) as cell,
+    ):
+        yield cell
+
+
+def caged(given: dict[str, Any]) -> dict[str, Any]:
+    """Launch a request, wait for its end, and say how it ended and what it printed."""
+    import os
+    from contextlib import contextmanager
+
     said = os.memfd_create("said")
     saved = os.dup(1), os.dup(2)
-    with open_plan(Request(**asked), grant, policy, Denylist(read_mounts()), environ) as plan:
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        try:
-            with launched(plan, owner, bwrap, drop=root, keyring=False) as cell:
-                end = cell.wait()
-        finally:
-            os.dup2(saved[0], 1)
-            os.dup2(saved[1], 2)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    try:
+        with contextmanager(cage)(given) as cell:
+            end = cell.wait()
+    finally:
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
     os.lseek(said, 0, os.SEEK_SET)
     with open(said, encoding="utf-8", errors="surrogateescape") as file:
         output = file.read()
-    return {"code": end.code, "reached_exec": end.reached_exec, "signal": end.signal, "output": output}
+    return {
+        "code": end.code,
+        "reached_exec": end.reached_exec,
+        "signal": end.signal,
+        "output": output,
+        "usage": end.usage._asdict(),
+    }
 
 
-def run(
-    caller: Caller,
+def order(
     asked: Request,
     *,
     paths: Sequence[tuple[str, Access]] = (),
     env: Mapping[str, str] | None = None,
     search_path: str = SYSTEM_PATH,
+    bare: bool = False,
 ) -> dict[str, Any]:
-    """`asked` in a real cage, as `caller`: code, reached_exec, signal, output (stdout and stderr)."""
-    given = {
+    """What `cage` is to launch, as JSON can say it."""
+    return {
         "request": asked._asdict(),
         "paths": list(paths),
         "env": dict(env or {}),
         "search_path": search_path,
+        "bare": bare,
     }
-    result: dict[str, Any] = elsewhere.run(caller, caged, given)
+
+
+def run(caller: Caller, asked: Request, **more: Any) -> dict[str, Any]:
+    """`asked` in a real cage, as `caller`: code, reached_exec, signal, output (stdout and stderr), usage."""
+    result: dict[str, Any] = elsewhere.run(caller, caged, order(asked, **more), using=(cage,))
     return result
 
 
