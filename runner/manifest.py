@@ -65,13 +65,16 @@ def find(path: str, contract: str | None = None) -> Found:
         )
     if not path or "\0" in path:
         raise _refusal(path, "file_missing", "that is not the name of a file")
-    absolute = os.path.abspath(path)
+    # The operator's own path: links to a folder are followed once, here, so that all that is derived from it is
+    # real. The last component stays as it is named: the name says which contract it is.
+    given = os.path.abspath(path)
+    absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
     try:
         is_directory = stat.S_ISDIR(os.stat(absolute).st_mode)
     except OSError:
         is_directory = False  # reading the file will say what is wrong with it
     if is_directory:
-        return _find_in(absolute, contract)
+        return _find_in(os.path.realpath(absolute), contract)
     return Found(absolute, contract or _by_name(os.path.basename(absolute)))
 
 

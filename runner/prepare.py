@@ -31,6 +31,8 @@ from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
 from sandbox.state import Owner, StateRefused, owned_state, state_root
 from sandbox.uids import RESERVATIONS, UidsUnavailable
 
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # our own code
+
 
 class Invocation(NamedTuple):
     """What the operator asked for."""
@@ -149,7 +151,8 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
 def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehearse: bool) -> OpenPlan:
     plugin, policy, granted = prepared.plugin, prepared.policy, prepared.grant
     assert plugin is not None and plugin.entrypoint is not None and policy is not None and granted is not None
-    prepared.bwrap = find_bwrap(environ).path
+    if not granted.unsandboxed:
+        prepared.bwrap = find_bwrap(environ).path
     layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
     if not rehearse:
         try:
@@ -164,7 +167,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         homes=prepared.homes,
         policy=policy.deny,
         runner=_own_places(environ),
-        protected=(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), prepared.bwrap),
+        protected=[place for place in (_HERE, prepared.bwrap) if place],
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
@@ -234,7 +237,7 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
     """Files that say what a plugin may do: writing one is writing the next grant."""
-    return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file, __file__))
+    return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file))
 
 
 # --- what went wrong ------------------------------------------------------------------------------

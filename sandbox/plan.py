@@ -31,7 +31,7 @@ _NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/
 _NETWORK_FILE_LIMIT = 1 << 20
 
 # World-readable or merely root-only parts of a procfs that tell about the host and not about the plugin.
-_PROC_MASKS = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg")
+PROC_MASKS = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg")
 
 _PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:65534:65534:plugin:/tmp:/usr/sbin/nologin\n"
 _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
@@ -364,7 +364,7 @@ def _operations(
 ) -> tuple[Operation, ...]:
     limits = grant.limits
     early = [bind for bind in binds if bind.dest in _RUNTIME_TREES or bind.dest in _RUNTIME_LINKS]
-    masks = [Mask(f"/proc/{name}") for name in _PROC_MASKS if os.path.lexists(f"/proc/{name}")]
+    masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if os.path.lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
     concealed = [
         Mask(join(bind.dest, relative(path, bind.real)))

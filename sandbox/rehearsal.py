@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sandbox.host import Finding
+from sandbox.layers import INSIDE_ID as INSIDE_NUMBER
+from sandbox.plan import PROC_MASKS
 from sandbox.trial import Run, run_bwrap
 
-INSIDE_ID = "65534"
+INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"
-_MASKED = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "sysrq-trigger")
 _ALLOW_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
 
 # Builtins and readlink only, so that any system with a shell will do. Each line: a word and what was seen.
@@ -88,7 +89,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
 
 
 def _judge(groups: list[Group], run: Callable[[list[Group], str], Run]) -> list[Finding]:
-    masks = " ".join(name for name in _MASKED if os.path.exists(f"/proc/{name}"))
+    masks = " ".join(name for name in PROC_MASKS if os.path.exists(f"/proc/{name}"))
     whole = run(groups, f"MASKS='{masks}'{_LOOK}")
     if whole.worked:
         facts = read_facts(whole.output)
@@ -177,7 +178,7 @@ def _foundation() -> list[str]:
 def _groups(usr: int, seccomp: int) -> list[Group]:
     masks = [
         o
-        for name in _MASKED
+        for name in PROC_MASKS
         if os.path.exists(f"/proc/{name}")
         for o in ("--ro-bind", "/dev/null", f"/proc/{name}")
     ]
