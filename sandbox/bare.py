@@ -58,8 +58,11 @@ class BareCell(Cell):
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for child in children(pid):
-        found += [child, *_descendants(child)]
+    try:
+        for child in children(pid):
+            found += [child, *_descendants(child)]
+    except OSError:
+        pass  # gone since it was listed
     return found
 
 
@@ -97,7 +100,7 @@ def bare_cell(plan: LaunchPlan) -> Iterator[Cell]:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.closerange(3, 0x7FFFFFFF)  # not up to the soft limit: it may have been lowered since
             os.chdir(plan.directory)
             os.execve(plan.argv[0], plan.argv, dict(plan.env))
         finally:

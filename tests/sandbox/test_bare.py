@@ -1,0 +1,173 @@
+"""Without a cage: what is left of the promises then."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import bare
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.sandbox import cages
+
+Write = Callable[..., Path]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+cage = cages.cage
+
+
+def sh(script: str, **changes: Any) -> Any:
+    return cages.request("/bin/sh", "-c", script, **changes)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("exit 137", 137), ("kill -TERM $$", 143)]
+)
+def test_exit_codes(runner_as: Caller, script: str, code: int) -> None:
+    end = cages.run(runner_as, sh(script), bare=True)
+    assert (end["code"], end["reached_exec"], end["signal"]) == (code, True, None)
+
+
+def test_it_really_is_without_a_cage(runner_as: Caller) -> None:
+    end = cages.run(runner_as, sh("id -u; readlink /proc/self/ns/user; cat /proc/self/cmdline"), bare=True)
+    uid, namespace, _ = end["output"].split("\n", 2)
+    assert (int(uid), namespace) == (runner_as.uid, str(Path("/proc/self/ns/user").readlink()))
+
+
+def test_the_environment_is_exact(runner_as: Caller) -> None:
+    asked = cages.request("/bin/cat", "/proc/self/environ", bare_environment=True)
+    given = cages.order(asked, env={"B": "2", "A": "1"}, bare=True)
+    end = elsewhere.run(runner_as, cages.caged, given, using=(cage,), env={"CANARY": "sings"})
+    assert end["output"] == "A=1\0B=2\0"
+
+
+def with_open_files(given: dict[str, Any]) -> Any:
+    """Inheritable descriptors, one of them above a soft limit that was lowered after it was opened."""
+    import os
+    import resource
+
+    for number in (7, 40, 400):
+        os.dup2(os.open("/", os.O_RDONLY), number, inheritable=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 512))
+    return caged(given)
+
+
+caged = cages.caged
+
+
+def test_descriptors_are_closed(runner_as: Caller) -> None:
+    given = cages.order(cages.request("/bin/ls", "/proc/self/fd"), bare=True)
+    end = elsewhere.run(runner_as, with_open_files, given, using=(cage, caged))
+    assert end["output"].split() == ["0", "1", "2", "3"]  # 3 is ls looking
+
+
+def test_signals_session_and_directory(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    write_file(
+        plugin_dir / "run", "#!/bin/sh\npwd; ps -o sid= -p $$; echo $$; exec cat /proc/self/status\n", 0o755
+    )
+    end = cages.run(runner_as, cages.request("./run", directory=str(plugin_dir)), bare=True)
+    directory, session, pid, *status = end["output"].splitlines()
+    assert directory == str(plugin_dir)
+    assert int(session) == int(pid)
+    (ignored,) = (int(line.split()[1], 16) for line in status if line.startswith("SigIgn"))
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
+
+
+def test_no_core_dumps(runner_as: Caller) -> None:
+    end = cages.run(runner_as, sh("ulimit -c; ulimit -H -c"), bare=True)
+    assert end["output"] == "0\n0\n"
+
+
+# --- the end -----------------------------------------------------------------------------------------------
+
+DAEMONS = (
+    "setsid sh -c 'setsid sleep 1000 & exec sleep 1000' & "
+    "setsid sh -c '(trap \"\" TERM INT HUP QUIT; echo deaf; exec sleep 1000) & ' & "
+)
+
+
+def ended(given: dict[str, Any], how: str) -> list[Any]:
+    """End it, by killing or by itself; who holds its stdout when wait() has returned."""
+    import os
+    from contextlib import contextmanager
+
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    with contextmanager(cage)(given) as cell:
+        os.dup2(saved, 1)
+        said = b""
+        while b"ready" not in said or b"deaf" not in said:
+            said += os.read(read, 100)
+        if how == "killed":
+            cell.kill()
+        elif how == "asked":
+            assert cell.signal_program(15)
+        end = cell.wait()
+        os.set_blocking(read, False)
+        assert os.read(read, 100) == b""  # would block, if somebody could still write
+        assert not cell.signal_program(15)
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        left = "a child"
+    except ChildProcessError:
+        left = "nothing"
+    return [end.code, left]
+
+
+@pytest.mark.parametrize(
+    ("how", "last", "code"),
+    [
+        ("killed", "sleep 1000", 128 + 9),
+        ("asked", "sleep 1000", 128 + 15),
+        ("by itself", "sleep 0.1; exit 5", 5),
+    ],
+)
+def test_the_whole_tree_is_ended(runner_as: Caller, how: str, last: str, code: int) -> None:
+    given = cages.order(sh(DAEMONS + f"echo ready; {last}"), bare=True)
+    assert elsewhere.run(runner_as, ended, given, how, using=(cage,)) == [code, "nothing"]
+
+
+def test_a_tree_that_keeps_forking_is_ended(runner_as: Caller) -> None:
+    # Each generation leaves the one before: what is killed has been replaced already, for a while.
+    runaway = (
+        "import os\n"
+        "for _ in range(300):\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    os.setsid()\n"
+        "os.execv('/bin/sleep', ['sleep', '1000'])\n"
+    )
+    end = cages.run(runner_as, cages.request("/usr/bin/python3", "-c", runaway), bare=True)
+    assert end["code"] == 0
+
+
+def test_a_process_that_vanishes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def children(pid: int) -> list[int]:
+        if pid == 3:
+            raise FileNotFoundError(pid)
+        return {1: [2, 3, 4], 2: [5]}.get(pid, [])
+
+    monkeypatch.setattr(bare, "children", children)
+    assert bare._descendants(1) == [2, 5, 3, 4]
+
+
+def started(given: dict[str, Any]) -> None:
+    from contextlib import contextmanager
+
+    with contextmanager(cage)(given) as cell:
+        cell.wait()
+
+
+def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
+    given = cages.order(sh("echo ready; exec sleep 1000"), bare=True)
+    with elsewhere.start(runner_as, started, given, using=(cage,)) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == b"ready\n"
+        runner.kill()
+        assert runner.communicate(timeout=20)[0] == b""

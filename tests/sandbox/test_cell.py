@@ -1,0 +1,303 @@
+"""A live cage: how it ends, how it is ended, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.sandbox import cages
+
+Write = Callable[..., Path]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def sh(script: str) -> Any:
+    return cages.request("/bin/sh", "-c", script)
+
+
+# --- how it ends -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 137", 137),
+        ("exit 255", 255),
+        ("kill -TERM $$", 128 + signal.SIGTERM),
+        ("kill -KILL $$", 128 + signal.SIGKILL),
+        ("kill -SEGV $$", 128 + signal.SIGSEGV),
+        ("kill -PIPE $$", 128 + signal.SIGPIPE),
+    ],
+)
+def test_exit_codes(runner_as: Caller, script: str, code: int) -> None:
+    end = cages.run(runner_as, sh(script))
+    assert (end["code"], end["reached_exec"], end["signal"]) == (code, True, None)
+
+
+def vanishing(given: dict[str, Any], path: str) -> list[Any]:
+    """The program disappears between the plan and the launch."""
+    import os
+    from contextlib import contextmanager
+
+    from sandbox import cell as cells
+
+    start = cells._start
+
+    def start_without(*words: Any) -> Any:
+        os.unlink(path)
+        return start(*words)
+
+    cells._start = start_without  # type: ignore[assignment]
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    with contextmanager(cage)(given) as cell:
+        end = cell.wait()
+    return [end.code, end.reached_exec, end.signal]
+
+
+cage = cages.cage
+
+
+def test_a_program_that_could_not_be_executed(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    write_file(plugin_dir / "run", "#!/bin/sh\n", 0o755)
+    runner_as.give(plugin_dir)
+    given = cages.order(cages.request("./run", directory=str(plugin_dir)))
+    assert elsewhere.run(runner_as, vanishing, given, f"{plugin_dir}/run", using=(cage,)) == [
+        None,
+        False,
+        None,
+    ]
+
+
+def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
+    """A source is exchanged for something else between the plan and the launch."""
+    import os
+    from contextlib import contextmanager
+
+    from sandbox import cell as cells
+
+    start = cells._start
+
+    def start_swapped(*words: Any) -> Any:
+        os.rename(source, source + ".away")
+        os.symlink(other, source)
+        return start(*words)
+
+    cells._start = start_swapped  # type: ignore[assignment]
+    said = os.memfd_create("said")
+    saved = os.dup(1)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    with contextmanager(cage)(given) as cell:
+        end = cell.wait()
+    os.dup2(saved, 1)
+    os.lseek(said, 0, os.SEEK_SET)
+    return [end.code, os.read(said, 4096).decode()]
+
+
+def test_a_source_that_was_exchanged_is_not_shown(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    write_file(plugin_dir / "asked/word", "public")
+    write_file(plugin_dir / "other/word", "SECRET")
+    runner_as.give(plugin_dir)
+    asked = str(plugin_dir / "asked")
+    given = cages.order(sh(f"cat {asked}/word"), paths=[(asked, "read")])
+    code, said = elsewhere.run(runner_as, swapped, given, asked, str(plugin_dir / "other"), using=(cage,))
+    assert "SECRET" not in said
+    assert (code, said) == (0, "public") or code is None
+    # The control: without the exchange it is shown.
+    os.unlink(asked)
+    os.rename(asked + ".away", asked)
+    assert cages.run(runner_as, sh(f"cat {asked}/word"), paths=[(asked, "read")])["output"] == "public"
+
+
+# --- how it is ended ---------------------------------------------------------------------------------------
+
+# Two daemons with sessions of their own, each forked twice, one deaf to everything it may be deaf to.
+DAEMONS = (
+    "setsid sh -c 'setsid sleep 1000 & exec sleep 1000' & "
+    "setsid sh -c '(trap \"\" TERM INT HUP QUIT; echo deaf; exec sleep 1000) & ' & "
+)
+
+
+def killed(given: dict[str, Any]) -> list[Any]:
+    """Kill a cage when it has said that it is ready; what wait() says, and who holds its stdout then."""
+    import os
+    from contextlib import contextmanager
+
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    with contextmanager(cage)(given) as cell:
+        os.dup2(saved, 1)
+        said = b""
+        while b"ready" not in said or b"deaf" not in said:
+            said += os.read(read, 100)
+        cell.kill()
+        end = cell.wait()
+        os.set_blocking(read, False)
+        left = (
+            "nobody" if os.read(read, 100) == b"" else "somebody"
+        )  # would block: somebody could still write
+        cell.kill()  # once more does no harm
+        assert cell.wait() is end
+        assert not cell.signal_program(15)
+    return [end.code, end.reached_exec, end.signal, left]
+
+
+def test_killing_ends_daemons_too(runner_as: Caller) -> None:
+    given = cages.order(sh(DAEMONS + "echo ready; sleep 1000"))
+    assert elsewhere.run(runner_as, killed, given, using=(cage,)) == [None, False, signal.SIGKILL, "nobody"]
+
+
+def waited(given: dict[str, Any]) -> list[Any]:
+    """Wait for a cage whose program ends by itself; who holds its stdout when wait() has returned."""
+    import os
+    from contextlib import contextmanager
+
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    with contextmanager(cage)(given) as cell:
+        os.dup2(saved, 1)
+        end = cell.wait()
+        os.set_blocking(read, False)
+        while said := os.read(read, 100):
+            assert b"deaf" in said or b"ready" in said
+    return [end.code, "nobody"]
+
+
+def test_waiting_is_for_all_of_it(runner_as: Caller) -> None:
+    given = cages.order(sh(DAEMONS + "echo ready; exit 5"))
+    assert elsewhere.run(runner_as, waited, given, using=(cage,)) == [5, "nobody"]
+
+
+def abandoned(given: dict[str, Any]) -> str:
+    """Leave the context by an exception while the plugin runs."""
+    from contextlib import contextmanager
+
+    try:
+        with contextmanager(cage)(given):
+            raise KeyError("ours")
+    except KeyError as error:
+        return str(error)
+
+
+def test_an_accident_of_ours_leaves_nothing(runner_as: Caller) -> None:
+    # elsewhere.run reads stdout to its end, which the plugin holds open while it lives.
+    assert (
+        elsewhere.run(runner_as, abandoned, cages.order(sh(DAEMONS + "sleep 1000")), using=(cage,))
+        == "'ours'"
+    )
+
+
+def signalled(given: dict[str, Any], number: int) -> list[Any]:
+    import os
+    from contextlib import contextmanager
+
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    with contextmanager(cage)(given) as cell:
+        os.dup2(saved, 1)
+        assert os.read(read, 100) == b"ready\n"
+        reached = cell.signal_program(number)
+        end = cell.wait()
+        return [reached, end.code, os.read(read, 100).decode()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_reaches_the_program(runner_as: Caller, number: int) -> None:
+    given = cages.order(sh(f"trap 'echo heard; exit 3' {number}; echo ready; sleep 1000 & wait"))
+    assert elsewhere.run(runner_as, signalled, given, number, using=(cage,)) == [True, 3, "heard\n"]
+
+
+def test_a_signal_nobody_handles_ends_the_program(runner_as: Caller) -> None:
+    given = cages.order(sh("echo ready; sleep 1000"))
+    assert elsewhere.run(runner_as, signalled, given, 15, using=(cage,)) == [True, 128 + 15, ""]
+
+
+# --- what it leaves and what it held -----------------------------------------------------------------------
+
+
+def repeated(given: dict[str, Any]) -> list[int]:
+    import os
+    from contextlib import contextmanager
+
+    counts = []
+    for _ in range(20):
+        with contextmanager(cage)(given) as cell:
+            cell.wait()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+def test_launches_leak_no_descriptor(runner_as: Caller) -> None:
+    counts = elsewhere.run(runner_as, repeated, cages.order(sh("exit 0")), using=(cage,))
+    assert len(set(counts)) == 1
+
+
+def holding_a_lease(given: dict[str, Any], folder: str) -> list[str]:
+    """Give our own copy of the lease away while the plugin runs: the cage itself holds it."""
+    import os
+    from contextlib import contextmanager
+
+    from sandbox.uids import UidsUnavailable, lease_any
+
+    def free() -> str:
+        try:
+            lease_any(500, 500, leases=f"{folder}/leases", reservations=f"{folder}/reservations").close()
+        except UidsUnavailable:
+            return "taken"
+        return "free"
+
+    lease = lease_any(500, 500, leases=f"{folder}/leases", reservations=f"{folder}/reservations")
+    read, write = os.pipe()
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    with contextmanager(cage)({**given, "lease": lease.fd}) as cell:
+        os.dup2(saved, 1)
+        assert os.read(read, 100) == b"ready\n"
+        lease.close()
+        during = free()
+        cell.kill()
+        cell.wait()
+        return [during, free()]
+
+
+def test_the_uid_is_held_by_the_cage_and_not_by_the_runner(runner_as: Caller) -> None:
+    given = cages.order(sh("echo ready; sleep 1000"))
+    folder = str(runner_as.home)
+    assert elsewhere.run(runner_as, holding_a_lease, given, folder, using=(cage,)) == ["taken", "free"]
+
+
+def test_the_wall_clock_is_plausible(runner_as: Caller) -> None:
+    assert 0.4 <= cages.run(runner_as, sh("sleep 0.4"))["usage"]["wall"] < 60
+    usage = cages.run(runner_as, sh("exit 0"))["usage"]
+    assert 0 < usage["wall"] < 60
+    assert usage["cpu_user"] >= 0 and usage["cpu_system"] >= 0 and usage["max_rss"] > 0
+
+
+def test_the_plugin_sees_three_descriptors_and_no_bwrap_arguments(runner_as: Caller) -> None:
+    look = (
+        "import os\n"
+        "fds = sorted(int(n) for n in os.listdir('/proc/self/fd'))\n"
+        "print(fds[:-1], open('/proc/1/environ').read() == '')\n"
+        "print(open('/proc/1/cmdline').read().split(chr(0))[0:2], os.getpid() < 5)\n"
+    )
+    end = cages.run(runner_as, cages.request("/usr/bin/python3", "-c", look))
+    assert end["output"] == "[0, 1, 2] True\n['bwrap', '--args'] True\n"
