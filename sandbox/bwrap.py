@@ -43,27 +43,35 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     )
 
 
-def command_line(plan: LaunchPlan, bwrap: str, seccomp_file: str) -> str:
+def command_line(
+    plan: LaunchPlan, bwrap: str, seccomp_file: str, environ: Mapping[str, str] | None = None
+) -> str:
     """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
-    try. A path can be swapped between two looks; that is why the runner itself does not use it."""
+    try. A path can be swapped between two looks; that is why the runner itself does not use it.
+
+    A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
+    line that is read is also pasted.
+    """
     from shlex import quote
 
     texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}
-    words = [
+    options = [
         bwrap,
         *_head(plan),
         *_flat(_with_paths(op, texts) for op in plan.operations),
-        *_tail(plan),
-        *(("--seccomp", "10") if plan.layers.seccomp_filter else ()),
-        "--",
-        *plan.argv,
+        *_tail(plan._replace(env=())),
     ]
+    variables = [
+        f"--setenv {quote(name)} " + (f'"${name}"' if (environ or {}).get(name) == value else quote(value))
+        for name, value in plan.env
+    ]
+    rest = [*(("--seccomp", "10") if plan.layers.seccomp_filter else ()), "--", *plan.argv]
     redirections = [f"10<{quote(seccomp_file)}"] if plan.layers.seccomp_filter else []
     for op in plan.operations:
         if isinstance(op, Text):
             content = op.content.decode(errors="replace")
             redirections.append(f"{texts[op.dest]}< <(printf %s {quote(content)})")
-    return " ".join((*(quote(word) for word in words), *redirections))
+    return " ".join((*map(quote, options), *variables, *map(quote, rest), *redirections))
 
 
 def _head(plan: LaunchPlan) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
 def _command_line(prepared: Prepared) -> str:
     assert prepared.open_plan is not None
     plan = prepared.open_plan.plan
-    return bwrap.command_line(plan, prepared.bwrap, seccomp.filter_path(plan.seccomp, seccomp.machine_arch()))
+    profile = seccomp.filter_path(plan.seccomp, seccomp.machine_arch())
+    return bwrap.command_line(plan, prepared.bwrap, profile, os.environ)
 
 
 Row = tuple[str, str, str, str]
