@@ -1,1 +1,1 @@
-"""Operator policies and seccomp profiles, as data. A package only so that an installed copy finds its files."""
+"""Operator policies and seccomp profiles, as data. A package so that an installed copy finds its files."""

@@ -65,7 +65,7 @@ def find(path: str, contract: str | None = None) -> Found:
         )
     if not path or "\0" in path:
         raise _refusal(path, "file_missing", "that is not the name of a file")
-    # The operator's own path: links to a folder are followed once, here, so that all that is derived from it is
+    # The operator's own path: links to a folder are followed once, here, so that what is derived from it is
     # real. The last component stays as it is named: the name says which contract it is.
     given = os.path.abspath(path)
     absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))

@@ -108,6 +108,7 @@ class LaunchPlan(NamedTuple):
     shown: tuple[ShownPath, ...]
     notes: tuple[str, ...]
     program_files: tuple[str, ...]
+    scripts: tuple[str, ...]
 
 
 class PlanRefused(Exception):
@@ -225,6 +226,7 @@ def _compile(
         shown=shown,
         notes=found.notes,
         program_files=found.files,
+        scripts=found.scripts,
     )
 
 
@@ -438,6 +440,7 @@ def unreadable(plan: LaunchPlan, uid: int, gid: int) -> tuple[str, str] | None:
         if isinstance(op, Bind)
     ]
     needed += [(path, 0o5) for path in plan.program_files]
+    needed += [(path, 0o4) for path in plan.scripts]
     passed: set[str] = set()
     for path, bits in needed:
         for folder in reversed(tuple(ancestry(os.path.dirname(path)))):

@@ -44,7 +44,8 @@ class Program(NamedTuple):
     trees: tuple[str, ...]  # real paths to show, beyond the roots that were given
     links: tuple[Link, ...]  # symbolic links on the way that no tree contains
     path_dirs: tuple[str, ...]  # directories to put in front of PATH
-    files: tuple[str, ...]  # real paths that must be readable for anything to run
+    files: tuple[str, ...]  # real paths that must be executable for anything to run
+    scripts: tuple[str, ...]  # real paths that must be readable
     notes: tuple[str, ...]  # what a person should know about the choice
 
 
@@ -69,6 +70,7 @@ class _Search:
         self.links: list[Link] = []
         self.path_dirs: list[str] = []
         self.files: list[str] = []
+        self.scripts: list[str] = []
         self.notes: list[str] = []
 
     def covered(self, path: str) -> bool:
@@ -84,13 +86,13 @@ class _Search:
                 if home is None:
                     self.links.append(link)
                 else:
-                    self._add(home, path, trusted)
+                    self.add(home, path, trusted=trusted)
         if not self.covered(real):
-            self._add(_home_of(real) or real, path, trusted)
+            self.add(_home_of(real) or real, path, trusted=trusted)
         self.files.append(real)
         return real
 
-    def _add(self, tree: str, what: str, trusted: bool) -> None:
+    def add(self, tree: str, what: str, *, trusted: bool) -> None:
         reason = self.sight.denied(tree)
         if reason is None and not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
             reason = "it lies outside of the plugin's folder, and the policy lets no plugin read there"
@@ -106,7 +108,8 @@ class _Search:
         self.trees.append(tree)
         base = _venv_base(tree)
         if base is not None and not self.covered(base):
-            self._add(base, f"the virtual environment {tree}", trusted)
+            # Never trusted: pyvenv.cfg came with the environment, and may name any folder.
+            self.add(base, f"the virtual environment {tree}", trusted=False)
 
 
 def follow(path: str) -> tuple[str, tuple[Link, ...]]:
@@ -152,7 +155,7 @@ def resolve(
     for root in roots:
         base = _venv_base(root)
         if base is not None and not search.covered(base):
-            search._add(base, f"the virtual environment {root}", trusted)
+            search.add(base, f"the virtual environment {root}", trusted=False)
     on_path = "/" not in command
     if on_path:
         path = _on_path(command, search_path, search)
@@ -178,6 +181,7 @@ def resolve(
         tuple(dict.fromkeys(search.links)),
         tuple(dict.fromkeys(search.path_dirs)),
         tuple(dict.fromkeys(search.files)),
+        tuple(search.scripts),
         tuple(search.notes),
     )
 
@@ -338,21 +342,23 @@ def _loaders(path: str, real: str, head: bytes) -> list[str]:
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
+# Options that may stand before a script. No others: `python -c CODE /their/app.py` would have the folder of
+# app.py shown to CODE, and a configuration that came with a project is a stranger's.
+_HARMLESS_OPTIONS = frozenset(("-u", "-B", "-E", "-I", "-s", "--no-warnings", "--enable-source-maps", "-jar"))
 
 
 def _show_script(args: Sequence[str], directory: str, search: _Search) -> None:
     """The program behind an interpreter: `node /opt/server/dist/index.js`."""
-    for arg in args:
-        path = os.path.normpath(os.path.join(directory, arg))
-        if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
-            continue
-        real, links = follow(path)
-        if not search.covered(real):
-            package = package_of(real)
-            search._add(real if search.sight.denied(package) else package, path, True)
-        search.links.extend(link for link in links if not search.covered(link.path))
-        search.files.append(real)
+    arg = next((arg for arg in args if arg not in _HARMLESS_OPTIONS), "")
+    path = os.path.normpath(os.path.join(directory, arg))
+    if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
         return
+    real, links = follow(path)
+    if not search.covered(real):
+        package = package_of(real)
+        search.add(real if search.sight.denied(package) else package, path, trusted=True)
+    search.links.extend(link for link in links if not search.covered(link.path))
+    search.scripts.append(real)
 
 
 def package_of(script: str) -> str:

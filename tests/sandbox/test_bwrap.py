@@ -41,6 +41,7 @@ def plan(*operations: Operation, **changes: Any) -> LaunchPlan:
             "shown": (),
             "notes": (),
             "program_files": (),
+            "scripts": (),
             **changes,
         }
     )

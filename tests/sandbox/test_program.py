@@ -677,3 +677,39 @@ def test_what_a_runtime_is(plugin_dir: Path, write_file: Write) -> None:
     write_file(plugin_dir / "named/bin/node", "", 0o755)
     assert not is_runtime(str(plugin_dir / "home")) and not is_runtime(str(plugin_dir / "named"))
     assert not is_runtime(str(plugin_dir / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ((), True),
+        (("-u",), True),
+        (("-I", "-B"), True),
+        (("-c", "import os"), False),
+        (("-cimport os",), False),
+        (("-m", "http.server"), False),
+        (("-X", "dev"), False),
+        (("evil.py",), False),
+    ],
+)
+def test_only_the_script_that_runs_brings_its_folder(
+    plugin_dir: Path, write_file: Write, options: tuple[str, ...], shown: bool
+) -> None:
+    """A configuration that came with a project must not have a folder shown to code of its own."""
+    script = write_file(plugin_dir / "theirs/app.py", "")
+    write_file(plugin_dir / "theirs/pyproject.toml", "")
+    program = found("python3", *options, str(script), trusted=True)
+    assert (str(plugin_dir / "theirs") in program.trees) is shown
+
+
+def test_a_trusted_command_does_not_make_its_virtual_environment_trusted(
+    plugin_dir: Path, write_file: Write
+) -> None:
+    private = plugin_dir / "private"
+    write_file(private / "bin/python3", "")
+    environment = plugin_dir / "project/venv"
+    write_file(environment / "pyvenv.cfg", f"home = {private}/bin\n")
+    write_file(environment / "bin/run", "#!/bin/sh\n", 0o755)
+    assert str(private) in str(fault(str(environment / "bin/run"), trusted=True))
+    fake_python(private, write_file)  # the control: a real installation may be shown
+    assert str(private) in found(str(environment / "bin/run"), trusted=True).trees
