@@ -46,10 +46,9 @@ def judge(end: End) -> tuple[Outcome, int]:
         return Outcome(
             "cancelled", "run", "the process that started the runner is gone", "caller_died"
         ), 128 + 9
-    if end.reason == "signal" and (end.forced or code is None):
-        return Outcome("cancelled", "run", f"ended by signal {end.signal}", f"signal:{end.signal}"), 128 + (
-            end.signal or 15
-        )
+    number = end.signal or 15
+    if end.reason == "signal" and (end.forced or code in (None, 128 + number)):
+        return Outcome("cancelled", "run", f"ended by signal {number}", f"signal:{number}"), 128 + number
     if code is None and end.exit.signal is not None:
         cause = f"signal:{end.exit.signal}"
         return Outcome(

@@ -19,6 +19,8 @@ from sandbox.cell import Cell, Exit
 # How long a plugin may take to end after it was asked to, before all of it is killed.
 GRACE = 2.0
 
+_LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
+
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Reason = Literal["deadline", "signal", "caller_died"]
@@ -79,13 +81,18 @@ def watched_caller() -> Iterator[int | None]:
     worker threads that end while the host lives on.
     """
     parent = os.getppid()
-    try:
-        fd = os.pidfd_open(parent)
-    except (OSError, ValueError):
-        fd = None  # started by a process outside of our pid namespace
-    if fd is not None and os.getppid() != parent:
-        os.close(fd)
-        fd = None
+    fd = None  # started by a process outside of our pid namespace
+    if parent:
+        try:
+            fd = os.pidfd_open(parent)
+        except ProcessLookupError:
+            pass
+        if os.getppid() != parent:
+            # It died between the two looks. A pipe nobody writes to says so for ever.
+            if fd is not None:
+                os.close(fd)
+            fd, write = os.pipe2(os.O_CLOEXEC)
+            os.close(write)
     try:
         yield fd
     finally:
@@ -105,7 +112,7 @@ def wait(cell: Cell, signals: Signals, caller: int | None, deadline: float | Non
     forced = False
     until = deadline
     while True:
-        left = None if until is None else max(0.0, until - time.monotonic())
+        left = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_POLL)
         ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
         if cell.pidfd in ready:
             return End(cell.wait(), reason, number, forced)
