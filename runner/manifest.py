@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib
 import os
 import stat
-from typing import Any, NamedTuple
+from typing import Any
 
 from runner import manifest_cache
 from runner.plugin import Plugin
 from sandbox.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
+from sandbox.value import NamedTuple
 
 # Of a configuration of thousands of wrong servers, so many faults make the point.
 FAULTS_SHOWN = 200

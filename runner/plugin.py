@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.spec import SandboxSpec
+from sandbox.value import NamedTuple
 
 ContractName = Literal["nexo", "rune", "mcp"]
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 from runner.manifest import Loaded, contract, load
 from runner.plugin import Plugin
@@ -30,6 +29,7 @@ from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
 from sandbox.state import Owner, StateRefused, owned_state, state_root
 from sandbox.uids import RESERVATIONS, UidsUnavailable
+from sandbox.value import NamedTuple
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # our own code
 

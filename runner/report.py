@@ -25,10 +25,11 @@ A plugin that answers "no" is no failure of this kind: that is plugin_error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from sandbox.diagnostic import Diagnostic
 from sandbox.spec import Denial
+from sandbox.value import NamedTuple
 
 SCHEMA: Final = "runner.report.v1"
 

@@ -6,9 +6,8 @@ wrong type has its own complaint already (see shape.py) and reads as absent here
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from sandbox.spec import KeyPath
+from sandbox.value import NamedTuple
 
 
 class Item(NamedTuple):

@@ -12,9 +12,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.cell import Cell, Exit
+from sandbox.value import NamedTuple
 
 # How long a plugin may take to end after it was asked to, before all of it is killed.
 GRACE = 2.0

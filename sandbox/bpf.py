@@ -12,7 +12,8 @@ once and no second pass is needed.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+
+from sandbox.value import NamedTuple
 
 LD_ABS = 0x20  # A = word at offset k of struct seccomp_data
 AND = 0x54

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from sandbox.layers import INSIDE_ID
 from sandbox.plan import (
@@ -18,6 +17,7 @@ from sandbox.plan import (
     Text,
     Tmpfs,
 )
+from sandbox.value import NamedTuple
 
 
 class Slots(NamedTuple):

@@ -8,11 +8,11 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 from sandbox import bwrap, spawner
 from sandbox.plan import LaunchPlan, OpenPlan, Text
 from sandbox.state import Owner
+from sandbox.value import NamedTuple
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 

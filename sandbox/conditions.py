@@ -10,12 +10,12 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from sandbox.denylist import homes, lexical_hit
 from sandbox.host import Finding
 from sandbox.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.trial import in_child, system_call
+from sandbox.value import NamedTuple
 
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _SECCOMP_MODE_FILTER = 2

@@ -12,10 +12,11 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.mounts import Inside, Mounts, ancestry, contains, fd_path, join
 from sandbox.spec import Access
+from sandbox.value import NamedTuple
 
 # The nexo contract's hard denylist, in its order.
 HOST_PATHS: tuple[str, ...] = (

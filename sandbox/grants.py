@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.denylist import lexical_fault, lexical_hit, normal, relation
 from sandbox.diagnostic import quoted
@@ -38,6 +38,7 @@ from sandbox.spec import (
     is_variable_name,
 )
 from sandbox.units import format_limit
+from sandbox.value import NamedTuple
 
 
 class Overrides(NamedTuple):

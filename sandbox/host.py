@@ -10,7 +10,9 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from sandbox.value import NamedTuple
 
 # systemd's DynamicUser range: no distribution gives these to people or services, so a plugin that runs
 # under one of them owns nothing on the machine.

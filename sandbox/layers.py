@@ -7,12 +7,12 @@ one; then what is missing stands in explain and in every report.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from sandbox import seccomp
 from sandbox.policy import Policy
 from sandbox.spec import Grant
 from sandbox.uids import id_is_mapped
+from sandbox.value import NamedTuple
 
 INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+from sandbox.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
 

@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from sandbox import program as programs
 from sandbox.denylist import Denylist
@@ -19,6 +18,7 @@ from sandbox.mounts import ancestry, contains, join, relative
 from sandbox.policy import Policy
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
+from sandbox.value import NamedTuple
 
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.denylist import normal
 from sandbox.mounts import contains
 from sandbox.sources import SCAN_LIMIT
 from sandbox.spec import STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
+from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.
 # Of /etc/ssl only what is public: /etc/ssl/private holds the host's keys.

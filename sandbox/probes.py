@@ -11,7 +11,6 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from sandbox import conditions
 from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
@@ -32,6 +31,7 @@ from sandbox.trial import (
     user_namespace,
 )
 from sandbox.uids import LEASES, id_is_mapped
+from sandbox.value import NamedTuple
 
 # The layers a policy may name under [layers], and how they show here.
 POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {

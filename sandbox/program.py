@@ -11,9 +11,9 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from sandbox.mounts import contains
+from sandbox.value import NamedTuple
 
 # What execvp(3) falls back to, and where distributions put programs.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -11,10 +11,10 @@ import errno
 import os
 import signal
 import sys
-from typing import NamedTuple
 
 from sandbox.trial import NAMESPACES, Outcome, apparmor_label
 from sandbox.uids import id_is_mapped
+from sandbox.value import NamedTuple
 
 DOCKER_OPTIONS = " ".join(
     f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
 
 from sandbox.host import Finding
 from sandbox.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan import PROC_MASKS
 from sandbox.trial import Run, run_bwrap
+from sandbox.value import NamedTuple
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from typing import NamedTuple, cast
+from typing import cast
 
 from sandbox import bpf, syscalls
 from sandbox.seccomp import AUDIT_ARCH, PROFILE_DIRECTORY
+from sandbox.value import NamedTuple
 
 # Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
 # compiling does not depend on the machine it is done on.

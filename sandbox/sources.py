@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sandbox.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
 from sandbox.denylist import Identity as Inode
 from sandbox.mounts import Inside, Mounts, fd_path
 from sandbox.spec import Access
+from sandbox.value import NamedTuple
 
 SCAN_LIMIT = 200_000
 # Names below denied directories that are looked at before "no hard link" counts as unproven, in units of

@@ -6,7 +6,9 @@ Nothing here has an effect. Named tuples and not dataclasses, here and wherever 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from sandbox.value import NamedTuple
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column
 # only when somebody has to read it, so that a launch without complaints never scans for positions.

@@ -7,9 +7,9 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from sandbox import uids
+from sandbox.value import NamedTuple
 
 
 class StateRefused(Exception):

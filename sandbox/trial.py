@@ -14,9 +14,9 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from sandbox.spawner import Order, SpawnError, spawn
+from sandbox.value import NamedTuple
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000

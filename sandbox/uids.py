@@ -16,7 +16,8 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from sandbox.value import NamedTuple
 
 _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
 

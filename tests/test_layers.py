@@ -62,6 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.positions",),
     ("sandbox.cache", "sandbox.diagnostic", "sandbox.fingerprint", "sandbox.uids", "sandbox.units"),
     ("sandbox.spec",),
+    ("sandbox.value",),
     ("sandbox",),
     ("policies",),
 )
