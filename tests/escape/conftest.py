@@ -1,0 +1,27 @@
+"""What the attacks share: a plugin that tries them, and a secret nobody gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller
+from tests.escape.cage import Cage, make_cage
+
+SECRET = "canary-7f3a"
+
+
+@pytest.fixture
+def cage(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Cage:
+    return make_cage(runner_as, plugin_dir)
+
+
+@pytest.fixture
+def secret(runner_as: Caller, write_file: Callable[..., Path]) -> Path:
+    """A file in the caller's home that only the caller may read."""
+    path = write_file(runner_as.home / "private/secret", SECRET, 0o600)
+    path.parent.chmod(0o700)
+    runner_as.give(path.parent)
+    return path

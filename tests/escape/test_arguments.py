@@ -1,0 +1,165 @@
+"""A manifest's words never become the cage's options (CVE-2024-32462), nor its wishes more than wishes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.escape.cage import Cage, told
+from tests.escape.conftest import SECRET
+
+REFUSED, NOT_FOUND = 126, 127
+
+OPTIONS = [
+    "--dev-bind",
+    "/",
+    "/",
+    "--share-net",
+    "--args",
+    "3",
+    "--",
+    "--uid",
+    "0",
+    "-h",
+    "",
+    "--unshare-all",
+]
+
+
+def test_arguments_that_look_like_options_are_arguments(cage: Cage) -> None:
+    cage.manifest(args=["words", *OPTIONS])
+    done = told(cage.caller("exec", cage.folder, "--", *OPTIONS, "--policy", "dev"))
+    assert done.done == [*OPTIONS, *OPTIONS, "--policy", "dev"]
+    assert cage.attack("interfaces").done == ["lo"]
+
+
+@pytest.mark.parametrize("command", ["--dev-bind", "-h", "--", "--share-net", "--help"])
+def test_a_command_that_looks_like_an_option_is_a_command(cage: Cage, command: str) -> None:
+    """Not found, and nothing else happens; a program that really has that name runs."""
+    cage.manifest(command=command, args=["/", "/", "sh", "-c", "echo out"])
+    done = cage.caller("exec", cage.folder)
+    assert (done.returncode, done.stdout) == (NOT_FOUND, "")
+
+    program = cage.folder / command
+    shutil.copyfile(cage.folder / "probe.py", program)
+    program.chmod(0o755)
+    cage.manifest(command=f"./{command}", args=["words", "ran"])
+    assert told(cage.caller("exec", cage.folder)).done == ["ran"]
+
+
+def test_a_folder_that_looks_like_an_option(cage: Cage) -> None:
+    folder = cage.folder / "--share-net"
+    folder.mkdir()
+    shutil.copyfile(cage.folder / "probe.py", folder / "probe.py")
+    (folder / "probe.py").chmod(0o755)
+    shutil.copyfile(cage.folder / "nexo-plugin.toml", folder / "nexo-plugin.toml")
+    assert told(cage.caller("exec", folder, "--", "working_directory")).done == str(folder)
+    assert told(cage.caller("exec", folder, "--", "interfaces")).done == ["lo"]
+
+
+NUL_PLACES = ["command", "args", "dir", "env"]
+
+
+@pytest.mark.parametrize("place", NUL_PLACES)
+def test_a_nul_ends_no_option_early(cage: Cage, place: str) -> None:
+    """bubblewrap's options are separated by NUL: one inside a word would make two of it."""
+    injected = "x\0--dev-bind\0/\0/host"
+    process: dict[str, object] = {"command": "./probe.py", "args": ["listing", "/"]}
+    bundle = {
+        "plugin_id": "nul",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "process": process,
+        "tools": [{"name": "x"}],
+    }
+    (cage.folder / "nexo-plugin.toml").unlink()
+    manifest = cage.folder / "rterm-plugin.json"
+    manifest.write_text(json.dumps(bundle))
+    plain = told(cage.caller("exec", cage.folder))
+    assert "host" not in plain.done
+
+    process[place] = {"args": ["listing", "/", injected], "env": [f"A={injected}"]}.get(place, injected)
+    manifest.write_text(json.dumps(bundle))
+    done = cage.caller("exec", cage.folder)
+    assert (done.returncode, done.stdout) == (REFUSED, "")
+    assert "NUL" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["a=b", "", "x y", "${HOME}", "@@u", "é\n\t'\"\\", "-" * 3])
+def test_odd_values_arrive_unchanged(cage: Cage, value: str) -> None:
+    tables = f"[plugin.entrypoint.env]\nODD = {json.dumps(value)}\n"
+    assert cage.attack("environment", tables=tables).done["ODD"] == value
+    assert cage.attack("words", value).done == [value]
+
+
+# --- Words that would widen the cage -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def private(cage: Cage, write_file: Callable[..., Path]) -> Path:
+    """A folder that everybody could read and nobody granted, with a program in it."""
+    folder = Path(f"{cage.folder}.private")
+    write_file(folder / "bin/tool", f"#!/bin/sh\necho {SECRET}\n", 0o755)
+    write_file(folder / "secret", SECRET)
+    return folder
+
+
+def test_an_interpreter_does_not_bring_its_folder(cage: Cage, private: Path) -> None:
+    script = cage.folder / "script"
+    script.write_text(f"#!{private}/bin/tool\n")
+    script.chmod(0o755)
+    cage.manifest(command="./script")
+    try:
+        done = cage.caller("exec", cage.folder)
+        assert done.returncode == REFUSED
+        assert SECRET not in done.stdout
+        assert str(private) in done.stderr
+        granted = cage.caller("exec", "--policy", "dev", cage.folder)
+        assert granted.stdout == f"{SECRET}\n"
+    finally:
+        shutil.rmtree(private)
+
+
+def test_a_command_does_not_bring_its_folder(cage: Cage, private: Path) -> None:
+    cage.manifest(command=f"{private}/bin/tool")
+    try:
+        done = cage.caller("exec", cage.folder)
+        assert (done.returncode, SECRET in done.stdout) == (REFUSED, False)
+        assert cage.caller("exec", "--policy", "dev", cage.folder).stdout == f"{SECRET}\n"
+    finally:
+        shutil.rmtree(private)
+
+
+def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: Cage, private: Path) -> None:
+    (cage.folder / "pyvenv.cfg").write_text(f"home = {private}/bin\n")
+    try:
+        answer = cage.attack("read", f"{private}/secret")
+        assert SECRET not in answer.out
+        assert answer.code == REFUSED or answer.refused == "ENOENT"
+        (cage.folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+        assert cage.attack("words", "fine").done == ["fine"]
+    finally:
+        shutil.rmtree(private)
+
+
+def test_a_link_in_the_plugins_folder_leads_nowhere(cage: Cage, secret: Path) -> None:
+    os.symlink(secret, cage.folder / "open/link")
+    assert cage.attack("read", f"{cage.folder}/open/link").refused == "ENOENT"
+    assert cage.outside("read", f"{cage.folder}/open/link").done == SECRET
+
+
+def test_a_manifest_that_wants_no_cage_gets_one(cage: Cage) -> None:
+    tables = "[plugin.sandbox]\nenabled = false\n"
+    assert cage.attack("status", "Seccomp", tables=tables).done == {"Seccomp": "2"}
+    policy = cage.caller.home / "policy.toml"
+    policy.write_text('version = 1\nunsandboxed = "allow"\n')
+    policy.chmod(0o600)
+    cage.caller.give(policy)
+    answer = cage.attack("status", "Seccomp", tables=tables, options=["--policy", str(policy)])
+    assert answer.done == {"Seccomp": "0"}
+    assert "UNSANDBOXED" in answer.err

@@ -1,0 +1,467 @@
+"""Files the plugin was not given: reading, writing, reaching them by another name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import SYSTEM_PATH, USER_UID
+from tests.escape.cage import Cage, sandbox_table, several
+from tests.escape.conftest import SECRET
+
+REFUSED = 126
+
+
+# --- Reading -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_caller_does_not_exist_inside(cage: Cage, secret: Path) -> None:
+    assert cage.attack("read", str(secret)).refused == "ENOENT"
+    assert cage.outside("read", str(secret)).done == SECRET
+
+
+def test_the_hosts_own_places_do_not_exist_inside(cage: Cage) -> None:
+    places = [
+        "/etc/shadow",
+        "/etc/machine-id",
+        "/root",
+        "/home",
+        "/run",
+        "/var",
+        "/sys",
+        "/boot",
+        "/opt",
+        "/mnt",
+    ]
+    looks = [("exists", place) for place in places]
+    inside = [place for place, told in zip(places, cage.attacks(*looks), strict=True) if told.done]
+    outside = [place for place in places if cage.outside("exists", place).done]
+    assert (inside, "/etc/shadow" in outside, "/root" in outside) == ([], True, True)
+
+
+def test_the_hosts_tmp_and_shm_are_others(cage: Cage, write_file: Callable[..., Path]) -> None:
+    for place in (Path("/tmp"), Path("/dev/shm")):
+        name = f"rt-{os.getpid()}-seen"
+        write_file(place / name, "")
+        try:
+            assert name not in cage.attack("listing", str(place)).done
+            assert name in cage.outside("listing", str(place)).done
+        finally:
+            (place / name).unlink()
+
+
+def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: Cage) -> None:
+    for place in ("/tmp", "/dev/shm"):
+        with cage.running("write_and_linger", f"{place}/mine"):
+            assert "mine" not in cage.attack("listing", place).done
+            assert not os.path.exists(f"{place}/mine")
+        assert cage.attacks(("write", f"{place}/mine"), ("listing", place))[1].done.count("mine") == 1
+
+
+def test_tables_about_the_host_cannot_be_opened(cage: Cage) -> None:
+    names = ("kallsyms", "keys", "timer_list", "interrupts", "kcore", "kmsg", "sched_debug")
+    there = [f"/proc/{name}" for name in names if os.path.lexists(f"/proc/{name}")]
+    reads = [("read", path) for path in there]
+    assert {told.refused for told in cage.attacks(*reads)} == {"EACCES"}
+    # What only root may read is closed by the dropped uid as well; for the others the mask is the layer.
+    public = [path for path in there if os.stat(path).st_mode & 0o004]
+    assert len(public) >= 2
+    unmasked = [f"--ro-bind /dev/null {path}" for path in public]
+    words = json.dumps([("read", path) for path in public])
+    # "" of /proc/keys is an answer too: it has the caller's own keys.
+    assert "".join(told.done for told in several(cage.without("many", words, remove=unmasked)))
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+class Write(NamedTuple):
+    path: str  # {folder}: the plugin's own
+    expected: str
+    replace: dict[str, str]  # what has to change in the plan for the write to succeed
+
+
+WRITES = {
+    "its own folder": Write(
+        "{folder}/open/x", "EROFS", {"--ro-bind {folder} {folder}": "--bind {folder} {folder}"}
+    ),
+    "the root": Write("/planted", "EROFS", {"--remount-ro /": ""}),
+    "/etc": Write("/etc/planted", "EROFS", {"--remount-ro /": ""}),
+    "/dev": Write("/dev/planted", "EROFS", {"--remount-ro /dev": ""}),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_nothing_outside_of_tmp_is_writable(cage: Cage, name: str) -> None:
+    row = WRITES[name]
+    path = row.path.format(folder=cage.folder)
+    assert cage.attack("write", path).refused == row.expected
+    replace = {
+        key.format(folder=cage.folder): value.format(folder=cage.folder) for key, value in row.replace.items()
+    }
+    assert cage.without("write", path, replace=replace).done is True
+
+
+def test_usr_is_read_only(cage: Cage) -> None:
+    # No control that really writes there: what stops it is shown by the mount's own word.
+    assert cage.attack("write", "/usr/planted").refused == "EROFS"
+    options = dict(cage.attack("mounts").done)
+    assert "ro" in options["/usr"]
+
+
+def test_tmp_and_shm_are_writable(cage: Cage) -> None:
+    for place in ("/tmp/x", "/dev/shm/x"):
+        assert cage.attack("write", place).done is True
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+def test_scratch_space_has_a_size(cage: Cage, place: str) -> None:
+    small, wanted = 1 << 20, 3 << 20
+    name = "shm" if place == "/dev/shm" else "tmp"
+    full = cage.attack("flood", f"{place}/x", str(wanted), tables=f'[plugin.limits]\n{name} = "1M"\n')
+    written, error = full.done
+    assert (written <= small, error) == (True, "ENOSPC")
+    roomy = cage.attack("flood", f"{place}/x", str(wanted), tables=f'[plugin.limits]\n{name} = "4M"\n')
+    assert roomy.done == [wanted, ""]
+
+
+def test_no_mount_lets_privileges_or_devices_through(cage: Cage) -> None:
+    for point, options in cage.attack("mounts").done:
+        if point.startswith("/dev/") and point not in ("/dev/shm", "/dev/pts"):
+            continue  # the handful of device nodes themselves
+        assert "nosuid" in options, point
+        if point not in ("/dev/pts",):
+            assert "nodev" in options or point.startswith("/dev"), point
+
+
+# --- Set-user-id programs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_setuid_program_gives_nothing(cage: Cage) -> None:
+    """Both that the mount is nosuid and that no_new_privs is set would do; both hold."""
+    other = USER_UID if cage.caller.uid == 0 else 0
+    program = cage.folder / "id"
+    shutil.copyfile("/usr/bin/id", program)
+    os.chown(program, other, other)
+    program.chmod(0o6755)
+    assert cage.outside("run", str(program), "-u").done.strip() == str(other)
+    assert cage.attack("run", str(program), "-u").done.strip() == "65534"
+    assert cage.attack("status", "NoNewPrivs").done == {"NoNewPrivs": "1"}
+    options = dict(cage.attack("mounts").done)
+    assert "nosuid" in options[str(cage.folder)]
+
+
+# --- bubblewrap's own program (CVE-2019-5736's kin) --------------------------------------------------------
+
+
+def test_the_cages_own_program_cannot_be_changed(cage: Cage) -> None:
+    bwrap = Path(shutil.which("bwrap", path=SYSTEM_PATH) or "")
+    before = hashlib.sha256(bwrap.read_bytes()).digest()
+    assert cage.attack("open_to_write", "/proc/1/exe").refused in ("EACCES", "EROFS")
+    assert hashlib.sha256(bwrap.read_bytes()).digest() == before
+    if cage.caller.uid == 0:
+        # Without the dropped uid the permission is there, and only that it runs stands in the way.
+        control = cage.without("open_to_write", "/proc/1/exe", drop=False, remove=["--seccomp 10"])
+        assert control.refused == "ETXTBSY"
+
+
+# --- Root's files: the uid is really dropped ---------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: Cage) -> None:
+    """In the plugin's own folder, but 0600: shown, and not readable for a leased uid."""
+    path = cage.folder / "open/key"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    os.chown(path, 0, 0)
+    assert cage.attack("read", str(path)).refused == "EACCES"
+    if cage.caller.uid == 0:
+        assert cage.without("read", str(path), drop=False).done == SECRET  # --uid alone drops nothing
+    else:
+        os.chown(path, cage.caller.uid, cage.caller.uid)
+        assert cage.attack("read", str(path)).done == SECRET
+
+
+# --- Mount destinations below what a plugin can write (CVE-2026-87766) -------------------------------------
+
+
+@pytest.fixture
+def data(cage: Cage) -> Iterator[Path]:
+    """A folder for the plugin to write to, with another one in it."""
+    path = Path(f"{cage.folder}.data")
+    (path / "inner").mkdir(parents=True)
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("link", ["/oldroot{target}", "../../../../../..{target}"])
+def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(cage: Cage, data: Path, link: str) -> None:
+    target = Path(f"{cage.folder}.target")
+    target.mkdir()
+    target.chmod(0o777)
+    options = ["--policy", _policy(cage, write=[str(data)], read=[str(data)])]
+    try:
+        words = ("symlink", link.format(target=target), f"{data}/x")
+        planted = cage.attack(*words, tables=sandbox_table(write=[str(data)]), options=options)
+        assert planted.done is True
+        for below in ("x", "x/y"):
+            tables = sandbox_table(write=[str(data)], read=[f"{data}/{below}"])
+            asked = cage.attack("words", tables=tables, options=options)
+            # Missing or refused, but never made.
+            assert asked.code == REFUSED or asked.done == []
+        assert os.listdir(target) == []
+        if link.startswith("/oldroot"):
+            _control_of_mounts_below(cage, data, target)
+    finally:
+        shutil.rmtree(target)
+
+
+def _control_of_mounts_below(cage: Cage, data: Path, target: Path) -> None:
+    version = subprocess.run(
+        ["bwrap", "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    done = cage.loosely(
+        "words", bwrap=["--dev-bind", "/", "/", "--bind", str(data), "/mnt", "--dir", "/mnt/x/made"]
+    )
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 12):
+        assert os.listdir(target) == ["made"], done
+    else:
+        assert done.code != 0
+
+
+def test_a_mount_below_a_writable_one_is_refused_by_name(cage: Cage, data: Path) -> None:
+    options = ["--policy", _policy(cage, write=[str(data)], read=[str(data)])]
+    tables = sandbox_table(write=[str(data)], read=[str(data / "inner")])
+    refused = cage.attack("words", tables=tables, options=options)
+    assert refused.code == REFUSED
+    assert "below_writable" in refused.err
+    assert str(data / "inner") in refused.err
+    granted = cage.attack("write", f"{data}/x", tables=sandbox_table(write=[str(data)]), options=options)
+    assert granted.done is True
+
+
+# --- The denylist, by every name a denied folder has -------------------------------------------------------
+
+
+def _policy(cage: Cage, *, read: list[str], write: list[str] = []) -> str:  # noqa: B006 -- never changed
+    path = cage.caller.home / "policy.toml"
+    path.write_text(f"version = 1\n[read]\nceiling = {read}\n[write]\nceiling = {write}\n")
+    cage.caller.give(path)
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture
+def denied(cage: Cage, write_file: Callable[..., Path]) -> Path:
+    """~/.ssh with something in it, and ways to it."""
+    home = cage.caller.home
+    home.chmod(0o755)
+    write_file(home / ".ssh/id", SECRET)
+    write_file(home / "notes/text", "harmless")
+    (home / "link").symlink_to(home / ".ssh")
+    (home / "up").symlink_to(home)
+    cage.caller.give(home)
+    return home / ".ssh"
+
+
+ALIASES = {
+    "itself": "{home}/.ssh",
+    "a file below": "{home}/.ssh/id",
+    "what contains it": "{home}",
+    "through ..": "{home}/notes/../.ssh",
+    "double slashes": "{home}//.ssh",
+    "a trailing slash": "{home}/.ssh/",
+    "a dot": "{home}/./.ssh/.",
+    "a link": "{home}/link",
+    "below a link": "{home}/link/id",
+    "a linked parent": "{home}/up/.ssh",
+    "the root's magic link": "/proc/self/root{home}/.ssh",
+    "the working directory's": "/proc/self/cwd{home}/.ssh",
+    "a thread's root": "/proc/thread-self/root{home}/.ssh",
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_denied_folder_is_denied_by_every_name(cage: Cage, denied: Path, name: str) -> None:
+    asked = ALIASES[name].format(home=cage.caller.home)
+    answer = cage.attack(
+        "read", f"{denied}/id", tables=sandbox_table(read=[asked]), options=["--policy", "dev"]
+    )
+    assert answer.code == REFUSED, answer
+    assert answer.out == ""
+    assert "nexo-plugin.toml" in answer.err
+
+
+def test_its_neighbour_is_not(cage: Cage, denied: Path) -> None:
+    notes = denied.parent / "notes"
+    answer = cage.attack(
+        "read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]), options=["--policy", "dev"]
+    )
+    assert answer.done == "harmless"
+    # And the default policy gives neither.
+    refused = cage.attack("read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]))
+    assert refused.code == REFUSED
+
+
+@pytest.mark.needs("root")
+def test_a_bind_mount_of_a_denied_folder_is_denied(
+    cage: Cage, denied: Path, write_file: Callable[..., Path]
+) -> None:
+    """Of one below it, which neither its name nor its parents betray.
+
+    In a mount namespace of its own, which takes the mount with it.
+    """
+    alias = denied.parent / "alias"
+    alias.mkdir()
+    write_file(denied / "keys/id", SECRET)
+    cage.caller.give(denied.parent)
+    cage.manifest(sandbox_table(read=[str(alias)]), args=["read", f"{alias}/id"])
+    command = cage.caller.command("exec", "--policy", "dev", cage.folder)
+
+    def ran(mount: str) -> subprocess.CompletedProcess[str]:
+        script = f'{mount}; exec "$@"'
+        return subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+            env=dict(cage.caller.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    refused = ran(f"mount --bind '{denied}/keys' '{alias}'")
+    assert refused.returncode == REFUSED, refused
+    assert "bind mount" in refused.stderr
+    harmless = ran(f"mount --bind '{denied.parent}/notes' '{alias}' && cp '{alias}/text' '{alias}/id'")
+    assert "harmless" in harmless.stdout
+
+
+# --- Hard links --------------------------------------------------------------------------------------------
+
+
+def test_a_hard_link_to_a_denied_file_is_found(cage: Cage, denied: Path) -> None:
+    assert cage.attack("words").done == []
+    os.link(denied / "id", cage.folder / "innocent")
+    answer = cage.attack("read", f"{cage.folder}/innocent")
+    assert answer.code == REFUSED
+    assert "hard_link" in answer.err and "innocent" in answer.err
+
+
+def test_no_hard_link_leads_from_read_only_to_writable(cage: Cage) -> None:
+    state = cage.caller.home / "state"
+    answer = (
+        cage.attack(
+            "hard_link",
+            f"{cage.folder}/probe.py",
+            f"{state}/x",
+            tables=sandbox_table(write=["${state_dir}"]),
+            options=["--state-dir", str(state)],
+        )
+        if cage.caller.uid
+        else cage.attack("hard_link", f"{cage.folder}/probe.py", "/tmp/x")
+    )
+    assert answer.refused == "EXDEV"
+    assert cage.outside("hard_link", f"{cage.folder}/probe.py", f"{cage.folder}/open/x").done is True
+
+
+# --- Sockets, FIFOs, devices -------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_socket_is_refused(cage: Cage) -> None:
+    """A read-only bind does not stop connect(): the control shows it."""
+    path = str(cage.folder / "s")
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(path)
+        os.chmod(path, 0o777)
+        server.listen()
+        answer = cage.attack("connect_unix", path)
+        assert answer.code == REFUSED
+        assert "special_file" in answer.err and path in answer.err
+
+        folder = str(cage.folder)
+        words = [*cage.caller.prefix, "bwrap", "--dev-bind", "/", "/", "--ro-bind", folder, folder, "--"]
+        process = subprocess.Popen(
+            [*words, f"{folder}/probe.py", "connect_unix", path],
+            stdout=subprocess.PIPE,
+        )
+        with process:
+            server.settimeout(20)
+            link, _ = server.accept()
+            with link:
+                link.send(b"through")
+            out, _ = process.communicate(timeout=20)
+        assert b"through" in out
+
+
+@pytest.mark.parametrize("kind", ["fifo", pytest.param("device", marks=pytest.mark.needs("root"))])
+def test_a_folder_with_a_fifo_or_device_is_refused(cage: Cage, kind: str) -> None:
+    assert cage.attack("words").code == 0
+    path = cage.folder / "open/special"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
+    answer = cage.attack("read", str(path))
+    assert answer.code == REFUSED
+    assert "special_file" in answer.err and str(path) in answer.err
+
+
+def test_no_device_can_be_made(cage: Cage) -> None:
+    assert cage.attack("make_node", "/tmp/mem").refused == "EPERM"
+
+
+@pytest.mark.needs("root")
+def test_root_outside_could_make_it(runner_as_root: object, plugin_dir: Path) -> None:
+    os.mknod(plugin_dir / "mem", 0o600 | 0o020000, os.makedev(1, 1))
+
+
+# --- Sources behind links ----------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: Cage, denied: Path) -> None:
+    home = denied.parent
+    (home / "shortcut").symlink_to(home / "notes")
+    if cage.caller.uid == 0:
+        os.chown(home / "shortcut", USER_UID, USER_UID, follow_symlinks=False)
+    tables = sandbox_table(read=[str(home / "shortcut")])
+    answer = cage.attack("read", f"{home}/shortcut/text", tables=tables, options=["--policy", "dev"])
+    assert answer.code == REFUSED
+    assert "symlink" in answer.err and str(home / "notes") in answer.err
+
+
+# --- Core dumps --------------------------------------------------------------------------------------------
+
+
+def test_a_crash_leaves_no_core(cage: Cage) -> None:
+    """Into a folder where a core could be written."""
+    state = Path(f"{cage.folder}.state")
+    report = cage.caller.home / "report.json"
+    options = ["--state-dir", str(state), "--report", str(report)]
+    try:
+        answer = cage.attack(
+            "crash", str(state), tables=sandbox_table(write=["${state_dir}"]), options=options
+        )
+        assert answer.code == 128 + 11
+        assert '"signal:11"' in report.read_text()
+        assert os.listdir(state) == []
+        assert cage.attack("limits").done["CORE"] == [0, 0]
+    finally:
+        shutil.rmtree(state)
+    if Path("/proc/sys/kernel/core_pattern").read_text().strip() == "core":
+        words = [*cage.caller.prefix, "sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh"]
+        subprocess.run(
+            [*words, str(cage.folder / "probe.py"), "crash", str(cage.folder / "open")], check=False
+        )
+        assert any(name.startswith("core") for name in os.listdir(cage.folder / "open"))

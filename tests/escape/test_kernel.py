@@ -1,0 +1,388 @@
+"""The kernel's surface: system calls, terminals, other processes' memory, keys, namespaces, sysctls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sandbox import syscalls
+from tests import elsewhere
+from tests.conftest import SYSTEM_PATH
+from tests.escape.cage import Cage, Told, sandbox_table, several, told
+
+ARCH = os.uname().machine
+CALLS = syscalls.load(ARCH)
+NEWUSER, NEWNS = 0x10000000, 0x00020000
+HIGH = 0xFFFFFFFF_00000000
+
+
+# --- System calls ------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    attack: str
+    call: str  # its number is the attack's first argument
+    arguments: tuple[str, ...]
+    expected: str
+    control: str | None = ""  # without the filter: "" succeeds, else this errno; None: the kernel refuses too
+
+
+TABLE = {
+    "mount": Call("system_call", "mount", ("0", "0", "0", "0", "0"), "EPERM", None),
+    "umount": Call("system_call", "umount2", ("0", "0"), "EPERM", None),
+    "chroot": Call("system_call", "chroot", ("0",), "EPERM", "EFAULT"),
+    "join a namespace": Call("system_call", "setns", ("-1", "0"), "EPERM", "EBADF"),
+    "unshare nothing": Call("system_call", "unshare", ("0",), "EPERM", ""),
+    "clone3": Call("system_call", "clone3", ("0", "0"), "ENOSYS", "EINVAL"),
+    "io_uring": Call("system_call", "io_uring_setup", ("0", "0"), "ENOSYS", None),
+    "userfaultfd": Call("system_call", "userfaultfd", ("-1",), "ENOSYS", None),
+    "open_tree": Call("system_call", "open_tree", ("-1", "0", "0"), "ENOSYS", "EFAULT"),
+    "fsopen": Call("system_call", "fsopen", ("0", "0"), "ENOSYS", None),
+    "mount_setattr": Call("system_call", "mount_setattr", ("-1", "0", "0", "0", "0"), "ENOSYS", "EINVAL"),
+    "bpf": Call("system_call", "bpf", ("-1", "0", "0"), "EPERM", None),
+    "perf": Call("system_call", "perf_event_open", ("0", "0", "0", "-1", "-1"), "EPERM", None),
+    "file handles": Call("system_call", "name_to_handle_at", ("-1", "0", "0", "0", "0"), "EPERM", "EFAULT"),
+    "modules": Call("system_call", "init_module", ("0", "0", "0"), "EPERM", None),
+    "kexec": Call("system_call", "kexec_load", ("0", "0", "0", "0"), "EPERM", None),
+    "the kernel's log": Call("system_call", "syslog", ("3", "0", "0"), "EPERM", None),
+    "trace a child": Call("ptrace_child", "ptrace", (), "EPERM", ""),
+    "trace the cage's init": Call("ptrace_init", "ptrace", (), "EPERM", None),
+    "a child's memory": Call("process_memory", "process_vm_readv", (), "EPERM", ""),
+    "a child's descriptor": Call("steal_descriptor", "pidfd_getfd", (), "EPERM", ""),
+    "add a key": Call("add_key", "add_key", ("rt-a",), "EPERM", ""),
+    "the session keyring": Call("session_keyring", "keyctl", (), "EPERM", ""),
+    "a user namespace by clone": Call("clone", "clone", (f"{NEWUSER:#x}",), "EPERM", "ENOSPC"),
+    "the same with a high half": Call("clone", "clone", (f"{HIGH | NEWUSER:#x}",), "EPERM", "ENOSPC"),
+    "a number of the future": Call("system_call", "9999", (), "ENOSYS", None),
+}
+
+
+def test_system_calls_that_lead_out(cage: Cage) -> None:
+    """The seccomp tests have the whole table; these are the doors, through the real launch."""
+    rows = TABLE.values()
+    words = [(row.attack, str(CALLS.get(row.call, row.call)), *row.arguments) for row in rows]
+    inside = cage.attacks(*words)
+    control = several(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
+    seen = {name: answer.refused for name, answer in zip(TABLE, inside, strict=True)}
+    assert seen == {name: row.expected for name, row in TABLE.items()}
+    unfiltered = {
+        name: answer.answer.get("refused", "")
+        for (name, row), answer in zip(TABLE.items(), control, strict=True)
+        if row.control is not None
+    }
+    assert unfiltered == {name: row.control for name, row in TABLE.items() if row.control is not None}
+
+
+def test_user_namespaces_are_closed_twice(cage: Cage) -> None:
+    attack = ("unshare", f"{NEWUSER:#x}")
+    assert cage.attack(*attack).refused == "EPERM"
+    # Without the filter it is the namespaces' own counter that says no; without both, nothing does.
+    assert cage.without(*attack, remove=["--seccomp 10"]).refused == "ENOSPC"
+    closed = "--disable-userns --assert-userns-disabled"
+    assert cage.without(*attack, remove=["--seccomp 10", closed]).done is True
+
+
+def test_no_capability_is_left(cage: Cage) -> None:
+    names = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    assert set(cage.attack("status", *names).done.values()) == {"0" * 16}
+    if cage.caller.uid == 0:
+        # A root caller's plugin would have them all.
+        control = cage.loosely("status", "CapEff", bwrap=["--unshare-user", "--dev-bind", "/", "/"])
+        assert int(control.done["CapEff"], 16) & 1 << 21
+
+
+def test_layers_as_the_kernel_sees_them(cage: Cage) -> None:
+    names = ("NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid", "Gid")
+    expected = {"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1", "Uid": "65534", "Gid": "65534"}
+    assert cage.attack("status", *names).done == expected
+    assert cage.outside("status", "NoNewPrivs", "Seccomp").done == {"NoNewPrivs": "0", "Seccomp": "0"}
+
+
+def test_a_program_without_a_file_is_in_the_same_cage(cage: Cage) -> None:
+    """Executing from memory is no way out: what holds the plugin holds what it executes."""
+    inside = cage.attack("run_from_memory", "0").done
+    assert inside == {"Seccomp": "2", "NoNewPrivs": "1", "CapEff": "0" * 16, "Uid": "65534"}
+    assert cage.outside("run_from_memory", "0").done["Seccomp"] == "0"
+
+
+@pytest.mark.skipif(ARCH != "x86_64", reason="int 0x80 is x86's; other machines have no such door")
+def test_the_door_of_32_bit_programs_kills(cage: Cage) -> None:
+    answer = cage.attack("int_0x80")
+    assert answer.code == 128 + signal.SIGSYS
+    control = cage.outside("int_0x80")
+    assert control.answer == {"done": True} or control.code == -signal.SIGSEGV  # a kernel without CONFIG_IA32
+
+
+# --- Terminals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("high", ["0", "0xffffffff00000000"])
+def test_nothing_is_typed_into_the_callers_terminal(cage: Cage, high: str) -> None:
+    """CVE-2017-5226, and CVE-2019-10063 for the high half."""
+    cage.manifest()
+    inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "type_into_terminal", high), cage)
+    assert inside.refused in ("EPERM", "EIO")
+    assert "echo" not in inside.out
+
+    if Path("/proc/sys/dev/tty/legacy_tiocsti").read_text().strip() == "1":
+        words = [str(cage.folder / "probe.py"), "type_into_terminal", high]
+        control = _in_a_terminal([*cage.caller.prefix, "bwrap", "--dev-bind", "/", "/", "--", *words], cage)
+        assert control.done is True
+
+
+def test_each_of_the_two_layers_against_typing_holds_alone(cage: Cage) -> None:
+    attack = ("type_into_terminal", "0")
+    for removed in ("--seccomp 10", "--new-session"):
+        cage.manifest()
+        line = cage.caller("explain", "--format", "argv", cage.folder).stdout.strip()
+        line = line.replace(f" {removed} ", " ").replace(
+            f" -- {cage.folder}/probe.py", f' -- {cage.folder}/probe.py "$@"'
+        )
+        answer = _in_a_terminal([*cage.caller.prefix, "bash", "-c", line, "bash", *attack], cage)
+        assert answer.refused in ("EPERM", "EIO"), removed
+
+
+def test_the_callers_terminal_cannot_be_opened(cage: Cage) -> None:
+    cage.manifest()
+    inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "open_terminal"), cage)
+    assert inside.refused in ("ENXIO", "EIO", "ENOENT")
+    control = _in_a_terminal([*cage.caller.prefix, str(cage.folder / "probe.py"), "open_terminal"], cage)
+    assert control.done is True
+
+
+def _in_a_terminal(argv: list[str], cage: Cage) -> Told:
+    """With a pseudo-terminal as stdin and controlling terminal, and pipes for the answer."""
+    script = "\n".join(
+        (
+            "import fcntl, os, sys, termios",
+            "os.setsid()",
+            "fcntl.ioctl(0, termios.TIOCSCTTY, 0)",
+            "os.execvp(sys.argv[1], sys.argv[1:])",
+        )
+    )
+    master, slave = os.openpty()
+    try:
+        # The terminal belongs to the caller, as a login's does.
+        os.fchmod(slave, 0o666)
+        done = subprocess.run(
+            ["/usr/bin/python3", "-I", "-c", script, *argv],
+            stdin=slave,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=dict(cage.caller.environ),
+        )
+    finally:
+        os.close(slave)
+        os.close(master)
+    return told(done)
+
+
+# --- Keys --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_one_plugin_is_not_another_plugins(cage: Cage) -> None:
+    name = f"rt-{os.getpid()}"
+    add, find = ("add_key", str(CALLS["add_key"]), name), ("find_key", str(CALLS["keyctl"]), name)
+    assert cage.attack(*add).refused == "EPERM"
+    assert cage.attack(*find).refused == "EPERM"
+    # Two plain cages started from one session: the second finds what the first has left there.
+    probe = f"bwrap --dev-bind / / -- {cage.folder}/probe.py"
+    shell = f"{probe} {' '.join(add)} && {probe} {' '.join(find)}"
+    join = f"import ctypes, os; ctypes.CDLL(None).syscall({CALLS['keyctl']}, 1, 0)"
+    join += f"; os.execvp('sh', ['sh', '-c', {shell!r}])"
+    argv = [*cage.caller.prefix, "/usr/bin/python3", "-I", "-c", join]
+    control = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": SYSTEM_PATH})
+    assert control.stdout.count("done") == 2, control.stdout + control.stderr
+
+
+def test_the_session_keyring_is_not_the_callers(cage: Cage) -> None:
+    """The layer behind the filter, looked at without it: through the spawner itself."""
+
+    def keyrings(probe: str, keyctl: str) -> list[str]:
+        import os
+
+        from sandbox import spawner
+
+        found = []
+        for keyring in (False, True):
+            read, write = os.pipe()
+            saved = os.dup(1)
+            os.dup2(write, 1)
+            os.close(write)
+            argv = ("python3", "-I", probe, "session_keyring", keyctl)
+            uid, gid = os.geteuid(), os.getegid()
+            order = spawner.Order("/usr/bin/python3", argv, uid, gid, False, (), (), keyring)
+            pid = spawner.spawn(order)
+            os.dup2(saved, 1)
+            with open(read) as answer:
+                found.append(answer.read())
+            os.waitpid(pid, 0)
+        return found
+
+    probe = str(cage.folder / "probe.py")
+    shared, own = elsewhere.run(cage.caller, keyrings, probe, str(CALLS["keyctl"]))
+    assert shared != own
+    assert "done" in own
+
+
+# --- Kernel interfaces in the file system ------------------------------------------------------------------
+
+SYSCTL = "/proc/sys/kernel/domainname"
+
+
+def test_the_kernel_takes_no_settings_from_inside(cage: Cage) -> None:
+    """Of /proc nothing is writable but what is the plugin's own process."""
+    assert cage.attack("writable", "/proc").done == []
+    if cage.caller.uid == 0:
+        assert SYSCTL in cage.outside("writable", "/proc/sys").done
+
+
+def test_no_control_groups_no_sys_no_firmware(cage: Cage) -> None:
+    places = ("/sys", "/sys/fs/cgroup", "/sys/firmware", "/sys/kernel", "/proc/sys/fs/binfmt_misc/register")
+    looks = [("exists", place) for place in places]
+    assert [answer.done for answer in cage.attacks(*looks)] == [False] * len(places)
+    assert cage.outside("exists", "/sys/fs/cgroup").done is True
+
+
+def test_the_control_group_shown_is_the_root_of_its_own(cage: Cage) -> None:
+    paths = {line.split(":", 2)[2] for line in cage.attack("read", "/proc/self/cgroup").done.splitlines()}
+    assert paths == {"/"}
+
+
+def test_the_hostname_is_not_the_hosts(cage: Cage) -> None:
+    assert cage.attack("hostname").done == "plugin"
+    assert cage.outside("hostname").done == os.uname().nodename
+
+
+def test_the_clock_cannot_be_set(cage: Cage) -> None:
+    assert cage.attack("set_clock").refused == "EPERM"
+    if cage.caller.uid == 0:
+        # Not done for real: that the permission is there shows in the kernel looking at the argument.
+        number = str(CALLS["clock_settime"])
+        assert cage.outside("system_call", number, "0", "0").refused == "EFAULT"
+
+
+# --- Identity ----------------------------------------------------------------------------------------------
+
+
+def test_no_other_identity_can_be_taken(cage: Cage) -> None:
+    assert cage.attack("ids").done == [[65534] * 3, [65534] * 3, []]
+    assert [t.refused for t in cage.attacks(("become", "0"), ("become", "1000"))] == ["EINVAL", "EINVAL"]
+    if cage.caller.uid == 0:
+        assert cage.outside("become", "1000").done is True
+
+
+def test_running_plugins_have_a_uid_each(cage: Cage) -> None:
+    with cage.running("linger") as one, cage.running("linger") as two, cage.running("linger") as three:
+        uids = [os.stat(f"/proc/{each.pid}").st_uid for each in (one, two, three)]
+    if cage.caller.uid == 0:
+        assert len(set(uids)) == 3
+        assert all(61184 <= uid <= 65519 for uid in uids)
+    else:
+        assert set(uids) == {cage.caller.uid}
+
+
+@pytest.mark.needs("root")
+def test_a_plugin_that_takes_all_leaves_others_theirs(cage: Cage) -> None:
+    """inotify instances are counted per uid on the host."""
+    if cage.caller.uid != 0:
+        pytest.skip("without root all plugins are the caller: there is no uid to give them")
+    with cage.running("exhaust_inotify") as greedy:
+        assert cage.attack("inotify").done is True
+    assert json.loads(greedy.out)["done"] > 0
+
+    # The control: two cages with one uid.
+    words = [
+        "setpriv",
+        "--reuid=61184",
+        "--regid=61184",
+        "--clear-groups",
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        "--",
+    ]
+    words.append(str(cage.folder / "probe.py"))
+    with subprocess.Popen(
+        [*words, "exhaust_inotify"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        second = subprocess.run([*words, "inotify"], capture_output=True, text=True, timeout=20)
+        first.communicate(timeout=20)
+    assert json.loads(second.stdout) == {"refused": "EMFILE"}
+
+
+def test_limits_nobody_has_to_ask_for(cage: Cage) -> None:
+    found = cage.attack("limits").done
+    assert found["CORE"] == [0, 0]
+    assert found["MSGQUEUE"] == [0, 0]
+    assert found["RTPRIO"] == [0, 0]
+    assert found["NOFILE"][1] <= 4096
+    assert found["MEMLOCK"][1] <= 64 << 10
+
+
+# --- Which bubblewrap --------------------------------------------------------------------------------------
+
+
+def test_a_bubblewrap_on_path_or_in_the_working_directory_is_not_used(
+    cage: Cage, write_file: Callable[..., Path]
+) -> None:
+    fake = write_file(cage.folder / "open/bwrap", "#!/bin/sh\necho FAKE\n", 0o755)
+    path = f"{fake.parent}:{SYSTEM_PATH}"
+    cage.manifest()
+    done = cage.caller("exec", cage.folder, "--", "words", "real", env={"PATH": path}, cwd=fake.parent)
+    assert told(done).done == ["real"]
+    control = subprocess.run(["sh", "-c", "bwrap"], env={"PATH": path}, capture_output=True, text=True)
+    assert control.stdout == "FAKE\n"
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(("mode", "status"), [("0755", 0), ("4755", 125), ("0775", 125)])
+def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(cage: Cage, mode: str, status: int) -> None:
+    """On a file system of its own, in a mount namespace that takes it away again."""
+    cage.manifest()
+    script = (
+        "mount -t tmpfs -o mode=755 none /mnt && cp /usr/bin/bwrap /mnt/bwrap && chmod $0 /mnt/bwrap"
+        ' && exec "$@"'
+    )
+    command = cage.caller.command("exec", cage.folder, "--", "words")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, mode, *command],
+        env={**cage.caller.environ, "RUNNER_BWRAP": "/mnt/bwrap"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == status, done.stderr
+    if status:
+        assert "/mnt/bwrap" in done.stderr
+
+
+def test_a_state_directory_does_not_carry_privileges_out(cage: Cage) -> None:
+    """What a plugin writes belongs to its own uid, never to root."""
+    if cage.caller.uid != 0:
+        pytest.skip("without root the plugin's files are the caller's")
+    state = Path(f"{cage.folder}.state")
+    try:
+        answer = cage.attack(
+            "write",
+            f"{state}/x",
+            tables=sandbox_table(write=["${state_dir}"]),
+            options=["--state-dir", str(state)],
+        )
+        assert answer.done is True
+        assert 61184 <= (state / "x").stat().st_uid <= 65519
+        assert state.stat().st_mode & 0o777 == 0o700
+    finally:
+        shutil.rmtree(state)

@@ -1,0 +1,119 @@
+"""Other processes: seeing them, signalling them, outliving the runner's wish."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import descendants, vanished
+from tests.escape.cage import Cage
+
+
+def test_only_its_own_processes_are_there(cage: Cage) -> None:
+    inside = cage.attack("pids").done
+    assert len(inside) == 2  # bubblewrap's init and the probe
+    assert max(inside) < 10
+    assert os.getpid() in cage.outside("pids").done
+
+
+def test_a_process_of_the_same_user_cannot_be_signalled(cage: Cage) -> None:
+    with subprocess.Popen([*cage.caller.prefix, "sleep", "1000"]) as sentinel:
+        try:
+            answer = cage.attack("kill", str(sentinel.pid), "9")
+            assert answer.refused == "ESRCH"
+            assert sentinel.poll() is None
+            assert cage.outside("kill", str(sentinel.pid), "9").done is True
+            assert sentinel.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            sentinel.kill()
+
+
+def test_killing_everything_kills_only_itself(cage: Cage) -> None:
+    """kill(-1) spares its sender and the namespace's init."""
+    with subprocess.Popen([*cage.caller.prefix, "sleep", "1000"]) as sentinel:
+        try:
+            assert cage.attack("kill", "-1", "9").answer in ({"done": True}, {"refused": "ESRCH"})
+            assert sentinel.poll() is None
+        finally:
+            sentinel.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+def test_the_cages_init_takes_no_signals(cage: Cage, number: int) -> None:
+    answer = cage.attack("kill", "1", str(int(number)))
+    assert (answer.code, answer.answer) == (0, {"done": True})
+
+
+def test_the_exit_status_is_the_plugins_own_word(cage: Cage) -> None:
+    """bubblewrap's init passes it on in an eventfd, which must be out of reach."""
+    assert cage.attack("reopened", "1").done == []
+    cage.manifest(command="/bin/sh", args=["-c", "exit 7"])
+    assert cage.caller("exec", cage.folder).returncode == 7
+
+
+def test_other_processes_belongings_are_closed(cage: Cage) -> None:
+    """Of pid 1, which has the same uid."""
+    assert cage.attack("memory_of", "1").answer.get("done", 0) == 0
+    inside, root = cage.attacks(("listing", "/proc/1/root/"), ("listing", "/"))
+    assert inside.answer.get("done", root.done) == root.done
+
+
+def test_what_a_plugin_leaves_running_ends_with_it(cage: Cage) -> None:
+    """Double-forked, in a session of its own, deaf to polite signals, holding stdout open."""
+    began = time.monotonic()
+    answer = cage.attack("daemon", "/tmp/held")
+    assert answer.done > 0
+    assert time.monotonic() - began < 10  # stdout reached its end, although the daemon held it
+
+    before = descendants()
+    words = [*cage.caller.prefix, str(cage.folder / "probe.py"), "daemon", str(cage.folder / "open/held")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as control:
+        assert control.stdout is not None
+        daemon = json.loads(control.stdout.readline())["done"]
+        control.wait(timeout=20)
+        assert daemon in descendants() - before
+        os.kill(daemon, signal.SIGKILL)
+        assert vanished({daemon})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_runner_ends_all_of_it(cage: Cage, number: signal.Signals) -> None:
+    with cage.running("daemon_and_wait", "/tmp/held") as running:
+        inside = descendants()
+        running.process.send_signal(number)
+        assert running.process.wait(timeout=20) == 128 + number
+        assert vanished(inside)
+
+
+def test_the_death_of_the_caller_ends_all_of_it(cage: Cage) -> None:
+    """The caller is a process between us and the runner; its death must be enough."""
+    cage.manifest()
+    command = cage.caller.command("exec", cage.folder, "--", "daemon_and_wait", "/tmp/held")
+    script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    before = descendants()
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-I", "-c", script, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(cage.caller.environ),
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"ready\n"
+        tree = descendants() - before
+        assert len(tree) >= 5  # the caller, the runner, two of bubblewrap, the plugin and its daemon
+        caller.kill()
+        caller.wait(timeout=20)
+        assert vanished(tree)
+
+
+def test_a_deadline_ends_all_of_it(cage: Cage, tmp_path: Path) -> None:
+    before = descendants()
+    answer = cage.attack("daemon_and_wait", "/tmp/held", options=["--deadline", "1"])
+    assert answer.code == 124
+    assert descendants() <= before

@@ -1,0 +1,155 @@
+"""SIGKILL of the runner at any moment of a launch: nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller, descendants, vanished
+from tests.escape.cage import Cage, make_cage, sandbox_table
+
+KILLS = 200
+AT_ONCE = 4
+# Beyond the moment the plugin says it is ready, so that some kills meet it in full swing.
+STRETCH = 1.3
+# What a tree that has come up consists of: runner, two of bubblewrap's, the plugin and its daemon.
+WHOLE_TREE = 5
+
+
+@pytest.fixture
+def cage_with_state(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Cage:
+    return make_cage(runner_as, plugin_dir)
+
+
+def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Cage) -> None:
+    cage = cage_with_state
+    state = Path(f"{cage.folder}.state")
+    cage.manifest(sandbox_table(write=["${state_dir}"]))
+    held = str(state / "held")
+    command = cage.caller.command(
+        "exec", "--state-dir", str(state), cage.folder, "--", "daemon_and_wait", held
+    )
+    before = descendants()
+    cgroups = _cgroups()
+    own_namespaces = _namespaces(os.getpid())
+    seen: set[str] = set()
+    sizes: Counter[int] = Counter()
+    try:
+        duration = max(_time_to_ready(cage, command) for _ in range(3)) * AT_ONCE / 2
+        moments = [STRETCH * duration * number / KILLS for number in range(KILLS)]
+        random.Random(7).shuffle(moments)
+        for start in range(0, KILLS, AT_ONCE):
+            _kill_at(cage, command, moments[start : start + AT_ONCE], sizes, seen)
+            left = descendants() - before
+            assert vanished(left), f"still there: {[_cmdline(pid) for pid in left]}"
+        seen -= own_namespaces
+        assert sizes[1] >= 5, f"no kill met the runner before it had started anything: {sizes}"
+        assert sum(n for size, n in sizes.items() if size >= WHOLE_TREE) >= 5, (
+            f"no kill met a plugin: {sizes}"
+        )
+        assert seen, "no namespaces were seen, so their absence says nothing"
+        assert not seen & _held_namespaces(before), "a namespace has outlived its processes"
+        assert _cgroups() <= cgroups
+        assert set(os.listdir(state)) <= {"held"}
+        with open(held, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
+        # And the next launch is as the first was: neither the uid nor the state is stuck.
+        assert _time_to_ready(cage, command) > 0
+    finally:
+        subprocess.run(["rm", "-rf", str(state)], check=True)
+
+
+def _time_to_ready(cage: Cage, command: list[str]) -> float:
+    """How long a launch takes until the plugin speaks; then it is killed like all the others."""
+    began = time.monotonic()
+    with _start(cage, command) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        taken = time.monotonic() - began
+        process.kill()
+    return taken
+
+
+def _start(cage: Cage, command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=dict(cage.caller.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+
+
+def _kill_at(
+    cage: Cage,
+    command: list[str],
+    moments: list[float],
+    sizes: Counter[int],
+    seen: set[str],
+) -> None:
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        runners = [stack.enter_context(_start(cage, command)) for _ in moments]
+        for moment, runner in sorted(zip(moments, runners, strict=True), key=lambda pair: pair[0]):
+            time.sleep(max(0.0, began + moment - time.monotonic()))
+            tree = _tree(runner.pid)
+            for pid in tree:
+                seen |= _namespaces(pid)
+            runner.send_signal(signal.SIGKILL)
+            sizes[len(tree)] += 1
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(each for child in children for each in _tree(int(child)))]
+
+
+def _namespaces(pid: int | str) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/ns"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/ns/{name}"))
+    return found
+
+
+def _held_namespaces(others: set[int]) -> set[str]:
+    """All that could keep one of ours alive: a process below us, a descriptor of ours, a mount.
+
+    Not every process of the machine is looked at: the kernel gives a number out again as soon as it is free.
+    """
+    found = {name for pid in descendants() - others for name in _namespaces(pid)}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return found | {line.split()[3] for line in mounts if " - nsfs " in line}
+
+
+def _cgroups() -> set[str]:
+    """Control groups that could be ours by their name."""
+    return {
+        path
+        for path, _, _ in os.walk("/sys/fs/cgroup")
+        if any(word in os.path.basename(path) for word in ("runner", "plugin", "sbx", "bwrap"))
+    }
+
+
+def _cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return "?"

@@ -1,0 +1,158 @@
+"""A source that is swapped while plugins are launched: none ever shows what it was swapped for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.escape.cage import sandbox_table, toml
+
+LAUNCHES = 500
+WORKERS = 2
+# Both outcomes have to occur, or the swapping was too slow or too fast to mean anything.
+AT_LEAST = 20
+
+
+def swap_for_ever(directory: str, link: str) -> None:
+    """Exchange two names, with pauses of up to a few milliseconds: about as long as a launch's own steps."""
+    import ctypes
+    import os
+    import random
+    import time
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    one, two = directory.encode(), link.encode()
+    os.write(1, b"swapping\n")
+    while True:
+        if libc.renameat2(-100, one, -100, two, 2):  # AT_FDCWD, RENAME_EXCHANGE
+            raise OSError(ctypes.get_errno(), "renameat2")
+        time.sleep(random.random() ** 3 * 0.02)
+
+
+def launch(manifest: str, times: int) -> dict[str, int]:
+    """Many launches in one process: what the plugin printed, or the runner's exit status, and how often."""
+    import collections
+    import os
+
+    from runner import cli
+
+    found: collections.Counter[str] = collections.Counter()
+    null = os.open("/dev/null", os.O_WRONLY)
+    os.dup2(null, 2)
+    ours = os.dup(1)
+    for _ in range(times):
+        read, write = os.pipe()
+        os.dup2(write, 1)
+        os.close(write)
+        status = cli.main(["exec", "--policy", "dev", manifest])
+        os.dup2(ours, 1)
+        with open(read) as file:
+            found[file.read().strip() or f"status {status}"] += 1
+    return dict(found)
+
+
+def bind_by_path(directory: str, times: int) -> int:
+    """The control: check, then let bwrap bind the path. Which launch was the first to be fooled, or 0."""
+    import os
+    import subprocess
+
+    for number in range(1, times + 1):
+        while os.path.islink(directory):
+            pass
+        bwrap = ["bwrap", "--ro-bind", "/", "/", "--tmpfs", "/mnt", "--ro-bind", directory, "/mnt/source"]
+        done = subprocess.run([*bwrap, "--", "cat", "/mnt/source/who"], capture_output=True, text=True)
+        if done.stdout == "other":
+            return number
+    return 0
+
+
+@contextmanager
+def _swapping(caller: Caller, directory: Path, link: Path) -> Iterator[None]:
+    with elsewhere.start(caller, swap_for_ever, str(directory), str(link)) as swapper:
+        try:
+            assert swapper.stdout is not None
+            assert swapper.stdout.readline() == b"swapping\n"
+            yield
+            assert swapper.poll() is None, "the swapper gave up"
+        finally:
+            swapper.kill()
+
+
+@pytest.fixture
+def source(runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
+    """top/source/who says "mine"; what a link beside it leads to says "other"."""
+    write_file(plugin_dir / "data/top/source/who", "mine")
+    write_file(plugin_dir / "other/source/who", "other")
+    write_file(plugin_dir / "other/who", "other")
+    runner_as.give(plugin_dir)
+    return plugin_dir / "data/top/source"
+
+
+@pytest.mark.parametrize("swapped", ["the source", "a folder above it"])
+def test_no_launch_shows_what_the_source_was_swapped_for(
+    runner_as: Caller,
+    plugin_dir: Path,
+    source: Path,
+    swapped: str,
+    nothing_left: None,
+    write_file: Callable[..., Path],
+) -> None:
+    victim = source if swapped == "the source" else source.parent
+    link = victim.with_name("link")
+    link.symlink_to(plugin_dir / "other")
+    runner_as.give(link)
+    manifest = write_file(
+        plugin_dir / "plugin/nexo-plugin.toml",
+        _MANIFEST.format(args=toml([f"{source}/who"]), tables=sandbox_table(read=[str(source)])),
+    )
+    with _swapping(runner_as, victim, link):
+        workers = [
+            elsewhere.start(runner_as, launch, str(manifest), LAUNCHES // WORKERS, stderr=subprocess.PIPE)
+            for _ in range(WORKERS)
+        ]
+        results = [_result(worker) for worker in workers]
+    seen = {name: sum(result.get(name, 0) for result in results) for result in results for name in result}
+    assert "other" not in seen
+    assert seen.get("mine", 0) >= AT_LEAST, seen
+    # 126: the runner saw it. 125: bubblewrap found something else mounted than what it was given.
+    # 1: a swapped optional path that was not there at all. Nothing else may happen.
+    refused = sum(count for name, count in seen.items() if name in ("status 125", "status 126"))
+    assert refused >= AT_LEAST, seen
+    assert set(seen) <= {"mine", "status 125", "status 126", "status 1"}, seen
+
+
+def _result(worker: subprocess.Popen[bytes]) -> dict[str, int]:
+    with worker:
+        out, err = worker.communicate(timeout=120)
+    assert worker.returncode == 0, err.decode()
+    return dict(json.loads(out))
+
+
+def test_a_path_that_is_only_checked_is_fooled(runner_as: Caller, plugin_dir: Path, source: Path) -> None:
+    link = source.with_name("link")
+    link.symlink_to(plugin_dir / "other")
+    runner_as.give(link)
+    with _swapping(runner_as, source, link):
+        assert elsewhere.run(runner_as, bind_by_path, str(source), 200) > 0
+
+
+_MANIFEST = """\
+[plugin]
+id = "swap"
+version = "1.0.0"
+name = "Swap"
+description = "Says whose folder it sees."
+min_nexo_version = ">=0.1"
+
+[plugin.entrypoint]
+command = "/bin/cat"
+args = {args}
+{tables}
+"""
