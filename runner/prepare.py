@@ -142,6 +142,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         homes=prepared.homes,
         require_enabled=switches.require_enabled,
         host_network_allowed=switches.host_network_allowed,
+        bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
     if prepared.grant.refused:
         raise Failure(_denied(prepared.grant.refused), EXEC_REFUSED)

@@ -59,9 +59,12 @@ def grant(
     homes: Sequence[str] = (),
     require_enabled: bool = False,
     host_network_allowed: bool = False,
+    bare_environment: bool = False,
 ) -> Grant:
     """What `spec` gets under `policy`.
 
+    `bare_environment`: its contract promises exactly the variables it lists, so what a policy passes on to
+    everybody is left out; what the operator sets is not.
     A path above the ceiling refuses the launch even where the manifest calls it optional: optional is about
     what exists, not about what is allowed. `homes` adds their credentials to the paths refused by name here.
     """
@@ -87,7 +90,7 @@ def grant(
         unsandboxed=not spec.enabled and policy.unsandboxed and not require_enabled,
         paths=_paths(spec, policy, state_dir, homes, denials),
         network=_network(spec, policy, host_network_allowed, denials),
-        env=_env(spec, policy, environ, said, denials),
+        env=_env(spec, policy, environ, said, denials, bare_environment),
         seccomp=_seccomp(spec, policy, where.get("seccomp", ()), denials),
         limits=limits,
         decided_by=decided_by,
@@ -226,11 +229,13 @@ def _env(
     environ: Mapping[str, str],
     overrides: Overrides,
     denials: list[Denial],
+    bare: bool,
 ) -> tuple[tuple[str, str], ...]:
     rule = policy.env
     fixed = dict(rule.set)
     env = dict(fixed)
-    env.update((name, environ[name]) for name in rule.passed if name in environ)
+    if not bare:
+        env.update((name, environ[name]) for name in rule.passed if name in environ)
     for request in spec.env:
         denial = _env_denial(request, rule, policy.name, environ)
         if denial is not None:
