@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import select
 import subprocess
 import textwrap
 from collections.abc import Callable, Mapping
@@ -45,8 +47,22 @@ def start(
         command(caller, act, *args, using=using),
         env={**caller.environ, **(env or {})},
         cwd=cwd,
-        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **popen},
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "bufsize": 0, **popen},
     )
+
+
+def line(process: subprocess.Popen[bytes], seconds: float = 30.0) -> bytes:
+    """The next line of its stdout. Bounded: a test that waits for ever tells nobody what for."""
+    assert process.stdout is not None
+    said = b""
+    while not said.endswith(b"\n"):
+        if not select.select([process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(f"nothing after {said!r} for {seconds:g} seconds")
+        more = os.read(process.stdout.fileno(), 1)  # nothing beyond the line is taken from who reads next
+        if not more:
+            break
+        said += more
+    return said
 
 
 def run(

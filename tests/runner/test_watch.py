@@ -63,14 +63,13 @@ class Watched:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         assert process.stdin is not None and process.stdout is not None
-        self.stdin, self.stdout = process.stdin, process.stdout
+        self.stdin = process.stdin
 
     def says(self, word: str) -> None:
-        assert self.stdout.readline().decode() == f"{word}\n"
+        assert elsewhere.line(self.process).decode() == f"{word}\n"
 
     def hear(self, word: str) -> None:
         self.stdin.write(f"{word}\n".encode())
-        self.stdin.flush()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -175,6 +174,9 @@ def test_a_signal_the_caller_ignores_stays_ignored(start: Start, runner_as: Call
         runner_as, sh("trap 'echo heard; exit 3' TERM; echo ready; sleep 1000 & wait"), ignored=[1]
     )
     running.says("ready")
+    with open(f"/proc/{running.process.pid}/status", encoding="ascii") as file:
+        (ignored,) = (int(line.split()[1], 16) for line in file if line.startswith("SigIgn"))
+    assert [number for number in ENDING if ignored & 1 << (number - 1)] == [signal.SIGHUP]
     running.signal(signal.SIGHUP)
     running.signal(signal.SIGTERM)
     running.says("heard")

@@ -167,7 +167,6 @@ def started(given: dict[str, Any]) -> None:
 def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
     given = cages.order(sh("echo ready; exec sleep 1000"), bare=True)
     with elsewhere.start(runner_as, started, given, using=(cage,)) as runner:
-        assert runner.stdout is not None
-        assert runner.stdout.readline() == b"ready\n"
+        assert elsewhere.line(runner) == b"ready\n"
         runner.kill()
         assert runner.communicate(timeout=20)[0] == b""

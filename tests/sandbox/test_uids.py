@@ -13,6 +13,7 @@ import pytest
 
 from sandbox import uids
 from sandbox.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
+from tests import elsewhere
 from tests.conftest import ROOT
 
 
@@ -118,9 +119,10 @@ os._exit(0)
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
+        bufsize=0,
     ) as parent:
         assert parent.stdin is not None and parent.stdout is not None
-        assert parent.stdout.readline() == b"leased\n"
+        assert elsewhere.line(parent) == b"leased\n"
         assert parent.wait(20) == 0
         with pytest.raises(UidsUnavailable):
             books.any(500, 500)
@@ -153,6 +155,7 @@ sys.stdin.read()
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            bufsize=0,
         )
         for _ in range(50)
     ]
@@ -160,8 +163,7 @@ sys.stdin.read()
         for process in processes:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
-            process.stdin.flush()
-        got = [int(process.stdout.readline()) for process in processes if process.stdout is not None]
+        got = [int(elsewhere.line(process)) for process in processes]
         assert sorted(got) == list(range(500, 550))
     finally:
         for process in processes:
