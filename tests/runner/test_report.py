@@ -163,7 +163,7 @@ def launch(caller: Caller, plugin_dir: Path, write_file: Write, name: str) -> La
     )
     caller.give(plugin_dir)
     where = caller.home / "report.json"
-    state = plugin_dir / "state"  # not root's own place for it: a test leaves nothing there
+    state = plugin_dir / "kept"  # not root's own place for it: a test leaves nothing there
     done = caller(
         "exec", "--report", where, "--state-dir", state, *case.options, folder, env={"OTHER_SECRET": CANARY}
     )
