@@ -447,7 +447,7 @@ def unreadable(plan: LaunchPlan, uid: int, gid: int) -> tuple[str, str] | None:
             if folder not in passed and not _may(folder, uid, gid, 0o1):
                 return (
                     folder,
-                    f"chmod o+x {folder}, or move the plugin to a folder everybody may enter, such as /opt",
+                    f"chmod o+x {folder}, or move it to where everybody may enter, such as /opt",
                 )
             passed.add(folder)
         if not _may(path, uid, gid, bits):

@@ -48,31 +48,26 @@ def _words(verb: str) -> tuple[str, ...]:
 
 
 def _bash() -> str:
-    cases = []
+    cases: list[str] = []
+    for verb in VERBS:
+        for option, choices in _options(verb):
+            if choices:
+                cases.append(f'    "{verb} {option}") words="{" ".join(choices)}" ;;')
     for verb in VERBS:
         words = " ".join((*(option for option, _ in _options(verb)), *_words(verb)))
-        cases.append(f'    {verb}) COMPREPLY=($(compgen -W "{words}" -- "$word")) ;;')
-    values = sorted({(option, choices) for verb in VERBS for option, choices in _options(verb) if choices})
-    chosen = [
-        f'    {option}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;'
-        for option, choices in values
-    ]
+        cases.append(f'    "{verb} "*) words="{words}"; files=yes ;;')
     return "\n".join(
         (
             "# bash completion for runner",
             "_runner() {",
-            '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
+            '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
             "  if ((COMP_CWORD == 1)); then",
-            f'    COMPREPLY=($(compgen -W "{" ".join(VERBS)} --help --version" -- "$word"))',
-            "    return",
-            "  fi",
-            '  case "$before" in',
-            *chosen,
-            "  esac",
-            '  case "${COMP_WORDS[1]}" in',
+            f'    words="{" ".join(VERBS)} --help --version"',
+            '  else case "${COMP_WORDS[1]} $before" in',
             *cases,
-            "  esac",
-            '  if [[ "$word" != -* ]]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
+            "  esac; fi",
+            '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
+            '  if [[ $files && "$word" != -* ]]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
             "}",
             "complete -o filenames -F _runner runner",
             "",

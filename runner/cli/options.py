@@ -57,7 +57,10 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
             names.append(name)
     deadline = None
     if args.deadline is not None:
-        deadline = parse_duration(args.deadline)
+        try:
+            deadline = parse_duration(args.deadline)
+        except ValueError as error:
+            raise ValueError(f"--deadline {args.deadline}: {error}") from None
         if deadline <= 0:
             raise ValueError(f"--deadline {args.deadline}: must be longer than nothing")
     return Invocation(

@@ -439,7 +439,7 @@ def test_everything_is_readable(plugin: Path) -> None:
     [
         ("plugin", 0o750, "chmod o+rx {}"),
         ("plugin/run", 0o740, "chmod o+rx {}"),
-        (".", 0o750, "chmod o+x {}, or move the plugin to a folder everybody may enter, such as /opt"),
+        (".", 0o750, "chmod o+x {}, or move it to where everybody may enter, such as /opt"),
     ],
 )
 def test_the_first_unreadable_thing_is_named_with_a_remedy(

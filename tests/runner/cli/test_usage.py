@@ -1,0 +1,111 @@
+"""The command line itself: help, versions, wrong words, completion."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runner import __version__
+from runner.cli import VERBS, verb_module, verb_parser
+from tests.conftest import Caller
+
+
+def test_version(runner_as_user: Caller) -> None:
+    said = runner_as_user("--version")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"runner {__version__}\n", "")
+
+
+def test_the_overview_names_every_verb(runner_as_user: Caller) -> None:
+    said = runner_as_user("--help")
+    assert said.returncode == 0 and said.stderr == ""
+    for verb in VERBS:
+        assert f"  {verb} " in said.stdout and verb_module(verb).HELP in said.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
+    said = runner_as_user(verb, "--help")
+    assert said.returncode == 0 and said.stderr == ""
+    assert f"usage: runner {verb}" in said.stdout
+    assert verb_module(verb).EXAMPLE.removeprefix("runner") in said.stdout
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "completion"])
+def test_the_example_is_right(verb: str) -> None:
+    words = verb_module(verb).EXAMPLE.split(" -- ")[0].split(" > ")[0]
+    verb_parser(verb).parse_args(words.split()[2:])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "usage: runner VERB"),
+        (("exce", "x"), "did you mean exec?"),
+        (("frobnicate",), "the verbs are exec"),
+        (("exec",), "required: MANIFEST"),
+        (("exec", "--bogus", "x"), "--bogus"),
+        (("exec", "--deadline", "soon", "x"), "'soon' is not a duration"),
+        (("exec", "--deadline", "0", "x"), "--deadline 0"),
+        (("exec", "--deadline", "-1", "x"), "--deadline"),
+        (("exec", "--env", "1A=2", "x"), "'1A' is no name of a variable"),
+        (("exec", "--env", "=2", "x"), "is no name of a variable"),
+        (("exec", "--report", "/nonexistent/r.json", "x"), "/nonexistent does not exist"),
+        (("exec", "--report", "/tmp", "x"), "is a directory"),
+        (("exec", "--report", "99", "x"), "descriptor 99 is not open"),
+        (("exec", "--report", "1", "x"), "are the plugin's"),
+        (("explain", "--format", "yaml", "x"), "--format"),
+        (("check",), "required: MANIFEST"),
+        (("schema", "cobol"), "cobol"),
+        (("completion", "csh"), "csh"),
+        (("doctor", "--format", "x"), "--format"),
+    ],
+)
+def test_wrong_usage_is_one_line(runner_as_user: Caller, words: tuple[str, ...], said: str) -> None:
+    end = runner_as_user(*words)
+    assert end.returncode == 2 and end.stdout == ""
+    assert said in end.stderr and "Traceback" not in end.stderr
+    if words:
+        assert len(end.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_accident(runner_as_user: Caller) -> None:
+    process = runner_as_user.start("schema", "nexo", stdin=subprocess.DEVNULL)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(30)
+
+
+# --- completion --------------------------------------------------------------------------------------------
+
+
+def completed(script: str, *words: str) -> set[str]:
+    """What bash offers after `words`."""
+    line = " ".join(f"'{word}'" for word in words)
+    asked = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _runner; "
+    asked += "printf '%s\\n' \"${COMPREPLY[@]}\""
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd="/")
+    return set(done.stdout.split())
+
+
+def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    assert set(VERBS) <= completed(script, "runner", "")
+    assert completed(script, "runner", "ex") == {"exec", "explain"}
+    assert {"--policy", "--report", "--deadline"} <= completed(script, "runner", "exec", "--")
+    assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
+    assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
+    (tmp_path / "one.toml").touch()
+    assert str(tmp_path / "one.toml") in completed(script, "runner", "exec", f"{tmp_path}/o")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells(runner_as_user: Caller, shell: str) -> None:
+    script = runner_as_user("completion", shell).stdout
+    for verb in VERBS:
+        assert verb in script
+    assert "--report" in script or "-l report" in script
