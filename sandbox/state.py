@@ -108,12 +108,13 @@ def _open_directory(path: str) -> int:
 
 
 def _make_parents(path: str) -> None:
-    """Create what is missing, searchable by all: the dropped uid walks through here to its own."""
+    """Create what is missing. Root's are searchable by all, since the dropped uid walks through here to its
+    own. Others' are closed: a plugin owns its directory and may open it to everybody."""
     if os.path.isdir(path):
         return
     _make_parents(os.path.dirname(path))
     try:
         os.mkdir(path)
-        os.chmod(path, 0o711)
+        os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
     except FileExistsError:
         pass

@@ -162,6 +162,25 @@ def test_a_setuid_program_gives_nothing(cage: Cage) -> None:
     assert "nosuid" in options[str(cage.folder)]
 
 
+def test_no_setuid_program_is_left_on_the_host(cage: Cage) -> None:
+    """The state directory is on the host: who runs such a file there is the plugin's uid, or the caller's."""
+    state = Path(f"{cage.folder}.state")
+    tables, options = sandbox_table(write=["${state_dir}"]), ["--state-dir", str(state)]
+    state.mkdir()
+    state.chmod(0o777)
+    cage.caller.give(state)
+    try:
+        assert cage.attack("set_user_id", f"{state}/x", tables=tables, options=options).done == []
+        assert [path for path in state.iterdir() if path.stat().st_mode & 0o6000] == []
+        shutil.rmtree(state)
+        state.mkdir()
+        state.chmod(0o777)
+        control = cage.loosely("set_user_id", f"{state}/x")
+        assert len(control.done) == 4
+    finally:
+        shutil.rmtree(state)
+
+
 # --- bubblewrap's own program (CVE-2019-5736's kin) --------------------------------------------------------
 
 

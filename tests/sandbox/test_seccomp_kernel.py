@@ -223,6 +223,10 @@ REFUSED = [
     Row("socketpair", "2,1,0,buf", "EAFNOSUPPORT"),
     Row("personality", "0x40000", "EPERM"),  # ADDR_NO_RANDOMIZE
     Row("personality", "0x400000", "EPERM"),  # READ_IMPLIES_EXEC
+    Row("fchmod", "-1,04755", "EPERM"),  # set-user-id
+    Row("fchmodat", "-1,path,02755", "EPERM"),  # set-group-id
+    Row("openat", "-1,path,0101,04755", "EPERM"),
+    Row("openat2", "-1,path,buf,24", "ENOSYS"),
 ]
 
 ALLOWED = [
@@ -237,6 +241,8 @@ ALLOWED = [
     Row("ioctl", "0x5412,0x541b,buf", "EBADF"),
     Row("seccomp", "2,0,buf", "ok"),  # SECCOMP_GET_ACTION_AVAIL of KILL_THREAD
     Row("close_range", "100,200,0", "ok"),
+    Row("fchmod", "-1,01755", "EBADF"),
+    Row("openat", "-1,path,0,04755", "ENOENT"),  # nothing is made
 ]
 
 SOCKETS = [

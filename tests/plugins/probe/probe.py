@@ -107,6 +107,26 @@ def make_node(path):
     return True
 
 
+def set_user_id(path):
+    """Every way to make a program that runs as us when others start it."""
+    made = []
+    with open(path, "w"):
+        pass
+    ways = {
+        "chmod": lambda: os.chmod(path, 0o4755),
+        "open": lambda: os.close(os.open(f"{path}.open", os.O_CREAT | os.O_WRONLY, 0o4755)),
+        "mknod": lambda: os.mknod(f"{path}.mknod", 0o4755),
+        "mkdir": lambda: os.chmod(path, 0o2755),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+            made.append(name)
+        except PermissionError:
+            pass
+    return made
+
+
 def symlink(target, path):
     os.symlink(target, path)
     return True
