@@ -19,6 +19,9 @@ from sandbox.value import NamedTuple
 
 # How long a plugin may take to end after it was asked to, before all of it is killed.
 GRACE = 2.0
+# How long bwrap may take to die of SIGKILL with all its children before the keeper is killed too, and with it
+# the account of what was used.
+PATIENCE = 1.0
 
 _LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 
@@ -117,18 +120,24 @@ def wait(cell: Cell, signals: Signals, caller: int | None, deadline: float | Non
         ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
         if cell.pidfd in ready:
             return End(cell.wait(), reason, number, forced)
+        enough = False
         if caller in ready:
-            cell.kill()  # nobody is left to hear a goodbye
             poll.unregister(caller)
             caller = None
-            reason, forced, until = reason or "caller_died", True, None
+            reason, enough = reason or "caller_died", True  # nobody is left to hear a goodbye
         elif signals.fd in ready and (arrived := signals.arrived()):
-            if reason == "signal" or not cell.signal_program(arrived[0]):
-                cell.kill()  # asked twice, or the program is not there yet
-                forced, until = True, None
-            else:
-                until = time.monotonic() + GRACE
+            # Asked twice, or the program is not there yet: then there is nothing to wait for.
+            twice = reason == "signal" or len(arrived) > 1
+            enough = twice or not cell.signal_program(arrived[0])
             reason, number = reason or "signal", number or arrived[0]
+            if not enough:
+                until = time.monotonic() + GRACE
         elif until is not None and time.monotonic() >= until:
-            cell.kill()
-            reason, forced, until = reason or "deadline", True, None
+            if forced:
+                cell.kill()
+                until = None
+                continue
+            reason, enough = reason or "deadline", True
+        if enough and not forced:
+            cell.end()
+            forced, until = True, time.monotonic() + PATIENCE

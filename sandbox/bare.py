@@ -22,6 +22,9 @@ _PAUSE = 0.005
 
 
 class BareCell(Cell):
+    def end(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         for _ in range(_PASSES):
             found = _descendants(os.getpid())
@@ -51,7 +54,8 @@ class BareCell(Cell):
             wall = time.monotonic() - self._started
             code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
-            self._exit = Exit(code, True, None, usage)
+            failed = bool(os.read(self._status_fd, 1))
+            self._exit = Exit(None if failed else code, not failed, None, usage)
             self.kill()  # what it left running
         return self._exit
 
@@ -88,7 +92,6 @@ def bare_cell(plan: LaunchPlan) -> Iterator[Cell]:
 
     prctl.set_child_subreaper(True)
     status_r, status_w = os.pipe2(os.O_CLOEXEC)
-    os.close(status_w)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -100,12 +103,16 @@ def bare_cell(plan: LaunchPlan) -> Iterator[Cell]:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
-            os.closerange(3, 0x7FFFFFFF)  # not up to the soft limit: it may have been lowered since
+            # Not up to the soft limit: it may have been lowered since.
+            os.closerange(3, status_w)
+            os.closerange(status_w + 1, 0x7FFFFFFF)
             os.chdir(plan.directory)
             os.execve(plan.argv[0], plan.argv, dict(plan.env))
         finally:
+            os.write(status_w, b"!")  # exec closes this pipe: a word on it means that it failed
             os._exit(127)
-    cell = BareCell(pid, status_r, time.monotonic())
+    os.close(status_w)
+    cell = BareCell(pid, status_r, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), time.monotonic())
     try:
         yield cell
     finally:

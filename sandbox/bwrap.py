@@ -27,7 +27,6 @@ class Slots(NamedTuple):
     texts: Mapping[str, int]  # by destination
     seccomp: int | None  # None: no filter for this machine, and the policy can do without
     status: int
-    lease: int | None  # held by the cage's init for as long as it lives
 
 
 def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
@@ -36,7 +35,6 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
         *_head(plan),
         *_flat(_with_descriptors(op, slots) for op in plan.operations),
         *_tail(plan),
-        *(("--sync-fd", str(slots.lease)) if slots.lease is not None else ()),
         "--json-status-fd",
         str(slots.status),
         *(("--seccomp", str(slots.seccomp)) if slots.seccomp is not None else ()),

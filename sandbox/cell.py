@@ -28,6 +28,9 @@ _RLIMITS = (
 
 
 class Usage(NamedTuple):
+    """Of the program and of all it has waited for. Not of what it left running: the kernel sweeps that up
+    uncounted."""
+
     wall: float
     cpu_user: float
     cpu_system: float
@@ -45,14 +48,24 @@ class Exit(NamedTuple):
 
 
 class Cell:
-    """One plugin's processes. Everything below `pid`, and nothing else, is in it."""
+    """One plugin's processes. Everything below `pid`, its keeper, and nothing else, is in it."""
 
-    def __init__(self, pid: int, status_fd: int, started: float) -> None:
+    def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
         self._status_fd = status_fd
+        self._ending_fd = ending_fd
         self._started = started
         self._exit: Exit | None = None
+
+    def end(self) -> None:
+        """End all of it from within, so that the keeper lives to tell what was used. Not waited for.
+
+        The program first: bwrap ends with it, and everything with bwrap. What the kernel sweeps up when a
+        namespace ends it does not count, so its init is not the one to kill.
+        """
+        if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
+            self.kill()
 
     def kill(self) -> None:
         """End all of it. The kernel does: `pid` is the init of a namespace around everything."""
@@ -67,13 +80,7 @@ class Cell:
 
         Neither bwrap process passes signals on: the outer one dies of them, the inner init ignores them.
         """
-        try:
-            init = children(self.pid)[0]
-            program = children(init)[0]
-            os.kill(program, number)
-        except (IndexError, OSError):
-            return False
-        return True
+        return _signal_below(self.pid, 3, number)  # keeper, bwrap, its init, the program
 
     def wait(self) -> Exit:
         """Reap it. Returns when the last process of the tree is gone, since a namespace's init is not
@@ -82,11 +89,17 @@ class Cell:
             _, status, used = os.wait4(self.pid, 0)
             wall = time.monotonic() - self._started
             code = self._reported_code()
+            ending = spawner.read_ending(self._ending_fd)
+            if ending is not None:
+                status = ending.status
+                usage = Usage(wall, ending.user, ending.system, ending.max_rss)
+            else:  # killed: what the kernel swept up it did not count
+                usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
             self._exit = Exit(
                 code=code,
                 reached_exec=code is not None,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                usage=Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024),
+                usage=usage,
             )
         return self._exit
 
@@ -109,13 +122,31 @@ class Cell:
     def close(self) -> None:
         self.kill()
         self.wait()
-        os.close(self.pidfd)
-        os.close(self._status_fd)
+        for fd in (self.pidfd, self._status_fd, self._ending_fd):
+            os.close(fd)
 
 
 def children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(word) for word in file.read().split()]
+
+
+def _signal_below(pid: int, generations: int, number: int) -> bool:
+    """Signal the first child's first child's … of `pid`; False if there is none."""
+    try:
+        for _ in range(generations):
+            pid, parent = children(pid)[0], pid
+        fd = os.pidfd_open(pid)
+        try:
+            # Looked at again with the descriptor held: the number may have been given to somebody else.
+            if pid not in children(parent):
+                return False
+            signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
+    except (IndexError, OSError):
+        return False
+    return True
 
 
 @contextmanager
@@ -124,19 +155,23 @@ def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str) -> Iterator[Cel
     plan = open_plan.plan
     with ExitStack() as stack:
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
+        ending_r, ending_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
+        stack.callback(os.close, ending_w)
         slots = bwrap.Slots(
             sources=open_plan.descriptors,
             texts={op.dest: _data(stack, op.content) for op in plan.operations if isinstance(op, Text)},
             seccomp=_data(stack, plan.layers.seccomp_filter) if plan.layers.seccomp_filter else None,
             status=status_w,
-            lease=owner.lease_fd,
         )
-        arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
         try:
-            cell = _start(plan, slots, arguments, owner, bwrap_path, status_r)
+            arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
+            started = time.monotonic()
+            pid = spawner.spawn(_order(plan, slots, arguments, owner, bwrap_path, ending_w))
+            cell = Cell(pid, status_r, ending_r, started)
         except BaseException:
             os.close(status_r)
+            os.close(ending_r)
             raise
     try:
         yield cell
@@ -144,36 +179,24 @@ def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str) -> Iterator[Cel
         cell.close()
 
 
-def _start(
-    plan: LaunchPlan,
-    slots: bwrap.Slots,
-    arguments: int,
-    owner: Owner,
-    bwrap_path: str,
-    status_r: int,
-) -> Cell:
-    started = time.monotonic()
-    pid = spawner.spawn(
-        spawner.Order(
-            program=bwrap_path,
-            # All that /proc/1/cmdline shows to the plugin.
-            argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
-            uid=owner.uid,
-            gid=owner.gid,
-            drop=plan.layers.uid_range is not None,
-            keep=tuple(_descriptors(slots, arguments)),
-            rlimits=_RLIMITS,
-            keyring=plan.layers.session_keyring,
-        )
+def _order(
+    plan: LaunchPlan, slots: bwrap.Slots, arguments: int, owner: Owner, bwrap_path: str, ending: int
+) -> spawner.Order:
+    given = (*slots.sources.values(), *slots.texts.values(), slots.status, slots.seccomp, arguments)
+    return spawner.Order(
+        program=bwrap_path,
+        # All that /proc/1/cmdline shows to the plugin.
+        argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
+        uid=owner.uid,
+        gid=owner.gid,
+        drop=plan.layers.uid_range is not None,
+        keep=tuple(fd for fd in given if fd is not None),
+        rlimits=_RLIMITS,
+        keyring=plan.layers.session_keyring,
+        ending=ending,
+        # The uid is given back when the last process that has it is gone, not when the runner is.
+        hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )
-    return Cell(pid, status_r, started)
-
-
-def _descriptors(slots: bwrap.Slots, arguments: int) -> Iterator[int]:
-    yield from slots.sources.values()
-    yield from slots.texts.values()
-    yield from (slots.status, arguments)
-    yield from (fd for fd in (slots.seccomp, slots.lease) if fd is not None)
 
 
 def _data(stack: ExitStack, content: bytes) -> int:

@@ -1,13 +1,14 @@
-"""The last steps before bubblewrap: from a plan's fds and numbers to a process that has become bwrap.
+"""The last steps before bubblewrap, and its keeper: from a plan's fds and numbers to a running bwrap.
 
 Standard library only, and single-threaded by contract: the parent-death signal belongs to the *thread*
 that forked, so a child made by a worker thread is killed when that thread is retired. `spawn` is called
 from the main thread of a process that has no other.
 
-The child is the init of a pid namespace of our own, one level outside the one bwrap makes. bwrap arms its
-own parent-death signal only after it has mounted everything; killed before that, its child would carry on
-as an orphan, or wait for ever on an eventfd nobody will write. With a namespace around all of it there is
-one process whose death is everybody's, from the first instruction on, and waiting for it waits for all.
+The child, the keeper, is the init of a pid namespace of our own, one level outside the one bwrap makes. bwrap
+arms its own parent-death signal only after it has mounted everything; killed before that, its child would
+carry on as an orphan, or wait for ever on an eventfd nobody will write. With a namespace around all of it
+there is one process whose death is everybody's, from the first instruction on; waiting for it waits for all.
+It stays, because bwrap does not wait for its own child: only who reaps all of them knows what they used.
 """
 
 from __future__ import annotations
@@ -20,19 +21,35 @@ import select
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _CLONE_PARENT = 0x00008000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
 _PR_SET_PDEATHSIG = 1
+_PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+
+# capset(2): version 3 and "this process"; effective, permitted, inheritable, for the low and the high half.
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+_CAPABILITIES = struct.Struct("=6I")
+_CAP_SYS_ADMIN = 1 << 21
 _OOM_SCORE = 500  # before anything of the host's
 
-# (clone, keyctl, close_range): the only calls for which libc offers no function we can use.
-_SYSCALLS = {"x86_64": (56, 250, 436), "aarch64": (220, 219, 436)}
+
+class _Numbers(NamedTuple):
+    """The only calls for which libc offers no function we can use."""
+
+    clone: int
+    keyctl: int
+    close_range: int
+    capset: int
+
+
+_SYSCALLS = {"x86_64": _Numbers(56, 250, 436, 126), "aarch64": _Numbers(220, 219, 436, 91)}
+_CAPABILITY_VERSION_3 = 0x20080522
 
 # What a dead child says on the error pipe: index of the stage that failed, errno.
 _FAULT = struct.Struct("=ii")
@@ -51,8 +68,19 @@ _STAGES = (
 )
 
 
+# What the keeper says in the end: bwrap's wait status, seconds of user and system time, largest RSS in KiB.
+_ENDING = struct.Struct("=iddq")
+
+
+class Ending(NamedTuple):
+    status: int  # as wait(2) gives it
+    user: float
+    system: float
+    max_rss: int  # bytes, of the largest single process
+
+
 class SpawnError(Exception):
-    """The process never became bwrap."""
+    """bwrap was never started."""
 
     def __init__(self, stage: str, code: int) -> None:
         super().__init__(f"could not {stage}: {os.strerror(code)}")
@@ -71,11 +99,17 @@ class Order(NamedTuple):
     keep: tuple[int, ...]  # fds the program may inherit besides 0-2
     rlimits: tuple[tuple[int, int, int], ...]
     keyring: bool
+    ending: int = -1  # where the keeper tells how it ended; see read_ending
+    hold: tuple[int, ...] = ()  # fds the keeper holds open for as long as anything lives
     umask: int = 0o077
 
 
 def spawn(order: Order) -> int:
-    """Start `order` and return its pid once it has become the program; raise SpawnError if it did not."""
+    """Start `order` and return its keeper's pid once the program runs; raise SpawnError if it does not.
+
+    Killing the keeper ends everything at once; killing its child, the program, ends everything as well and
+    lets the keeper tell what was used.
+    """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the interpreter lock stays held across the clone
     numbers = _SYSCALLS[os.uname().machine]
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
@@ -84,7 +118,7 @@ def spawn(order: Order) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     def clone(flags: int, *others: int) -> int:
-        pid: int = libc.syscall(numbers[0], signal.SIGCHLD | flags, 0, 0, 0, 0)
+        pid: int = libc.syscall(numbers.clone, signal.SIGCHLD | flags, 0, 0, 0, 0)
         if pid == 0:
             # Our own copies of the runner's ends would hide its death from us.
             for fd in (go_w, fault_r, *others):
@@ -110,7 +144,7 @@ def spawn(order: Order) -> int:
         except OSError as error:
             _reap(pid)
             raise SpawnError(step, error.errno or errno.EIO) from error
-        # EOF without a word: the exec closed the pipe.
+        # EOF without a word: the program runs.
         fault = os.read(fault_r, _FAULT.size)
     finally:
         os.close(fault_r)
@@ -137,8 +171,13 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
             os.close(born_r)
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)
+            # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works.
+            libc = ctypes.PyDLL(None)
+            libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
             os.setresuid(order.uid, order.uid, order.uid)
             dropped = True
+            admin = _CAPABILITIES.pack(_CAP_SYS_ADMIN, _CAP_SYS_ADMIN, 0, 0, 0, 0)
+            libc.capset(_CAPABILITY_HEADER, admin)  # where root itself lacks it, the clone will say so
             made = clone(_CLONE_PARENT | _CLONE_NEWUSER | _CLONE_NEWPID, born_w)
         except OSError as error:
             made = -(error.errno or errno.EIO)
@@ -157,10 +196,21 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
     return int(made)
 
 
+def read_ending(fd: int) -> Ending | None:
+    """What the keeper said; None if it was killed before it could."""
+    raw = os.read(fd, _ENDING.size)
+    if len(raw) < _ENDING.size:
+        return None
+    status, user, system, kibibytes = _ENDING.unpack(raw)
+    return Ending(status, user, system, kibibytes * 1024)
+
+
 def can_join_keyring() -> bool:
     """Whether keyctl works here, found by doing it: this process gets a session keyring of its own too."""
     libc = ctypes.PyDLL(None, use_errno=True)
-    return int(libc.syscall(_SYSCALLS[os.uname().machine][1], _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)) >= 0
+    return (
+        int(libc.syscall(_SYSCALLS[os.uname().machine].keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)) >= 0
+    )
 
 
 def _reap(pid: int) -> None:
@@ -196,15 +246,15 @@ def _write(path: str, text: bytes) -> None:
         os.close(fd)
 
 
-def _become(
-    order: Order, libc: ctypes.CDLL, numbers: tuple[int, int, int], fault_w: int, go_r: int
-) -> NoReturn:
-    """In the child. Never returns: it becomes the program, or says where it stuck and dies."""
+def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go_r: int) -> NoReturn:
+    """In the child. Never returns: it keeps the program until its end, or says where it stuck and dies."""
     done = 0
     try:
         for step in _steps(order, libc, numbers, fault_w, go_r):
-            step()
+            program = step()
             done += 1
+        os.close(fault_w)
+        os._exit(_keep(program, order))
     except OSError as error:
         os.write(fault_w, _FAULT.pack(done, error.errno or errno.EIO))
     except BaseException:  # noqa: BLE001 -- nothing may get out: below us is the parent's own stack
@@ -213,10 +263,33 @@ def _become(
         os._exit(125)
 
 
+def _keep(program: int, order: Order) -> int:
+    """Wait until nothing is left, say what it used, and give the status to leave with."""
+    for fd in {0, 1, 2, *order.keep} - {order.ending, *order.hold}:
+        os.close(fd)
+    status = 0
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        if pid == program:
+            status = ended
+            # Its own namespace dies with it if it got so far as to ask for that; we do not rely on it.
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if order.ending >= 0:
+        os.write(order.ending, _ENDING.pack(status, used.ru_utime, used.ru_stime, used.ru_maxrss))
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 def _steps(
-    order: Order, libc: ctypes.CDLL, numbers: tuple[int, int, int], fault_w: int, go_r: int
-) -> Sequence[Callable[[], object]]:
-    """The child's steps, in the order of _STAGES."""
+    order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go_r: int
+) -> Sequence[Callable[[], Any]]:
+    """The child's steps, in the order of _STAGES. The last gives the program's pid."""
 
     def call(result: int) -> None:
         if result < 0:
@@ -238,7 +311,7 @@ def _steps(
 
     def join_keyring() -> None:
         if order.keyring:
-            call(libc.syscall(numbers[1], _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
+            call(libc.syscall(numbers.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
 
     def limit() -> None:
         for kind, soft, hard in order.rlimits:
@@ -272,16 +345,19 @@ def _steps(
         call(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
             raise OSError(errno.EPERM, "")
+        # Exec would take them from bwrap, but the keeper never execs. Header, then three sets of 64 bits.
+        header, nothing = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+        call(libc.syscall(numbers.capset, header, nothing, 0, 0, 0, 0))
         follow_runner()  # again: changing ids has disarmed it
 
     def close_others() -> None:
-        kept = sorted(fd for fd in {fault_w, *order.keep} if fd > 2)
+        kept = sorted(fd for fd in {fault_w, order.ending, *order.keep, *order.hold} if fd > 2)
         low = 3
         for fd in kept:
             if fd > low:
-                call(libc.syscall(numbers[2], low, fd - 1, 0))
+                call(libc.syscall(numbers.close_range, low, fd - 1, 0))
             low = fd + 1
-        call(libc.syscall(numbers[2], low, 0x7FFFFFFF, 0))
+        call(libc.syscall(numbers.close_range, low, 0x7FFFFFFF, 0))
         for fd in order.keep:
             os.set_inheritable(fd, True)
         # A gap among 0-2 would be filled by bwrap's own descriptor of the host's /proc, which its init
@@ -289,10 +365,9 @@ def _steps(
         if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
             raise OSError(errno.EBADF, "")
 
-    def start() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    def start() -> int:
         # An empty environment: bwrap's own stays readable in /proc/1/environ inside.
-        os.execve(order.program, order.argv, {})
+        return os.posix_spawn(order.program, order.argv, {}, setsigmask=())
 
     return (
         follow_runner,

@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 LAYERS = Layers(b"filter", True, True, True, None)
 WHO = Identity(1, 2, 0o40755, 3)
 LAYERS = Layers(b"filter", True, True, True, None)
-SLOTS = bwrap.Slots(sources={"/data": 20, "/ro": 21}, texts={"/etc/x": 22}, seccomp=23, status=24, lease=None)
+SLOTS = bwrap.Slots(sources={"/data": 20, "/ro": 21}, texts={"/etc/x": 22}, seccomp=23, status=24)
 
 
 def plan(*operations: Operation, **changes: Any) -> LaunchPlan:
@@ -131,16 +131,6 @@ def test_the_end_of_the_options() -> None:
     env = (("A", "1"), ("B", "two words"))
     options = bwrap.options(plan(env=env), SLOTS)
     assert list(options[len(ALWAYS) :]) == [*ending, "--json-status-fd", "24", "--seccomp", "23"]
-    options = bwrap.options(plan(env=env), SLOTS._replace(lease=30))
-    assert list(options[len(ALWAYS) :]) == [
-        *ending,
-        "--sync-fd",
-        "30",
-        "--json-status-fd",
-        "24",
-        "--seccomp",
-        "23",
-    ]
 
 
 def test_a_cage_without_a_filter() -> None:

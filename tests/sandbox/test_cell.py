@@ -51,13 +51,13 @@ def vanishing(given: dict[str, Any], path: str) -> list[Any]:
 
     from sandbox import cell as cells
 
-    start = cells._start
+    spawn = cells.spawner.spawn
 
     def start_without(*words: Any) -> Any:
         os.unlink(path)
-        return start(*words)
+        return spawn(*words)
 
-    cells._start = start_without  # type: ignore[assignment]
+    cells.spawner.spawn = start_without
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     with contextmanager(cage)(given) as cell:
         end = cell.wait()
@@ -85,14 +85,14 @@ def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
 
     from sandbox import cell as cells
 
-    start = cells._start
+    spawn = cells.spawner.spawn
 
     def start_swapped(*words: Any) -> Any:
         os.rename(source, source + ".away")
         os.symlink(other, source)
-        return start(*words)
+        return spawn(*words)
 
-    cells._start = start_swapped  # type: ignore[assignment]
+    cells.spawner.spawn = start_swapped
     said = os.memfd_create("said")
     saved = os.dup(1)
     os.dup2(said, 1)
@@ -301,3 +301,40 @@ def test_the_plugin_sees_three_descriptors_and_no_bwrap_arguments(runner_as: Cal
     )
     end = cages.run(runner_as, cages.request("/usr/bin/python3", "-c", look))
     assert end["output"] == "[0, 1, 2] True\n['bwrap', '--args'] True\n"
+
+
+def test_usage_is_the_plugins_and_not_bubblewraps(runner_as: Caller) -> None:
+    busy = "import time\nheld = b'x' * (64 << 20)\nwhile time.process_time() < 0.4: pass\n"
+    usage = cages.run(runner_as, cages.request("/usr/bin/python3", "-c", busy))["usage"]
+    assert 0.4 <= usage["cpu_user"] + usage["cpu_system"] < 10
+    assert 64 << 20 <= usage["max_rss"] < 512 << 20
+
+
+def test_usage_counts_what_the_plugin_waited_for(runner_as: Caller) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
+    usage = cages.run(runner_as, sh(f"/usr/bin/python3 -c '{busy}'; exit 0"))["usage"]
+    assert 0.3 <= usage["cpu_user"] + usage["cpu_system"] < 10
+
+
+def ended(given: dict[str, Any]) -> list[Any]:
+    """End a busy plugin from within: the keeper lives to tell what was used."""
+    import os
+    from contextlib import contextmanager
+
+    said_r, said_w = os.pipe()
+    saved = os.dup(1)
+    os.dup2(said_w, 1)
+    with contextmanager(cage)(given) as cell:
+        os.read(said_r, 1)
+        cell.end()
+        end = cell.wait()
+    os.dup2(saved, 1)
+    return [end.code, end.signal, end.usage.cpu_user + end.usage.cpu_system]
+
+
+def test_an_end_that_tells_what_was_used(runner_as: Caller) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint('x', flush=True)\ntime.sleep(1000)\n"
+    given = cages.order(cages.request("/usr/bin/python3", "-c", busy))
+    code, signal, used = elsewhere.run(runner_as, ended, given, using=(cage,))
+    assert (code, signal) == (137, None)
+    assert 0.3 <= used < 10

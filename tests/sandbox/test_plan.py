@@ -168,7 +168,7 @@ def described(directory: str, paths: list[str]) -> list[Any]:
             op.dest: 200 + number for number, op in enumerate(held.plan.operations) if isinstance(op, Text)
         }
         sources = {dest: 100 + number for number, dest in enumerate(sorted(held.descriptors))}
-        slots = bwrap.Slots(sources, texts, 3, 4, 5)
+        slots = bwrap.Slots(sources, texts, 3, 4)
         return [repr(held.plan), list(bwrap.options(held.plan, slots))]
 
 

@@ -26,7 +26,6 @@ def test_every_wall_of_a_launch_is_rehearsed() -> None:
         {op.dest: 4 for op in plan.operations if isinstance(op, Text)},
         5,
         6,
-        7,
     )
     used = {word for word in bwrap.options(plan, slots) if word.startswith("--")} - NOT_WALLS
     tried = {word for group in rehearsal._groups(3, 4) for word in group.options}

@@ -133,7 +133,8 @@ def test_signals_and_umask_are_reset(runner_as: Caller) -> None:
     given = order(runner_as, "/bin/cat", "/proc/self/status")
     status = status_of(elsewhere.run(runner_as, blocked, given, using=(output_of,)))
     assert int(status["SigBlk"], 16) == 0
-    assert int(status["SigIgn"], 16) == 0
+    # But for 32 and 33, the C library's own, which its posix_spawn leaves ignored until they are used.
+    assert int(status["SigIgn"], 16) & ~(0b11 << 31) == 0
     assert int(status["Umask"], 8) == 0o077
 
 
