@@ -33,11 +33,11 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     """What bwrap is told through --args: everything but the program."""
     return (
         *_head(plan),
-        *_flat(_with_descriptors(op, slots) for op in plan.operations),
-        *_tail(plan),
         "--json-status-fd",
         str(slots.status),
         *(("--seccomp", str(slots.seccomp)) if slots.seccomp is not None else ()),
+        *_flat(_with_descriptors(op, slots) for op in plan.operations),
+        *_tail(plan),
     )
 
 

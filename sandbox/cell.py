@@ -13,6 +13,7 @@ from sandbox import bwrap, spawner
 from sandbox.plan import LaunchPlan, OpenPlan, Text
 from sandbox.state import Owner
 from sandbox.value import NamedTuple
+from sandbox.writing import write_all
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 
@@ -203,7 +204,7 @@ def _data(stack: ExitStack, content: bytes) -> int:
     """Content as a descriptor. bwrap reads it to the end, so each is for one launch."""
     fd = os.memfd_create("runner", os.MFD_CLOEXEC)
     stack.callback(os.close, fd)
-    os.write(fd, content)
+    write_all(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

@@ -16,6 +16,7 @@ from sandbox.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan import PROC_MASKS
 from sandbox.trial import Run, run_bwrap
 from sandbox.value import NamedTuple
+from sandbox.writing import write_all
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"
@@ -81,7 +82,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
             # --seccomp consumes its descriptor and --ro-bind-fd likewise; both stay open on our side.
             return run_bwrap(bwrap, options, (_SHELL, "-c", script), uid=uid, descriptors=(usr, seccomp))
 
-        os.write(seccomp, filter_program or _ALLOW_ALL)
+        write_all(seccomp, filter_program or _ALLOW_ALL)
         return _judge(groups, run)
     finally:
         os.close(usr)

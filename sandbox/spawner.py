@@ -24,8 +24,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 _CLONE_PARENT = 0x00008000
+_CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
+_MS_REC = 0x4000
+_MS_PRIVATE = 0x40000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
@@ -45,17 +48,16 @@ class _Numbers(NamedTuple):
     clone: int
     keyctl: int
     close_range: int
-    capset: int
 
 
-_SYSCALLS = {"x86_64": _Numbers(56, 250, 436, 126), "aarch64": _Numbers(220, 219, 436, 91)}
-_CAPABILITY_VERSION_3 = 0x20080522
+_SYSCALLS = {"x86_64": _Numbers(56, 250, 436), "aarch64": _Numbers(220, 219, 436)}
 
 # What a dead child says on the error pipe: index of the stage that failed, errno.
 _FAULT = struct.Struct("=ii")
 _STAGES = (
     "follow the runner's death",
     "wait for the id mapping",
+    "cut the host's mounts off",
     "start a session",
     "join a session keyring",
     "set resource limits",
@@ -164,7 +166,12 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
     use up root's. CLONE_PARENT: the child is the runner's own all the same.
     """
     born_r, born_w = os.pipe2(os.O_CLOEXEC)
-    maker = os.fork()
+    try:
+        maker = os.fork()
+    except OSError as error:
+        os.close(born_r)
+        os.close(born_w)
+        raise SpawnError("start a process", error.errno or errno.EAGAIN) from None
     if maker == 0:
         dropped, made = False, -errno.EIO
         try:
@@ -309,6 +316,12 @@ def _steps(
             os._exit(125)
         os.close(go_r)
 
+    def private_mounts() -> None:
+        # bwrap leaves its mounts receiving what the host mounts later: below a folder the plugin was shown it
+        # would appear inside, writable. A copy that receives nothing has nothing to pass on.
+        call(libc.unshare(_CLONE_NEWNS))
+        call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+
     def join_keyring() -> None:
         if order.keyring:
             call(libc.syscall(numbers.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
@@ -345,9 +358,8 @@ def _steps(
         call(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
             raise OSError(errno.EPERM, "")
-        # Exec would take them from bwrap, but the keeper never execs. Header, then three sets of 64 bits.
-        header, nothing = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-        call(libc.syscall(numbers.capset, header, nothing, 0, 0, 0, 0))
+        # Exec would take them from bwrap, but the keeper never execs.
+        call(libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(0, 0, 0, 0, 0, 0)))
         follow_runner()  # again: changing ids has disarmed it
 
     def close_others() -> None:
@@ -372,6 +384,7 @@ def _steps(
     return (
         follow_runner,
         wait_for_ids,
+        private_mounts,
         os.setsid,
         join_keyring,
         limit,

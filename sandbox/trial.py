@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sandbox.spawner import Order, SpawnError, spawn
 from sandbox.value import NamedTuple
+from sandbox.writing import write_all
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
@@ -281,7 +282,7 @@ def run_bwrap(
     arguments, status = os.memfd_create("arguments"), os.memfd_create("status")
     try:
         words = [*options, "--json-status-fd", str(status)]
-        os.write(arguments, b"".join(word.encode() + b"\0" for word in words))
+        write_all(arguments, b"".join(word.encode() + b"\0" for word in words))
         os.lseek(arguments, 0, os.SEEK_SET)
         argv = (bwrap, "--args", str(arguments), "--", *command)
         run = run_spawned(argv, uid=uid, descriptors=(arguments, status, *descriptors))

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterable
 
 from sandbox.value import NamedTuple
+from sandbox.writing import write_all
 
 _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
 
@@ -173,7 +174,7 @@ def _reserve(reservations: str, uid: int, state_dir: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(f"{reservations}/{uid}", flags, 0o600)
     try:
-        os.write(fd, os.fsencode(state_dir))
+        write_all(fd, os.fsencode(state_dir))
     finally:
         os.close(fd)
 

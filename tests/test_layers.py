@@ -62,7 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.positions",),
     ("sandbox.cache", "sandbox.diagnostic", "sandbox.fingerprint", "sandbox.uids", "sandbox.units"),
     ("sandbox.spec",),
-    ("sandbox.value",),
+    ("sandbox.value", "sandbox.writing"),
     ("sandbox",),
     ("policies",),
 )
