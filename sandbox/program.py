@@ -59,12 +59,13 @@ class Sight(NamedTuple):
 class _Search:
     """What has been found so far. `roots` are real paths shown anyway.
 
-    A command, a #! line or a pyvenv.cfg may be a stranger's words. Untrusted ones get no further than a
-    language's own installation: else a manifest could name any folder as its program and read it.
+    A command may be a stranger's word, and a #! line, an ELF header or a pyvenv.cfg mostly is. Untrusted ones
+    get no further than a language's own installation: else any folder could be named as a program and read.
     """
 
-    def __init__(self, roots: Sequence[str], sight: Sight) -> None:
+    def __init__(self, roots: Sequence[str], sight: Sight, search_path: str) -> None:
         self.roots = tuple(roots)
+        self.search_path = search_path
         self.sight = sight
         self.trees: list[str] = []
         self.links: list[Link] = []
@@ -94,17 +95,14 @@ class _Search:
 
     def add(self, tree: str, what: str, *, trusted: bool) -> None:
         reason = self.sight.denied(tree)
+        hint = "use a program below /usr or /opt, or in the plugin's own folder"
         if reason is None and not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
             reason = "it lies outside of the plugin's folder, and the policy lets no plugin read there"
+            hint += f", or let the policy's [read] ceiling include {tree}"
         if reason is not None:
             at = "" if contains(tree, what) else f" needs {tree}, which"
-            raise ProgramFault(
-                f"{what}{at} cannot be shown to the plugin: {reason}",
-                "use a program below /usr or in the plugin's own folder, or let the policy's [read] ceiling "
-                f"include {tree}",
-                found=True,
-                denied=True,
-            )
+            said = f"{what}{at} cannot be shown to the plugin: {reason}"
+            raise ProgramFault(said, hint, found=True, denied=True)
         self.trees.append(tree)
         base = _venv_base(tree)
         if base is not None and not self.covered(base):
@@ -151,7 +149,7 @@ def resolve(
 
     `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
     """
-    search = _Search(roots, sight)
+    search = _Search(roots, sight, search_path)
     for root in roots:
         base = _venv_base(root)
         if base is not None and not search.covered(base):
@@ -170,11 +168,12 @@ def resolve(
     # The folders on the way may be links of the operator's; the last component stays as it is named,
     # because a virtual environment's python finds its home by its own name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    _show_executable(path, search, trusted or on_path)
+    # What stands in a program found on PATH is the operator's as well; what stands in one that a command line
+    # names may have come with the project.
+    _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
-    if trusted:
-        _show_script(args, directory, search)
+    _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
     return Program(
         (path, *args),
         tuple(_outermost(search.trees)),
@@ -225,17 +224,18 @@ def _is_executable(path: str) -> bool:
     return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
 
 
-def _show_executable(path: str, search: _Search, trusted: bool, depth: int = 0) -> None:
+def _show_executable(path: str, search: _Search, *, trusted: bool, deep: bool, depth: int = 0) -> None:
+    """`trusted`: the path was not chosen by a stranger. `deep`: nor is what stands in the file."""
     real = search.show(path, trusted=trusted)
     head = _head(path, real)
     if head.startswith(b"\x7fELF"):
-        _show_loader(path, real, head, search, trusted)
+        _show_loader(path, real, head, search, trusted=deep)
     elif head.startswith(b"#!"):
         if depth == _MAX_INTERPRETERS:
             raise ProgramFault(
                 f"{path}: its #! lines lead in a circle", "name a real interpreter", found=True
             )
-        _show_interpreter(path, head, search, trusted, depth + 1)
+        _show_interpreter(path, head, search, deep=deep, depth=depth + 1)
     else:
         raise ProgramFault(
             f"{path} is neither a program of this machine nor a script with a #! line",
@@ -246,6 +246,13 @@ def _show_executable(path: str, search: _Search, trusted: bool, depth: int = 0) 
 
 def _head(path: str, real: str) -> bytes:
     try:
+        held = os.stat(real)  # before opening: opening a device can do things
+        if stat.S_ISDIR(held.st_mode):
+            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
+        if not stat.S_ISREG(held.st_mode):
+            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
+        if not held.st_mode & 0o111:
+            raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ProgramFault(
@@ -256,19 +263,12 @@ def _head(path: str, real: str) -> bytes:
             f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True
         ) from None
     try:
-        held = os.fstat(fd)
-        if stat.S_ISDIR(held.st_mode):
-            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
-        if not stat.S_ISREG(held.st_mode):
-            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
-        if not held.st_mode & 0o111:
-            raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
         return os.read(fd, 4096)
     finally:
         os.close(fd)
 
 
-def _show_interpreter(script: str, head: bytes, search: _Search, trusted: bool, depth: int) -> None:
+def _show_interpreter(script: str, head: bytes, search: _Search, *, deep: bool, depth: int) -> None:
     line = os.fsdecode(head[2:_SHEBANG_SIZE].split(b"\n", 1)[0]).strip()
     words = line.split()
     if not words or not words[0].startswith("/"):
@@ -284,19 +284,18 @@ def _show_interpreter(script: str, head: bytes, search: _Search, trusted: bool, 
             "install it, or change the script's first line",
             found=False,
         )
-    _show_executable(interpreter, search, trusted, depth)
+    _show_executable(interpreter, search, trusted=deep, deep=deep, depth=depth)
     if os.path.basename(interpreter) == "env":
         name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
         if name is not None and "/" not in name:
             # Inside, env looks on the PATH that we set: the system's first, then where it was found.
-            caller = os.environ.get("PATH", "")
-            path = _on_path(name, f"{SYSTEM_PATH}:{caller}", search)
-            _show_executable(path, search, True, depth)
+            path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
+            _show_executable(path, search, trusted=True, deep=True, depth=depth)
             if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
                 search.path_dirs.append(os.path.dirname(path))
 
 
-def _show_loader(path: str, real: str, head: bytes, search: _Search, trusted: bool) -> None:
+def _show_loader(path: str, real: str, head: bytes, search: _Search, *, trusted: bool) -> None:
     """An ELF program: of this machine, and with a loader that will exist inside.
 
     execve says "No such file" of a program whose loader is missing, which nobody understands.
@@ -312,33 +311,42 @@ def _show_loader(path: str, real: str, head: bytes, search: _Search, trusted: bo
             f"build or install it for {machine}",
             found=True,
         )
-    for loader in _loaders(path, real, head):
-        if not loader.startswith("/") or not os.path.exists(loader):
-            raise ProgramFault(
-                f"{path} needs the loader {loader}, which does not exist here",
-                "install the C library it was built for, or build it statically",
-                found=False,
-            )
-        search.show(loader, trusted=trusted)
+    loader = _loader(path, real, head)
+    if loader is None:
+        return
+    if not loader.startswith("/") or not os.path.isfile(loader):
+        raise ProgramFault(
+            f"{path} needs the loader {loader}, which does not exist here",
+            "install the C library it was built for, or build it statically",
+            found=False,
+        )
+    search.show(loader, trusted=trusted)
 
 
-def _loaders(path: str, real: str, head: bytes) -> list[str]:
+_PHENTSIZE = 56  # of ELF64; the kernel runs no other
+_MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # nor a larger table
+
+
+def _loader(path: str, real: str, head: bytes) -> str | None:
+    """The first PT_INTERP, which is the one the kernel takes."""
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
-    found = []
+    damaged = ProgramFault(f"{path} is a damaged program", "build or install it again", found=True)
+    if size != _PHENTSIZE or count > _MAX_PHDRS:
+        raise damaged
     try:
-        with open(real, "rb") as file:
-            file.seek(offset)
-            table = file.read(min(size * count, 65536))
-            for at in range(0, len(table) - 55, size or 56):
-                (entry,) = struct.unpack_from("<I", table, at)
-                if entry == 3:  # PT_INTERP
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            table = os.pread(fd, size * count, offset)
+            for at in range(0, len(table) - size + 1, size):
+                if struct.unpack_from("<I", table, at) == (3,):  # PT_INTERP
                     start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
-                    file.seek(start)
-                    found.append(os.fsdecode(file.read(min(length, 4096)).rstrip(b"\0")))
-    except (OSError, ValueError):  # ValueError: an offset beyond what a file can have
-        raise ProgramFault(f"{path} is a damaged program", "build or install it again", found=True) from None
-    return found
+                    return os.fsdecode(os.pread(fd, min(length, 4096), start).rstrip(b"\0"))
+        finally:
+            os.close(fd)
+    except (OSError, OverflowError):  # an offset beyond what a file can have
+        raise damaged from None
+    return None
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
@@ -347,7 +355,30 @@ _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", "
 _HARMLESS_OPTIONS = frozenset(("-u", "-B", "-E", "-I", "-s", "--no-warnings", "--enable-source-maps", "-jar"))
 
 
-def _show_script(args: Sequence[str], directory: str, search: _Search) -> None:
+# By name, and only if it is the real one: anything else could do with the folder what it likes.
+_INTERPRETERS = (
+    "python",
+    "pypy",
+    "node",
+    "nodejs",
+    "bun",
+    "deno",
+    "ruby",
+    "perl",
+    "php",
+    "bash",
+    "sh",
+    "java",
+)
+
+
+def _is_interpreter(path: str, real: str) -> bool:
+    if os.path.basename(path).rstrip("0123456789.") not in _INTERPRETERS:
+        return False
+    return contains("/usr", real) or is_runtime(os.path.dirname(os.path.dirname(real)))
+
+
+def _show_script(args: Sequence[str], directory: str, search: _Search, *, trusted: bool) -> None:
     """The program behind an interpreter: `node /opt/server/dist/index.js`."""
     arg = next((arg for arg in args if arg not in _HARMLESS_OPTIONS), "")
     path = os.path.normpath(os.path.join(directory, arg))
@@ -355,6 +386,8 @@ def _show_script(args: Sequence[str], directory: str, search: _Search) -> None:
         return
     real, links = follow(path)
     if not search.covered(real):
+        if not trusted:
+            return
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
     search.links.extend(link for link in links if not search.covered(link.path))

@@ -145,12 +145,11 @@ def test_words_of_env(plugin: Path, write_file: Write, line: str) -> None:
 
 
 def test_env_finds_an_interpreter_off_the_system_path(
-    runner_as: Caller, plugin: Path, plugin_dir: Path, write_file: Write, monkeypatch: pytest.MonkeyPatch
+    runner_as: Caller, plugin: Path, plugin_dir: Path, write_file: Write
 ) -> None:
     write_file(plugin_dir / "tools/shout", "#!/bin/sh\necho LOUD\n", 0o755)
     write_file(plugin / "run", "#!/usr/bin/env shout\n", 0o755)
-    monkeypatch.setenv("PATH", f"{SYSTEM_PATH}:{plugin_dir}/tools")
-    program = in_folder(plugin, "./run")
+    program = in_folder(plugin, "./run", path=f"{SYSTEM_PATH}:{plugin_dir}/tools")
     assert program.trees == (f"{plugin_dir}/tools/shout",)
     assert program.path_dirs == (f"{plugin_dir}/tools",)
 
@@ -568,10 +567,10 @@ def test_a_stranger_cannot_name_a_foreign_folder(
     else:
         assert refused is not None and refused.denied
         assert str(plugin_dir / "victim") in str(refused)
-    # The control: the same words of the operator's own are followed.
-    if how in ("command", "shebang", "loader"):
-        trees = in_folder(plugin, command, trusted=True).trees
-        assert trees == (str(plugin_dir / "victim"),)
+    # The control: a command line of the operator's own is followed, what stands in the file it names is not.
+    refused, trees = attempt(plugin, command, trusted=True)
+    assert (trees == (str(plugin_dir / "victim"),)) is (how == "command")
+    assert (refused is None) is (how in ("command", "env"))
 
 
 # --- node --------------------------------------------------------------------------------------------------
@@ -713,3 +712,36 @@ def test_a_trusted_command_does_not_make_its_virtual_environment_trusted(
     assert str(private) in str(fault(str(environment / "bin/run"), trusted=True))
     fake_python(private, write_file)  # the control: a real installation may be shown
     assert str(private) in found(str(environment / "bin/run"), trusted=True).trees
+
+
+@pytest.mark.parametrize("command", ["/usr/bin/cat", "./python3", "./evil.sh"])
+def test_only_an_interpreter_brings_the_folder_of_its_script(
+    plugin: Path, plugin_dir: Path, write_file: Write, command: str
+) -> None:
+    script = write_file(plugin_dir / "theirs/app.py", "")
+    for name in ("python3", "evil.sh"):
+        write_file(plugin / name, "#!/bin/sh\n", 0o755)
+    assert str(plugin_dir / "theirs") in str(in_folder(plugin, "python3", str(script), trusted=True).trees)
+    assert in_folder(plugin, command, str(script), trusted=True).trees == ()
+
+
+def test_only_the_first_loader_counts(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
+    """As for the kernel; a second one would be a folder that nobody asked about."""
+    loader = os.fsencode(os.path.realpath("/bin/true"))
+    secret = os.fsencode(write_file(plugin_dir / "secret", "s"))
+    one = elf(OWN_MACHINE, start=64 + 112, length=len(loader))
+    header = bytearray(one[:64])
+    header[56:58] = (2).to_bytes(2, "little")
+    first = bytearray(one[64:120])
+    second = bytearray(first)
+    second[8:16] = (64 + 112 + len(loader)).to_bytes(8, "little")
+    second[32:40] = len(secret).to_bytes(8, "little")
+    write_file(plugin / "run", bytes(header + first + second) + loader + secret, 0o755)
+    assert str(plugin_dir / "secret") not in str(in_folder(plugin, "./run", trusted=True))
+
+
+def test_a_table_the_kernel_would_not_read_is_not_read(plugin: Path, write_file: Write) -> None:
+    damaged = bytearray(elf(OWN_MACHINE, start=120, length=4) + b"/bin")
+    damaged[54:56] = (4).to_bytes(2, "little")  # entries of four bytes: a table of thousands
+    write_file(plugin / "run", bytes(damaged), 0o755)
+    assert "damaged" in str(fault_in_folder(plugin, "./run"))
