@@ -152,31 +152,57 @@ def load(path: str, *, contract: str | None = None, server: str | None = None) -
         name, document = _recognise(found, raw)
     except DocumentError as error:
         return Loaded(None, error.diagnostics)
-    loaded = Loaded(*contract_manifest(name).read(document, server=server, home=home))
+    loaded = _read(name, document, server, home)
     if loaded.plugin is not None:
         manifest_cache.store(key, loaded.plugin, loaded.diagnostics)
     return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 
-def load_all(path: str, *, contract: str | None = None) -> tuple[Loaded, ...]:
-    """Every plugin of a manifest: one, or for a configuration of several servers each of them."""
+def load_all(path: str, *, contract: str | None = None, server: str | None = None) -> tuple[Loaded, ...]:
+    """Every plugin of a manifest (or the one server named), each also held against the files around it.
+
+    Those are left to this verdict: a remembered Plugin depends on the manifest's own bytes and nothing else.
+    """
     try:
         found = find(path, contract)
         name, document = _recognise(found, read_bounded(found.path))
     except DocumentError as error:
         return (Loaded(None, error.diagnostics),)
     reader, home = contract_manifest(name), _home()
+    listed: tuple[str, ...] = reader.servers(document) if hasattr(reader, "servers") else ()
     results: list[Loaded] = []
     said = 0
-    for server in reader.servers(document) or (None,):
+    for each in listed if server is None and listed else (server,):
         if said >= FAULTS_SHOWN:
-            message = f"the other servers of {len(reader.servers(document))} were not checked"
+            message = f"the other servers of {len(listed)} were not checked"
             results.append(Loaded(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
-        results.append(Loaded(*reader.read(document, server=server, home=home)))
+        results.append(_with_files(name, document, _read(name, document, each, home)))
         said += len(results[-1].diagnostics)
     first = results[0]
     return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+
+
+def _read(name: str, document: Document, server: str | None, home: str) -> Loaded:
+    reader = contract_manifest(name)
+    if hasattr(reader, "servers"):
+        return Loaded(*reader.read(document, server=server, home=home))
+    plugin, diagnostics = reader.read(document, home=home)
+    if server is None:
+        return Loaded(plugin, diagnostics)
+    message = f"a {name} manifest has no servers to choose from"
+    return Loaded(
+        None, (document.diagnostic((), "server_unknown", message, "leave --server out"), *diagnostics)
+    )
+
+
+def _with_files(name: str, document: Document, loaded: Loaded) -> Loaded:
+    reader = contract_manifest(name)
+    if loaded.plugin is None or not hasattr(reader, "on_disk"):
+        return loaded
+    found: tuple[Diagnostic, ...] = reader.on_disk(document, loaded.plugin)
+    failed = any(diagnostic.severity == "error" for diagnostic in found)
+    return Loaded(None if failed else loaded.plugin, loaded.diagnostics + found)
 
 
 def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
@@ -199,8 +225,15 @@ def _home() -> str:
 def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     if found.contract is not None:
         return found.contract, parse(found.path, raw, contract(found.contract).FORMAT)
-    document = parse(found.path, raw, _format(found.path, raw))
     names = contract_names()
+    syntax = _format(found.path, raw)
+    try:
+        document = parse(found.path, raw, syntax)
+    except DocumentError as error:
+        if found.path.endswith((".json", ".toml")):
+            raise
+        # Its name promises neither format: that it is no good TOML is the least one can say of a README.
+        raise _unknown(found.path, _afterthought(syntax, error.diagnostics[0])) from None
     matching = [
         n for n in names if document.format == contract(n).FORMAT and contract(n).recognises(document)
     ]
@@ -209,11 +242,18 @@ def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     if matching:
         message = f"this could be a manifest of {' or '.join(matching)}"
         raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")
-    looked = "; ".join(f"{contract(n).SIGN} ({n})" for n in names)
+    raise _unknown(found.path, "choose with --contract NAME to see what is missing")
+
+
+def _unknown(path: str, hint: str) -> DocumentError:
+    looked = "; ".join(f"{contract(n).SIGN} ({n})" for n in contract_names())
     message = f"this is not a manifest of a known contract; looked for {looked}"
-    raise _refusal(
-        found.path, "manifest_unknown", message, "choose with --contract NAME to see what is missing"
-    )
+    return _refusal(path, "manifest_unknown", message, hint)
+
+
+def _afterthought(syntax: Format, fault: Diagnostic) -> str:
+    place = f", line {fault.line}, column {fault.column}" if fault.line else ""
+    return f"if it is one, choose with --contract NAME; read as {syntax.upper()}{place}: {fault.message}"
 
 
 def _format(path: str, raw: bytes) -> Format:

@@ -16,7 +16,7 @@ from runner.faults import Faults
 from runner.table import Item, Table
 from sandbox.denylist import lexical_hit
 from sandbox.diagnostic import did_you_mean, quoted
-from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits, is_variable_name
+from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits, SeccompProfile, is_variable_name
 from sandbox.units import parse_duration, parse_size
 
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN) and all of them
@@ -25,6 +25,8 @@ ARGUMENT_LIMIT = 131072 - 1
 VECTOR_LIMIT = 512 << 10
 PATH_LIMIT = 4096 - 1
 NAME_LIMIT = 255
+
+Where = tuple[tuple[str, KeyPath], ...]  # where each of the requests stands, by name
 
 
 def check_vector(
@@ -166,6 +168,17 @@ def _address(text: str) -> str:
     return str(address)
 
 
+# --- system calls ----------------------------------------------------------------------------------
+
+
+def seccomp(sandbox: Table, where: Where) -> tuple[SeccompProfile | None, Where]:
+    """The profile a table asks for, and `where` with its place. Any other word is the shape's to refuse."""
+    asked = sandbox.string("seccomp")
+    profiles: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
+    profile = next((profile for profile in profiles if profile == asked), None)
+    return profile, where if profile is None else (*where, ("seccomp", sandbox.at("seccomp")))
+
+
 # --- limits ----------------------------------------------------------------------------------------
 
 _SIZE = "Bytes, or text such as 256M."
@@ -188,22 +201,24 @@ LIMITS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def limits_schema(*, closed: bool) -> dict[str, Any]:
+def limits_schema() -> dict[str, Any]:
     """JSON Schema of a table of budgets."""
-    schema: dict[str, Any] = {
+    return {
         "type": "object",
         "description": "Budgets the plugin declares for itself. The operator's policy may set lower ones.",
         "properties": {
             name: {"description": about, "type": kinds} for name, (about, kinds) in LIMITS.items()
         },
+        "additionalProperties": False,
     }
-    return {**schema, "additionalProperties": False} if closed else schema
 
 
-def limits(
-    faults: Faults, parent: Table, name: str, unknown: str | None = None
-) -> tuple[Limits, tuple[tuple[str, KeyPath], ...]]:
-    """The budgets of a table and where each stands. Unknown ones are warnings, or break rule `unknown`."""
+def limits(faults: Faults, parent: Table, name: str) -> tuple[Limits, Where]:
+    """The budgets of a table and where each stands.
+
+    An unknown one is an error whatever the contract says of unknown keys: a limit that somebody asked for
+    and nobody enforces is worse than none.
+    """
     value = parent.data.get(name)
     if value is not None and not isinstance(value, dict):
         message = f"{name} has to be a table, not {shape.type_name(value)}"
@@ -213,11 +228,7 @@ def limits(
     for key in table.data:
         if key not in LIMITS:
             hint = did_you_mean(key, tuple(LIMITS)) or f"known here: {', '.join(LIMITS)}"
-            message = f"the limit {quoted(key)} is unknown"
-            if unknown is None:
-                faults.warn(table.at(key), "unknown_key", f"{message} and ignored", hint)
-            else:
-                faults.error(table.at(key), unknown, message, hint)
+            faults.error(table.at(key), "limit_unknown", f"the limit {quoted(key)} is unknown", hint)
             continue
         try:
             amount = _limit(key, table.data[key])

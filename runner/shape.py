@@ -14,6 +14,9 @@ from runner.faults import Faults
 from sandbox.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
 
+# How every table of every manifest is modelled. Built when first used: nexo has forty, a manifest uses few.
+TABLE: Any = {"strict": True, "extra": "forbid", "defer_build": True}
+
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",

@@ -198,6 +198,11 @@ def _accounts(passwd: str) -> list[_Account]:
     return accounts
 
 
+def _is_person(account: _Account) -> bool:
+    """Not a daemon's: by the uid distributions start people at (65534 is nobody), or by where it lives."""
+    return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
+
+
 def homes(
     environ: Mapping[str, str], *, euid: int | None = None, passwd: str = "/etc/passwd"
 ) -> tuple[str, ...]:
@@ -213,7 +218,7 @@ def homes(
     found += [a.home for a in accounts if sudo_user and a.name == sudo_user]
     if uid == 0:
         # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
-        found += [a.home for a in accounts if a.home.startswith("/home/") and os.path.isdir(a.home)]
+        found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
     unique: dict[str, None] = {}
     for home in found:
         if lexical_fault(home) is not None:

@@ -20,6 +20,7 @@ Format = Literal["toml", "json"]
 SIZE_LIMIT = 1 << 20
 
 FAULT_CONTEXT = 1024
+FAULTS_SHOWN = 50
 
 _INT_RANGE = range(-(1 << 63), 1 << 63)
 
@@ -210,25 +211,35 @@ def _check_values(document: Document) -> None:
     """What both syntaxes allow and nothing after us can carry: NUL and half characters in strings (no
     argument, path or variable can hold them), and integers that do not fit 64 bits."""
     pending: list[tuple[KeyPath, object]] = [((), document.data)]
+    found: dict[Diagnostic, None] = {}
     while pending:
         keys, value = pending.pop()
         if isinstance(value, dict):
             for key, item in value.items():
-                _check_string(document, (*keys, key), key)
+                _check_value(document, (*keys, key), key, found)
                 pending.append(((*keys, key), item))
         elif isinstance(value, list):
             pending.extend(((*keys, index), item) for index, item in enumerate(value))
-        elif isinstance(value, str):
-            _check_string(document, keys, value)
-        elif isinstance(value, int) and value not in _INT_RANGE:
-            message = "this integer does not fit into 64 bits"
-            raise DocumentError(document.diagnostic(keys, "number_too_large", message))
+        else:
+            _check_value(document, keys, value, found)
+    if not found:
+        return
+    ordered = sorted(found, key=lambda diagnostic: diagnostic[1:3])
+    shown = ordered[:FAULTS_SHOWN]
+    if len(ordered) > len(shown):
+        message = f"{len(ordered) - len(shown)} more faults are not shown"
+        shown.append(Diagnostic(document.path, 0, 0, "too_many_faults", message))
+    raise DocumentError(*shown)
 
 
-def _check_string(document: Document, keys: KeyPath, text: str) -> None:
-    if "\0" in text:
-        message = "a string contains the character NUL, which no path, argument or variable can hold"
-        raise DocumentError(document.diagnostic(keys, "nul_character", message))
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        message = "a string contains half of a surrogate pair, which is no character"
-        raise DocumentError(document.diagnostic(keys, "invalid_character", message))
+def _check_value(document: Document, keys: KeyPath, value: object, found: dict[Diagnostic, None]) -> None:
+    if isinstance(value, str):
+        if "\0" in value:
+            message = "a string contains the character NUL, which no path, argument or variable can hold"
+            found[document.diagnostic(keys, "nul_character", message)] = None
+        elif not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            message = "a string contains half of a surrogate pair, which is no character"
+            found[document.diagnostic(keys, "invalid_character", message)] = None
+    elif isinstance(value, int) and value not in _INT_RANGE:
+        message = "this integer does not fit into 64 bits"
+        found[document.diagnostic(keys, "number_too_large", message)] = None

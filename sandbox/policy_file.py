@@ -13,7 +13,9 @@ from sandbox import cache
 from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document import read_bounded
 from sandbox.fingerprint import fingerprint
+from sandbox.mounts import ancestry
 from sandbox.policy import EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
+from sandbox.program import ProgramFault, follow
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"
@@ -105,29 +107,33 @@ def untrustworthy(path: str) -> tuple[str, str] | None:
     """Why others than root and the runner's user could change what stands at `path`: (reason, remedy).
 
     Every directory above counts, as whoever may write to one can put another tree in its place, and so does
-    the way through links. A sticky directory such as /tmp lets nobody replace what others own.
+    every link on the way, with the directories above it. A sticky directory such as /tmp lets nobody replace
+    what others own; what stands in it, its owner can.
     """
-    for route in dict.fromkeys((path, os.path.realpath(path))):
-        place = route
-        while True:
-            try:
-                status = os.stat(place)
-            except OSError:
-                return None  # reading it will say so, with the reason
-            fault = _weak_spot(place, status, top=place == route)
-            if fault is not None:
-                return fault
-            if place == "/":
-                break
-            place = os.path.dirname(place)
+    try:
+        real, links = follow(path)
+        for end in (*(link.path for link in links), real):
+            for place in ancestry(end):
+                fault = _weak_spot(place, os.lstat(place), _part(place, end, real))
+                if fault is not None:
+                    return fault
+    except (OSError, ProgramFault):
+        return None  # reading it will say so, with the reason
     return None
 
 
-def _weak_spot(place: str, status: os.stat_result, *, top: bool) -> tuple[str, str] | None:
-    what = "the policy file" if top else f"its directory {place}"
+def _part(place: str, end: str, real: str) -> str:
+    if place != end:
+        return f"its directory {place}"
+    return "the policy file" if end == real else f"the link {place} that leads to it"
+
+
+def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str] | None:
     if status.st_uid not in (0, os.geteuid()):
-        remedy = f"chown {os.geteuid()} {place}, or copy the policy to a directory of your own"
+        remedy = f"chown -h {os.geteuid()} {place}, or copy the policy to a directory of your own"
         return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
+    if stat.S_ISLNK(status.st_mode):
+        return None  # whose mode means nothing
     if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return f"{what} can be written by its group or by everybody", f"chmod go-w {place}"
     return None

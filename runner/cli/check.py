@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from typing import Any
 
 from runner import __version__
 from runner.cli.diagnostics import print_diagnostics
-from runner.manifest import Loaded, load, load_all
+from runner.manifest import Loaded, load_all
+from runner.report import EXIT
 from sandbox.diagnostic import Diagnostic, printable
 
 NAME = "check"
 HELP = "say everything that is wrong with a manifest"
 EXAMPLE = "runner check nexo-plugin.toml"
-
-MANIFEST_INVALID = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    files = [(path, _loaded(path, args)) for path in args.manifests]
+    files = [(p, load_all(p, contract=args.contract, server=args.server)) for p in args.manifests]
     shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]
     found = [diagnostic for _, _, diagnostics in shown for diagnostic in diagnostics]
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
@@ -41,13 +41,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_diagnostics(found, sys.stdout)
         _print_summary(shown, errors, len(found) - errors)
-    return MANIFEST_INVALID if errors else 0
-
-
-def _loaded(path: str, args: argparse.Namespace) -> tuple[Loaded, ...]:
-    if args.server is not None:
-        return (load(path, contract=args.contract, server=args.server),)
-    return load_all(path, contract=args.contract)
+    return EXIT["manifest_invalid" if errors else "ok"]
 
 
 def _diagnostics(given: str, loaded: tuple[Loaded, ...]) -> list[Diagnostic]:
@@ -104,11 +98,13 @@ def _print_json(
 
 def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
     """The findings as SARIF 2.1.0, which code hosts show beside the lines."""
-    rules = sorted({diagnostic.rule for diagnostic in diagnostics})
+    # Reversed: of each rule the first finding describes it.
+    described = {found.rule: _description(found) for found in reversed(diagnostics)}
+    rules = sorted(described)
     driver = {
         "name": "runner",
         "version": __version__,
-        "rules": [{"id": rule, "shortDescription": {"text": rule.replace("_", " ")}} for rule in rules],
+        "rules": [{"id": rule, "shortDescription": {"text": described[rule]}} for rule in rules],
     }
     run_object = {
         "tool": {"driver": driver},
@@ -117,6 +113,12 @@ def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
     }
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return {"$schema": schema, "version": "2.1.0", "runs": [run_object]}
+
+
+def _description(diagnostic: Diagnostic) -> str:
+    """The rule behind a finding as a sentence: its message without the words of this one manifest."""
+    text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "…", diagnostic.message)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:

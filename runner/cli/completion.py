@@ -6,6 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from runner.cli import VERBS, verb_parser
+from runner.manifest import contract_names
+from sandbox.policy_file import policy_names
+from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -27,35 +30,53 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(verb: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Each long option with the values it chooses from."""
+class _Option(NamedTuple):
+    name: str
+    takes_value: bool
+    words: tuple[str, ...] = ()  # to choose its value from
+    files: bool = False  # its value may be the name of a file
+
+
+def _options(verb: str) -> list[_Option]:
     found = []
     for action in verb_parser(verb)._actions:
-        for option in action.option_strings:
-            if option.startswith("--"):
-                found.append((option, tuple(str(choice) for choice in action.choices or ())))
+        for name in action.option_strings:
+            if name.startswith("--"):
+                words = tuple(map(str, action.choices)) if action.choices else _values(name)
+                found.append(_Option(name, action.nargs != 0, words, name in _FILES))
     return found
 
 
-def _words(verb: str) -> tuple[str, ...]:
-    if verb == "completion":
-        return _SHELLS
-    if verb == "schema":
-        from runner.manifest import contract_names
+# Options whose value may be a file or a directory.
+_FILES = ("--policy", "--report", "--state-dir")
 
-        return tuple(contract_names())
+
+def _values(option: str) -> tuple[str, ...]:
+    if option == "--policy":
+        return policy_names()
+    if option == "--contract":
+        return contract_names()
     return ()
+
+
+def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
+    """What a verb takes besides options: words, and whether files (then it is a manifest)."""
+    operands = [action for action in verb_parser(verb)._actions if not action.option_strings]
+    if verb == "schema":
+        return contract_names(), False
+    choices = tuple(str(choice) for action in operands for choice in action.choices or ())
+    return choices, any(action.choices is None for action in operands)
 
 
 def _bash() -> str:
     cases: list[str] = []
     for verb in VERBS:
-        for option, choices in _options(verb):
-            if choices:
-                cases.append(f'    "{verb} {option}") words="{" ".join(choices)}" ;;')
+        for option in _options(verb):
+            if option.takes_value:
+                cases.append(_case(f'"{verb} {option.name}"', option.words, option.files))
     for verb in VERBS:
-        words = " ".join((*(option for option, _ in _options(verb)), *_words(verb)))
-        cases.append(f'    "{verb} "*) words="{words}"; files=yes ;;')
+        words, files = _operands(verb)
+        cases.append(_case(f'"{verb} "*', (*(option.name for option in _options(verb)), *words), files))
     return "\n".join(
         (
             "# bash completion for runner",
@@ -75,18 +96,27 @@ def _bash() -> str:
     )
 
 
+def _case(pattern: str, words: tuple[str, ...], files: bool) -> str:
+    return f'    {pattern}) words="{" ".join(words)}"{"; files=yes" if files else ""} ;;'
+
+
 def _zsh() -> str:
     return "autoload -Uz bashcompinit && bashcompinit\n" + _bash()
 
 
 def _fish() -> str:
-    lines = ["# fish completion for runner"]
+    lines = ["# fish completion for runner", "complete -c runner -n __fish_use_subcommand -f"]
     for verb in VERBS:
         lines.append(f"complete -c runner -n __fish_use_subcommand -a {verb}")
         condition = f"'__fish_seen_subcommand_from {verb}'"
-        for option, choices in _options(verb):
-            values = f" -x -a '{' '.join(choices)}'" if choices else ""
-            lines.append(f"complete -c runner -n {condition} -l {option[2:]}{values}")
-        for word in _words(verb):
+        words, files = _operands(verb)
+        if not files:
+            lines.append(f"complete -c runner -n {condition} -f")
+        for option in _options(verb):
+            # -r: the next word is its value, -x: and no file.
+            kind = "" if not option.takes_value else " -r" if option.files else " -x"
+            values = f" -a '{' '.join(option.words)}'" if option.words else ""
+            lines.append(f"complete -c runner -n {condition} -l {option.name[2:]}{kind}{values}")
+        for word in words:
             lines.append(f"complete -c runner -n {condition} -a {word}")
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from runner.report import EXIT, USAGE_ERROR
 from sandbox.diagnostic import DocumentError, printable
 from sandbox.host import Finding, Status
 from sandbox.policy import Policy
@@ -21,7 +22,9 @@ HELP = "say which layers of the cage this machine can enforce"
 EXAMPLE = "runner doctor --format json"
 
 SCHEMA = "runner.doctor.v1"
-SANDBOX_UNAVAILABLE = 22
+
+# What a launch holds a plugin to. Any other budget stops it: see _require_enforceable in sandbox/plan.py.
+ENFORCED_LIMITS = frozenset(("tmp", "shm", "deadline"))
 
 _MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any other, colour
     "ok": ("✓", "ok", "32"),
@@ -40,23 +43,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        # The uid range is that of the policy in force. The verdict is about the default policy, in which
-        # every layer is required, unless another one is named.
+        # The uid range is that of the policy in force. The verdict is about the default policy that comes
+        # with the runner, unless another one is named.
         policy = load_policy(args.policy, os.environ)
+        judged = policy if args.policy else load_policy("default", {})
     except DocumentError as error:
         for diagnostic in error.diagnostics:
             print(f"runner doctor: {diagnostic.text()}", file=sys.stderr)
             if diagnostic.hint:
                 print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
-        return 2
-    judged = policy if args.policy else Policy("default", "")
+        return USAGE_ERROR
     findings = examine(os.environ, uid_range=policy.uids)
-    lacking = unmet(findings, (name for name, mode in judged.layers if mode == "prefer"))
+    beyond = beyond_this_version(judged)
+    lacking = (*unmet(findings, (name for name, mode in judged.layers if mode == "prefer")), *beyond)
+    findings = (*findings, *beyond)
     if args.format == "json":
         print(json.dumps(document(findings, lacking, judged.name), indent=2))
     else:
         print(text(findings, lacking, judged.name, _unicode(sys.stdout), _colour(sys.stdout)))
-    return SANDBOX_UNAVAILABLE if lacking else 0
+    return EXIT["sandbox_unavailable" if lacking else "ok"]
+
+
+def beyond_this_version(policy: Policy) -> tuple[Finding, ...]:
+    """What a policy sets for every plugin and no machine could enforce yet: nothing would start."""
+    budgets = [
+        name for name, rule in policy.limits if rule.default is not None and name not in ENFORCED_LIMITS
+    ]
+    if not budgets:
+        return ()
+    summary = f"the policy sets {', '.join(budgets)}, which this version cannot enforce"
+    remedy = f"remove the default from {', '.join(f'[limits.{name}]' for name in budgets)}"
+    return (Finding("budgets", "missing", summary, remedy=remedy, cause="policy"),)
 
 
 def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: str) -> dict[str, object]:

@@ -14,7 +14,15 @@ Each package says, cheaply, how its manifests are recognised:
 
 and its `manifest` module, imported only when there is something to read, does the reading:
 
-    read(document, *, server, home)  ->  (Plugin | None, diagnostics)
-    servers(document)                ->  names to choose from; empty where a manifest is one plugin
+    read(document, *, home)          ->  (Plugin | None, diagnostics), from the text alone
     json_schema()                    ->  for editors
+
+and, where a manifest may hold several plugins,
+
+    servers(document)                ->  names to choose from
+    read(document, *, server, home)      instead of the one above
+
+and, where a manifest makes promises about files beside it,
+
+    on_disk(document, plugin)        ->  diagnostics; asked by `runner check` only
 """

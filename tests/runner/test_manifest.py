@@ -149,6 +149,32 @@ def test_unknown_content_says_what_was_looked_for(tmp_path: Path) -> None:
     assert "mcpServers" in found.diagnostics[0].message and "[plugin]" in found.diagnostics[0].message
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("README.md", "# Title\n\nSome words.\n", "read as TOML, line 3, column 6: "),
+        ("foo.yaml", "plugin:\n  id: x\n", "read as TOML, line 1, column 7: "),
+        ("Makefile", "all:\n\ttrue\n", "read as TOML, line 1, column 4: "),
+        ("settings", '{"plugin_id": "x",,}', "read as JSON, line 1, column 19: "),
+    ],
+)
+def test_a_file_that_promises_no_format_is_unknown_and_not_broken(
+    tmp_path: Path, name: str, text: str, place: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = load(str(tmp_path / name))
+    assert rules(found) == ["manifest_unknown"]
+    [diagnostic] = found.diagnostics
+    assert "mcpServers" in diagnostic.message and "[plugin]" in diagnostic.message
+    assert place in diagnostic.hint and "--contract NAME" in diagnostic.hint
+
+
+@pytest.mark.parametrize(("name", "rule"), [("x.toml", "toml_syntax"), ("x.json", "json_syntax")])
+def test_a_file_that_promises_one_is_broken(tmp_path: Path, name: str, rule: str) -> None:
+    (tmp_path / name).write_text("{,")
+    assert rules(load(str(tmp_path / name))) == [rule]
+
+
 def test_the_contract_given_decides_about_the_format_too(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(NEXO)
     assert contract_of(load(str(tmp_path / "x.json"), contract="nexo")) == "nexo"
@@ -185,7 +211,28 @@ def test_thousands_of_wrong_servers_are_not_all_listed(tmp_path: Path) -> None:
 
 def test_a_server_of_a_manifest_that_has_none(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text(NEXO)
-    assert rules(load(str(tmp_path), server="x")) == ["server_unknown"]
+    for found in (load(str(tmp_path), server="x"), *load_all(str(tmp_path), server="x")):
+        assert rules(found) == ["server_unknown"]
+        assert "a nexo manifest has no servers" in found.diagnostics[0].message
+    (tmp_path / "plugin.toml").write_text(NEXO.replace("demo", "De mo"))
+    assert rules(load(str(tmp_path), server="x")) == ["server_unknown", "plugin_id"]
+
+
+def test_files_beside_the_manifest_are_looked_at_by_load_all_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so never remembered: a plugin from the cache says nothing about files."""
+    monkeypatch.setenv("RUNNER_CACHE", "on")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "rterm-plugin.json"
+    path.write_text(RUNE.replace('"command": "x"', '"command": "./x"'))
+    for _ in range(2):
+        [checked] = load_all(str(path))
+        assert rules(checked) == ["process_command_missing"]
+        assert contract_of(load(str(path))) == "rune"
+    (tmp_path / "x").touch()
+    [checked] = load_all(str(path))
+    assert contract_of(checked) == "rune" and checked.diagnostics == ()
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/plugin.toml", "a\0b"])
@@ -277,4 +324,4 @@ def test_contracts_are_the_folders_and_each_is_complete() -> None:
         package, reader = manifest.contract(name), manifest.contract_manifest(name)
         assert name == package.NAME
         assert package.FORMAT in ("toml", "json") and package.FILE_NAMES and package.SIGN
-        assert callable(package.recognises) and callable(reader.read) and callable(reader.servers)
+        assert callable(package.recognises) and callable(reader.read)

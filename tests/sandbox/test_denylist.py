@@ -124,6 +124,8 @@ www:x:33:33::/var/www:/usr/sbin/nologin
 ann:x:1000:1000:Ann:/home/ann:/bin/bash
 bob:x:1001:1001:Bob:/srv/people/bob/:/bin/bash
 gone:x:1003:1003::/home/gone:/bin/sh
+old:x:500:500::/home/old:/bin/sh
+nobody:x:65534:65534::/var/nobody:/usr/sbin/nologin
 broken line
 eve:x:1002:1002::relative/home:/bin/sh
 """
@@ -134,8 +136,8 @@ eve:x:1002:1002::relative/home:/bin/sh
     [
         ({"HOME": "/home/elsewhere"}, 1000, ["/home/elsewhere", "/home/ann"]),
         ({}, 1001, ["/srv/people/bob"]),
-        ({"HOME": "/root"}, 0, ["/root", "/home/ann"]),
-        ({"HOME": "/root", "SUDO_USER": "bob"}, 0, ["/root", "/srv/people/bob", "/home/ann"]),
+        ({"HOME": "/root"}, 0, ["/root", "/home/ann", "/srv/people/bob", "/home/old"]),
+        ({"HOME": "/root", "SUDO_USER": "bob"}, 0, ["/root", "/srv/people/bob", "/home/ann", "/home/old"]),
         ({"HOME": "relative"}, 1002, []),
         ({"HOME": "/"}, 33, ["/", "/var/www"]),
     ],

@@ -168,6 +168,32 @@ def test_each_refusal_has_its_rule_and_place(
     assert (diagnostic.rule, diagnostic.line, diagnostic.column) == (rule, line, column)
 
 
+@pytest.mark.parametrize(
+    ("format", "raw"),
+    [
+        ("toml", b'a = "\\u0000"\n[t]\nb = ["x", "\\u0000"]\n"\\u0000c" = 99999999999999999999\n'),
+        ("json", b'{"a": "\\u0000",\n\n"b": ["\\u0000"],\n"\\u0000c": 99999999999999999999}'),
+    ],
+)
+def test_all_values_that_cannot_be_carried_are_told(format: Literal["toml", "json"], raw: bytes) -> None:  # noqa: A002
+    with pytest.raises(DocumentError) as caught:
+        parse("f", raw, format)
+    assert [(d.rule, d.line) for d in caught.value.diagnostics] == [
+        ("nul_character", 1),
+        ("nul_character", 3),
+        ("nul_character", 4),
+        ("number_too_large", 4),
+    ]
+
+
+def test_but_not_thousands_of_them() -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse("f", b'{"a": [' + b",".join([b'"\\u0000"'] * 15_000) + b"]}", "json")
+    *shown, last = caught.value.diagnostics
+    assert [d.column for d in shown] == list(range(8, 8 + 50 * 9, 9))
+    assert (last.rule, last.message) == ("too_many_faults", "14950 more faults are not shown")
+
+
 def test_the_largest_integers_that_fit_are_accepted() -> None:
     assert parse("f", b"a = 9223372036854775807", "toml").data == {"a": 2**63 - 1}
     assert parse("f", b'{"a": -9223372036854775808}', "json").data == {"a": -(2**63)}

@@ -191,6 +191,47 @@ def test_a_weak_directory_further_up_or_on_the_way_of_a_link(tmp_path: Path) -> 
     assert untrustworthy(str(strong)) is None
 
 
+def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
+    """good/link.toml -> weak/hop -> real.toml: whoever writes to weak/ chooses the policy."""
+    good, weak = tmp_path / "good", tmp_path / "weak"
+    good.mkdir()
+    weak.mkdir()
+    real = written(tmp_path / "real.toml")
+    (good / "link.toml").symlink_to("../weak/hop")
+    (weak / "hop").symlink_to(real)
+    (tmp_path / "folder").symlink_to("weak/folder")
+    (weak / "folder").symlink_to(good)
+    for path in (good / "link.toml", tmp_path / "folder" / "link.toml"):
+        assert untrustworthy(str(path)) is None
+    weak.chmod(0o777)
+    assert untrustworthy(str(real)) is None
+    for path in (good / "link.toml", tmp_path / "folder" / "link.toml"):
+        reason, hint = untrustworthy(str(path)) or ("", "")
+        assert f"its directory {weak} can be written" in reason and hint == f"chmod go-w {weak}"
+        with pytest.raises(DocumentError):
+            load_policy(str(path), {})
+
+
+@pytest.mark.needs("root")
+def test_a_link_of_somebody_else_in_a_sticky_directory_is_refused(tmp_path: Path) -> None:
+    real = written(tmp_path / "real.toml")
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    (sticky / "link.toml").symlink_to(real)
+    assert untrustworthy(str(sticky / "link.toml")) is None  # the control
+    os.lchown(sticky / "link.toml", 54321, 54321)
+    reason, _ = untrustworthy(str(sticky / "link.toml")) or ("", "")
+    assert f"the link {sticky}/link.toml that leads to it belongs to uid 54321" in reason
+
+
+def test_links_in_a_circle_are_no_policy(tmp_path: Path) -> None:
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    with pytest.raises(DocumentError) as caught:
+        load_policy(str(tmp_path / "loop.toml"), {})
+    assert caught.value.diagnostics[0].rule == "file_unreadable"
+
+
 @pytest.mark.needs("root")
 def test_a_policy_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "policy.toml")

@@ -38,7 +38,7 @@ _PATHS_SCHEMA: dict[str, Any] = {
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
+    model_config = shape.TABLE
 
 
 def _paths(description: str) -> Any:
@@ -58,7 +58,7 @@ class XSandboxTable(_Table):
         },
     )
     env: list[str] | None = Field(default=None, description="Names of variables to pass on from the host.")
-    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema(closed=True))
+    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema())
     seccomp: SeccompProfile | None = Field(default=None, description="System calls: strict, default, compat.")
 
 
@@ -202,12 +202,8 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         if item.text not in named:
             named.add(item.text)
             env.append(EnvRequest(item.text, where=item.keys))
-    budgets, where = requests.limits(faults, sandbox, "limits", UNKNOWN)
-    seccomp: SeccompProfile | None = None
-    for profile in ("strict", "default", "compat"):
-        if sandbox.string("seccomp") == profile:
-            seccomp = profile
-            where = (*where, ("seccomp", sandbox.at("seccomp")))
+    budgets, where = requests.limits(faults, sandbox, "limits")
+    seccomp, where = requests.seccomp(sandbox, where)
     return SandboxSpec(
         enabled=True,
         paths=(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from runner import requests, shape
 from runner.contracts.nexo import rules
@@ -36,7 +36,7 @@ _LEGACY_TABLES = (
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
+    model_config = shape.TABLE
 
 
 def _text(description: str) -> Any:
@@ -439,7 +439,7 @@ class PluginTable(_Table):
     tools: ToolsTable | None = None
     supervisor: SupervisorTable | None = None
     sandbox: SandboxTable | None = None
-    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema(closed=False))
+    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema())
     config: ConfigTable | None = None
     config_schema: ConfigSchemaTable | None = None
     credentials_schema: CredentialsSchemaTable | None = None
@@ -472,19 +472,9 @@ class Manifest(_Table):
 # --- reading -----------------------------------------------------------------------------------------
 
 
-def servers(document: Document) -> tuple[str, ...]:
-    return ()
-
-
-def read(
-    document: Document, *, server: str | None = None, home: str = ""
-) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin a manifest describes (None if there is an error), and everything to say about it."""
     faults = Faults(document)
-    if server is not None:
-        faults.error(
-            (), "server_unknown", "a nexo manifest has no servers to choose from", "leave --server out"
-        )
     if not _is_current(faults, document):
         return None, faults.diagnostics()
     shape.check(faults, Manifest, document.data, (), _strict)
@@ -569,7 +559,7 @@ def _enabled_spec(
     env: list[EnvRequest],
     home: str,
     budgets: Limits,
-    where: tuple[tuple[str, KeyPath], ...],
+    where: requests.Where,
 ) -> SandboxSpec:
     paths: list[PathRequest] = []
     for item in sandbox.strings("fs_read_paths"):
@@ -579,11 +569,7 @@ def _enabled_spec(
     for item in sandbox.strings("fs_write_paths"):
         requests.check_path(faults, item, item.text, home, write=True)
         paths.append(PathRequest(item.text, "write", where=item.keys))
-    seccomp: SeccompProfile | None = None
-    for profile in ("strict", "default", "compat"):
-        if sandbox.string("seccomp") == profile:
-            seccomp = profile
-            where = (*where, ("seccomp", sandbox.at("seccomp")))
+    seccomp, where = requests.seccomp(sandbox, where)
     if not sandbox.flag("drop_user", True):
         message = "drop_user = false has no effect: every plugin runs under a user of its own"
         faults.warn(sandbox.at("drop_user"), "drop_user_ignored", message)
@@ -609,6 +595,13 @@ def _network(faults: Faults, sandbox: Table) -> Network:
         message = f"network_allowlist has no effect while network is {quoted(mode or 'deny')}"
         hint = 'set network = "allowlist", or remove the list'
         faults.error(sandbox.at("network_allowlist"), "network_allowlist", message, hint)
+    if mode == "host":
+        message = 'network = "host" is granted only where the operator allows it'
+        hint = (
+            'it needs a policy whose [network] ceiling is "host", or NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW=1 in '
+            "the runner's environment"
+        )
+        faults.warn(sandbox.at("network"), "host_network_needs_operator", message, hint)
     where = sandbox.at("network") if mode else sandbox.keys
     return Network("host" if mode == "host" else "none", where=where)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from runner import requests, shape
 from runner.faults import Faults
@@ -23,7 +23,7 @@ ID_LIMIT = 128
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", defer_build=True)
+    model_config = shape.TABLE
 
 
 class ProcessTable(_Table):
@@ -63,19 +63,9 @@ class Manifest(_Table):
     tools: list[ToolTable] = Field(description="At least one.")
 
 
-def servers(document: Document) -> tuple[str, ...]:
-    return ()
-
-
-def read(
-    document: Document, *, server: str | None = None, home: str = ""
-) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin a bundle describes (None if there is an error), and everything to say about it."""
     faults = Faults(document)
-    if server is not None:
-        faults.error(
-            (), "server_unknown", "a rune bundle has no servers to choose from", "leave --server out"
-        )
     shape.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)
     _identity(faults, manifest)
@@ -196,6 +186,30 @@ def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> 
         hint = "a program of the system is named without a slash, or by its absolute path"
         faults.error(keys, "path_outside", message, hint if name == "command" else "")
     return joined
+
+
+def on_disk(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    """The contract's last rule: the directory and the command of the bundle's own are there.
+
+    Programs of the system are left out. They are another machine's business than the one that checks.
+    """
+    faults = Faults(document)
+    process = Table(document.data).table("process")
+    entrypoint = plugin.entrypoint
+    if entrypoint is None or plugin.root is None:
+        return ()
+    if not os.path.isdir(entrypoint.directory):
+        dir_ = quoted(process.string("dir") or "")
+        fact = "is not a directory" if os.path.lexists(entrypoint.directory) else "does not exist"
+        hint = "it starts at the bundle's folder"
+        faults.error(process.at("dir"), "process_dir_missing", f"process.dir {dir_} {fact}", hint)
+    command = (process.string("command") or "").strip()
+    if "/" in command and not command.startswith("/") and not os.path.isfile(entrypoint.command):
+        fact = "is not a file" if os.path.exists(entrypoint.command) else "does not exist"
+        message = f"process.command {quoted(command)} {fact}"
+        hint = "it starts at the bundle's folder, not at process.dir"
+        faults.error(process.at("command"), "process_command_missing", message, hint)
+    return faults.diagnostics()
 
 
 def json_schema() -> dict[str, object]:

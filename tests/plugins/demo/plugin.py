@@ -2,7 +2,7 @@
 """A curious plugin: tries what a plugin should be able to do, then what it should not, and prints both.
 
 Ends with 0 if the line between the two is where it belongs, with 1 if not.
-Called with the home of whoever called: knowing a name is not seeing the thing.
+Called with the home of whoever called: knowing a name is not seeing the thing. Without, it looks for any.
 """
 
 import ctypes
@@ -44,7 +44,13 @@ def shadow():
 
 
 def home():
-    return ", ".join(os.listdir(sys.argv[1]))
+    if len(sys.argv) > 1:
+        return ", ".join(os.listdir(sys.argv[1]))
+    people = [entry.pw_dir for entry in pwd.getpwall() if entry.pw_uid >= 1000 and entry.pw_uid != 65534]
+    for path in [*people, "/root", "/home"]:
+        if os.path.isdir(path) and os.listdir(path):
+            return ", ".join(os.listdir(path))
+    raise LookupError("was told none, and finds none")
 
 
 def network():

@@ -83,6 +83,36 @@ def test_every_server_is_checked_or_the_one_named(capsys: pytest.CaptureFixture[
     assert run(check, "--server", "b", "mcp.json") == 20
 
 
+def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = {
+        "plugin_id": "demo",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "process": {"command": "./run", "dir": "sub"},
+        "tools": [{"name": "a"}],
+    }
+    (tmp_path / "rterm-plugin.json").write_text(json.dumps(bundle, indent=1))
+    assert run(check, "rterm-plugin.json") == 20
+    assert capsys.readouterr().out.splitlines() == [
+        "rterm-plugin.json:6:3: error: process_command_missing: process.command './run' does not exist",
+        "    it starts at the bundle's folder, not at process.dir",
+        "rterm-plugin.json:7:3: error: process_dir_missing: process.dir 'sub' does not exist",
+        "    it starts at the bundle's folder",
+        "2 errors, 0 warnings",
+    ]
+    (tmp_path / "run").touch()
+    (tmp_path / "sub").mkdir()
+    assert run(check, "rterm-plugin.json") == 0
+
+
+def test_the_hosts_network_needs_the_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.toml").write_text(NEXO + '[plugin.sandbox]\nenabled = true\nnetwork = "host"\n')
+    assert run(check, "net.toml") == 0
+    warning, hint, *_ = capsys.readouterr().out.splitlines()
+    assert warning.startswith("net.toml:11:1: warning: host_network_needs_operator: ")
+    assert "[network] ceiling" in hint and "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW=1" in hint
+
+
 def test_a_contract_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(check, "--contract", "rune", "mcp.json") == 20
     assert "missing_key" in capsys.readouterr().out
@@ -186,6 +216,9 @@ def test_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [one] = document["runs"]
     rules = [rule["id"] for rule in one["tool"]["driver"]["rules"]]
     assert rules == sorted(set(rules))
+    described = {r["id"]: r["shortDescription"]["text"] for r in one["tool"]["driver"]["rules"]}
+    assert described["sandbox_unknown_key"] == "The key … is unknown in [plugin.sandbox]."
+    assert described["file_missing"] == "There is no such file."
     assert all(rules[result["ruleIndex"]] == result["ruleId"] for result in one["results"])
     first, second, third, fourth = (result["locations"][0]["physicalLocation"] for result in one["results"])
     assert first == {

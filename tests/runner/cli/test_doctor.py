@@ -17,6 +17,7 @@ import pytest
 
 from runner.cli import doctor
 from sandbox.host import Finding
+from sandbox.policy_file import load_policy, policy_names
 from sandbox.probes import REQUIRED
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -368,6 +369,27 @@ def test_a_named_policy_decides_what_is_required(
     result = examined(runner_as_root, small, arguments=("--policy", str(policy)))
     assert (result["policy"], "uid_drop" in result["unmet"]) == (str(policy), False)
     assert finding(result, "uid_drop")["status"] == "missing"
+
+
+def test_a_policy_beyond_this_version_is_told(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    fine = 'version = 1\n[limits.tmp]\ndefault = "1M"\n[limits.deadline]\ndefault = "1m"\n'
+    ceiling = '[limits.memory]\nceiling = "1G"\n'
+    policy = write_file(plugin_dir / "policy.toml", fine + ceiling)
+    assert examined(runner_as_user, arguments=("--policy", str(policy)))["unmet"] == []  # the control
+    limits = '[limits.memory]\ndefault = "1G"\nmode = "prefer"\n[limits.pids]\ndefault = 9\n'
+    policy.write_text(fine + limits)
+    result = examined(runner_as_user, arguments=("--policy", str(policy)))
+    assert result["unmet"] == ["budgets"]
+    found = finding(result, "budgets")
+    assert "memory, pids" in found["summary"] and "[limits.memory], [limits.pids]" in found["remedy"]
+    assert examined(runner_as_user)["unmet"] == []  # it was only asked about
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_every_policy_that_comes_along_can_be_enforced_by_this_version(policy: str) -> None:
+    assert doctor.beyond_this_version(load_policy(policy, {})) == ()
 
 
 @pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])

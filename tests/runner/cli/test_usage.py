@@ -99,8 +99,30 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
     assert {"--policy", "--report", "--deadline"} <= completed(script, "runner", "exec", "--")
     assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
     assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
-    (tmp_path / "one.toml").touch()
-    assert str(tmp_path / "one.toml") in completed(script, "runner", "exec", f"{tmp_path}/o")
+    file = tmp_path / "one.toml"
+    file.touch()
+    assert completed(script, "runner", "exec", f"{tmp_path}/o") == {str(file)}
+
+
+@pytest.mark.parametrize("verb", ["exec", "explain", "doctor"])
+def test_a_policy_is_completed_by_name_and_as_a_file(
+    runner_as_user: Caller, tmp_path: Path, verb: str
+) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    assert {"default", "dev", "strict"} <= completed(script, "runner", verb, "--policy", "")
+    assert completed(script, "runner", verb, "--policy", "de") == {"default", "dev"}
+    (tmp_path / "own.toml").touch()
+    assert completed(script, "runner", verb, "--policy", f"{tmp_path}/o") == {str(tmp_path / "own.toml")}
+
+
+def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    assert "etc" in completed(script, "runner", "exec", "")  # the control: files of / are offered
+    assert completed(script, "runner", "exec", "--contract", "") == {"mcp", "nexo", "rune"}
+    assert completed(script, "runner", "schema", "") == {"--help", "mcp", "nexo", "rune"}
+    assert completed(script, "runner", "completion", "") == {"--help", "bash", "zsh", "fish"}
+    assert completed(script, "runner", "doctor", "") == {"--help", "--format", "--policy"}
+    assert completed(script, "runner", "exec", "--deadline", "") == set()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -109,3 +131,15 @@ def test_other_shells(runner_as_user: Caller, shell: str) -> None:
     for verb in VERBS:
         assert verb in script
     assert "--report" in script or "-l report" in script
+
+
+def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
+    lines = runner_as_user("completion", "fish").stdout.splitlines()
+    start = "complete -c runner -n '__fish_seen_subcommand_from"
+    assert f"{start} exec' -l policy -r -a 'default dev strict'" in lines
+    assert f"{start} exec' -l contract -x -a 'mcp nexo rune'" in lines
+    assert [f"{start} {verb}' -f" in lines for verb in ("exec", "schema", "completion")] == [
+        False,
+        True,
+        True,
+    ]

@@ -100,7 +100,7 @@ RULES: list[tuple[str, dict[str, Any], str, int, int]] = [
     ("env type", {"env": {"A": 1}}, "invalid_type", 6, 5),
     ("sandbox key", {"x_sandbox": {"reads": []}}, "sandbox_unknown_key", 6, 5),
     ("sandbox type", {"x_sandbox": []}, "invalid_type", 5, 4),
-    ("limit key", {"x_sandbox": {"limits": {"mem": 1}}}, "sandbox_unknown_key", 7, 6),
+    ("limit key", {"x_sandbox": {"limits": {"mem": 1}}}, "limit_unknown", 7, 6),
     ("limit", {"x_sandbox": {"limits": {"memory": "x"}}}, "limit_value", 7, 6),
     ("limits type", {"x_sandbox": {"limits": 1}}, "invalid_type", 6, 5),
     ("read type", {"x_sandbox": {"read": "/x"}}, "invalid_type", 6, 5),

@@ -210,6 +210,7 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ),
     ("seccomp", SANDBOX + 'seccomp = "loose"', "invalid_value", 10, 1),
     ("limit", '[plugin.limits]\nmemory = "lots"', "limit_value", 9, 1),
+    ("limit unknown", "[plugin.limits]\nmemroy = 1", "limit_unknown", 9, 1),
     ("limit zero", "[plugin.limits]\npids = 0", "limit_value", 9, 1),
     ("limits shape", "", "invalid_type", 8, 1),
     ("type", "[plugin.entrypoint]\nargs = [1]", "invalid_type", 9, 9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -174,10 +175,37 @@ def test_warnings_do_not_stop_a_plugin() -> None:
     assert [request[:2] for request in found.spec.env] == [("A", "2")]
 
 
-def test_a_server_cannot_be_chosen() -> None:
-    document = parse("/b/rterm-plugin.json", json.dumps(bundle()).encode(), "json")
-    found, [diagnostic] = manifest.read(document, server="x")
-    assert found is None and diagnostic.rule == "server_unknown"
+def missing(folder: Path, process: dict[str, str]) -> list[tuple[str, int, int]]:
+    """What on_disk says of a bundle in `folder`."""
+    text = json.dumps(bundle(process=process), indent=1)
+    document = parse(str(folder / "rterm-plugin.json"), text.encode(), "json")
+    found, diagnostics = manifest.read(document)
+    assert found is not None and diagnostics == ()  # by its text alone it is right
+    return [(d.rule, d.line, d.column) for d in manifest.on_disk(document, found)]
+
+
+def test_the_bundles_own_directory_and_command_have_to_be_there(tmp_path: Path) -> None:
+    process = {"command": "bin/run", "dir": "work"}
+    assert missing(tmp_path, process) == [
+        ("process_command_missing", 6, 3),
+        ("process_dir_missing", 7, 3),
+    ]
+    (tmp_path / "bin/run").mkdir(parents=True)
+    (tmp_path / "work").touch()
+    assert [rule for rule, _, _ in missing(tmp_path, process)] == [
+        "process_command_missing",
+        "process_dir_missing",
+    ]
+    (tmp_path / "bin/run").rmdir()
+    (tmp_path / "bin/run").touch()
+    (tmp_path / "work").unlink()
+    (tmp_path / "work").mkdir()
+    assert missing(tmp_path, process) == []
+
+
+@pytest.mark.parametrize("command", ["nosuch-program", "/nonexistent/program"])
+def test_programs_of_the_system_are_not_looked_for(tmp_path: Path, command: str) -> None:
+    assert missing(tmp_path, {"command": command}) == []
 
 
 def test_the_schema_is_a_schema_and_agrees_with_the_reader() -> None:
