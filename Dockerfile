@@ -11,7 +11,9 @@
 #
 #   seccomp=unconfined       Docker's filter refuses clone and unshare with namespace flags, mount, umount2 and
 #                            pivot_root to a process without CAP_SYS_ADMIN. A copy of Docker's own profile that adds
-#                            these five calls is enough, and better: --security-opt seccomp=that-profile.json.
+#                            these five calls and keyctl is enough, and better: --security-opt seccomp=that-profile.json.
+#                            keyctl gives each plugin a session keyring of its own, and Docker's default refuses it; a
+#                            policy with [layers] session_keyring = "prefer" does without.
 #                            Plugins do not gain by it: the runner puts its own, stricter filter on each of them.
 #   apparmor=unconfined      the docker-default AppArmor profile denies every mount. No effect where there is no
 #                            AppArmor. On Ubuntu 23.10 and later the host must allow unprivileged user namespaces too:

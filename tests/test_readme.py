@@ -101,6 +101,13 @@ def test_the_readme_is_true(
     assert re.fullmatch(_pattern(example.output), said), said
 
 
+def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path) -> None:
+    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
+    said = runner_as("exec", plugin_dir / "demo")
+    assert "refused  look into the caller's home      was told none, and finds none\n" in said.stdout
+    assert "12 of 12 as it should be" in said.stdout and said.returncode == 0
+
+
 @pytest.mark.needs("user")
 def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir: Path) -> None:
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
