@@ -75,7 +75,7 @@ def judge(end: End) -> tuple[Outcome, int]:
         )
         return outcome, code
     if 128 < code <= 128 + 64:
-        # bwrap folds "killed by n" and "returned 128+n" into one number.
+        # bwrap folds "killed by n" and "returned 128+n" into one number; mostly the first is meant.
         return Outcome(
             "crashed", "run", f"the plugin was ended by signal {code - 128}", f"signal:{code - 128}"
         ), code

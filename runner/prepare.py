@@ -6,25 +6,26 @@ Everything that can go wrong on the way raises `Failure` with its outcome; nothi
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from runner.manifest import Loaded, contract, load
 from runner.plugin import Plugin
-from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
+from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import cache
 from sandbox.denylist import Denylist, homes
 from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
 from sandbox.host import BwrapUnusable, find_bwrap
-from sandbox.layers import Layer, LayerUnavailable, available_layers, listed
+from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.mounts import read_mounts
-from sandbox.plan import LaunchPlan, OpenPlan, PlanRefused, Request, open_plan, unreadable
+from sandbox.plan import OpenPlan, PlanRefused, Request, Unreadable, open_plan, unreachable
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
-from sandbox.program import ProgramFault
+from sandbox.program import ProgramFault, follow
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
 from sandbox.state import Owner, StateRefused, owned_state, state_root
@@ -94,9 +95,12 @@ def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = Fa
         except DocumentError as error:
             raise Failure(_invalid(error.diagnostics), EXEC_REFUSED) from None
         except PlanRefused as refused:
-            raise Failure(_denied(refused.denials), EXEC_REFUSED) from None
+            raise Failure(_denied(refused.denials, "plan"), EXEC_REFUSED) from None
         except StateRefused as refused:
             outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
+            raise Failure(outcome, EXEC_REFUSED) from None
+        except Unreadable as unreadable:
+            outcome = Outcome("policy_denied", "plan", str(unreadable), "unreadable", unreadable.hint)
             raise Failure(outcome, EXEC_REFUSED) from None
         except ProgramFault as fault:
             raise Failure(*_program_outcome(fault)) from None
@@ -130,7 +134,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     plugin, invocation = prepared.plugin, prepared.invocation
     assert plugin is not None
     prepared.policy = load_policy(invocation.policy, environ)
-    prepared.state_dir = _state_dir(plugin, invocation, environ)
+    prepared.state_dir = _state_dir(plugin, prepared.policy, invocation, environ)
     prepared.homes = homes(environ)
     switches = contract(plugin.contract).switches(environ)
     prepared.grant = grant(
@@ -144,8 +148,9 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         host_network_allowed=switches.host_network_allowed,
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
-    if prepared.grant.refused:
-        raise Failure(_denied(prepared.grant.refused), EXEC_REFUSED)
+    refused = tuple(denial for denial in prepared.grant.refused if not _is_missing(denial, plugin))
+    if refused:
+        raise Failure(_denied(refused, "policy"), EXEC_REFUSED)
     prepared.timings.mark("policy")
 
 
@@ -155,22 +160,23 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     if not granted.unsandboxed:
         prepared.bwrap = find_bwrap(environ).path
     layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
-    if not rehearse:
-        try:
-            prepared.owner = stack.enter_context(owned_state(prepared.state_dir, layers.uid_range))
-        except OSError as error:
-            raise StateRefused(
-                f"{error.filename or 'the state directory'}: {error.strerror}",
-                "choose a writable place with --state-dir",
-            ) from None
     denylist = Denylist(
         read_mounts(),
         homes=prepared.homes,
         policy=policy.deny,
         runner=_own_places(environ),
-        protected=[place for place in (_HERE, prepared.bwrap) if place],
+        protected=_own_code(prepared.bwrap),
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
+    if not os.path.isdir(plugin.entrypoint.directory):
+        outcome = Outcome(
+            "launch_failed",
+            "plan",
+            f"the working directory {plugin.entrypoint.directory} does not exist",
+            "not_found",
+            "create it, or change it in the manifest",
+        )
+        raise Failure(outcome, EXEC_NOT_FOUND)
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
     request = Request(
         command=plugin.entrypoint.command,
@@ -184,41 +190,63 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         state_dir=prepared.state_dir,
         rehearse=rehearse,
     )
-    opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ))
+
+    def claim() -> None:
+        if not rehearse:
+            prepared.owner = _claim(prepared.state_dir, granted, layers, stack)
+
+    opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ, claim))
     prepared.open_plan = opened
     owner = prepared.owner
     prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
-    _require_readable(opened.plan, owner)
+    _require_reachable(prepared.state_dir, owner)
     prepared.timings.mark("plan")
     return opened
 
 
-def _require_readable(plan: LaunchPlan, owner: Owner | None) -> None:
-    """For an explanation any uid of the range stands for the one that would be leased."""
-    if owner is None:
-        uid = plan.layers.uid_range[0] if plan.layers.uid_range is not None else os.geteuid()
-        owner = Owner(uid, uid if plan.layers.uid_range is not None else os.getegid(), None)
-    found = unreadable(plan, owner.uid, owner.gid)
-    if found is None:
+def _claim(state_dir: str | None, granted: Grant, layers: Layers, stack: ExitStack) -> Owner:
+    """Who the plugin is, with its state directory made ready. Also where nothing asks for one: the uid."""
+    parts = [
+        path.path[len(state_dir) + 1 :]
+        for path in granted.paths
+        if state_dir is not None and path.origin == "state" and path.path != state_dir
+    ]
+    try:
+        return stack.enter_context(owned_state(state_dir, layers.uid_range, parts))
+    except OSError as error:
+        raise StateRefused(
+            f"{error.filename or state_dir}: {error.strerror}", "choose a writable place with --state-dir"
+        ) from None
+
+
+def _require_reachable(state_dir: str | None, owner: Owner | None) -> None:
+    if state_dir is None or owner is None:
         return
-    path, remedy = found
-    outcome = Outcome(
-        "policy_denied",
-        "plan",
-        f"{path} cannot be read by the plugin, which runs as uid {owner.uid}",
-        "unreadable",
-        remedy,
+    blocked = unreachable(state_dir, owner.uid, owner.gid, 0o7)
+    if blocked is not None:
+        raise Unreadable(blocked, owner.uid, f"chmod o+x {blocked}, or choose another place with --state-dir")
+
+
+def _is_missing(denial: Denial, plugin: Plugin) -> bool:
+    """An optional path that policy would refuse and that is not there anyway: nothing is lost."""
+    return denial.rule in ("read_ceiling", "write_ceiling") and any(
+        request.where == denial.where and not request.required and not os.path.lexists(request.path)
+        for request in plugin.spec.paths
     )
-    raise Failure(outcome, EXEC_REFUSED)
 
 
-def _state_dir(plugin: Plugin, invocation: Invocation, environ: Mapping[str, str]) -> str | None:
-    """Where this plugin's state lives, if it asks for any.
+def _state_dir(
+    plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
+) -> str | None:
+    """Where this plugin's state lives, if it or the policy asks for any.
 
     Named by id and by where the plugin is: an id is only what a manifest claims, and a stranger who claims
     another plugin's id must not be handed that plugin's state.
     """
-    if not any(request.path.startswith(STATE_DIR_TOKEN) for request in plugin.spec.paths):
+    asked = [request.path for request in plugin.spec.paths]
+    if not any(
+        path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
+    ):
         return None
     if invocation.state_dir is not None:
         return os.path.realpath(invocation.state_dir)
@@ -236,9 +264,20 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(os.path.realpath(place) for place in places if place is not None)
 
 
+def _own_code(bwrap: str) -> tuple[str, ...]:
+    """What we run: a plugin that could write there would be outside at the next start."""
+    libraries = [place for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
+    places = [_HERE, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *libraries]
+    return tuple(dict.fromkeys(place for place in places if place))
+
+
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
-    """Files that say what a plugin may do: writing one is writing the next grant."""
-    return tuple(os.path.realpath(path) for path in (plugin.manifest, policy.file))
+    """Files that say what a plugin may do, under every name: writing one is writing the next grant."""
+    found: list[str] = []
+    for path in (plugin.manifest, policy.file):
+        real, links = follow(path)
+        found += [path, real, *(link.path for link in links)]
+    return tuple(dict.fromkeys(found))
 
 
 # --- what went wrong ------------------------------------------------------------------------------
@@ -257,11 +296,11 @@ def _invalid(diagnostics: tuple[Diagnostic, ...]) -> Outcome:
     )
 
 
-def _denied(denials: tuple[Denial, ...]) -> Outcome:
+def _denied(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
     things = "one thing" if len(denials) == 1 else f"{len(denials)} things"
     return Outcome(
         "policy_denied",
-        "policy",
+        phase,
         f"the manifest asks for {things} it may not have",
         denials[0].rule,
         denials[0].hint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from sandbox.layers import INSIDE_ID
@@ -50,7 +51,13 @@ def command_line(
     A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
     line that is read is also pasted.
     """
-    from shlex import quote
+    from shlex import quote as quote_printable
+
+    def quote(word: str) -> str:
+        if word.isprintable():
+            return quote_printable(word)
+        # Names of strangers on somebody's terminal: bash's own notation for what cannot be shown.
+        return "$'" + "".join(c if c.isprintable() and c not in "'\\" else _escaped(c) for c in word) + "'"
 
     texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}
     options = [
@@ -70,6 +77,10 @@ def command_line(
             content = op.content.decode(errors="replace")
             redirections.append(f"{texts[op.dest]}< <(printf %s {quote(content)})")
     return " ".join((*map(quote, options), *variables, *map(quote, rest), *redirections))
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def _head(plan: LaunchPlan) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from sandbox.policy import (
     steers,
 )
 from sandbox.spec import (
-    NETWORK_ORDER,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -85,6 +84,8 @@ def grant(
         # Without its sandbox section in force a manifest asks for nothing beyond the plain cage.
         spec = SandboxSpec(enabled=False, env=spec.env, limits=spec.limits, where=spec.where)
     limits, decided_by = _limits(spec, policy, said, denials)
+    if host_network_allowed and spec.network is not None and not policy.admits_network(spec.network.mode):
+        decided_by = (*decided_by, ("network", "environment"))
     return Grant(
         policy=policy.name,
         unsandboxed=not spec.enabled and policy.unsandboxed and not require_enabled,
@@ -174,7 +175,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_allowed: bool, deni
         return Network(rule.default)
     asked = spec.network
     ceiling: NetworkMode = "host" if host_network_allowed else rule.ceiling
-    if NETWORK_ORDER.index(asked.mode) > NETWORK_ORDER.index(ceiling):
+    if not policy.admits_network(asked.mode) and not host_network_allowed:
         denials.append(
             Denial(
                 "network_ceiling",

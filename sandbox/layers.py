@@ -122,7 +122,8 @@ def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> t
     before it hands over: what is in the plan is in force.
     """
     network = grant.network.mode
-    reach = "shares the host's network" if network == "host" else "loopback only"
+    shared = network == "host" or grant.unsandboxed
+    reach = "shares the host's network" if shared else "loopback only"
     rows = (
         ("filesystem", "read-only root, only the listed paths", True, ""),
         ("namespaces", "user, pid, ipc, uts, mount", True, ""),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from sandbox import program as programs
@@ -119,6 +119,14 @@ class PlanRefused(Exception):
         self.denials = tuple(denials)
 
 
+class Unreadable(Exception):
+    """A file the plugin needs and its uid cannot get at."""
+
+    def __init__(self, path: str, uid: int, remedy: str) -> None:
+        super().__init__(f"{path} cannot be read by the plugin, which runs as uid {uid}")
+        self.hint = remedy
+
+
 class Request(NamedTuple):
     """What is to be run, without any word of what a plugin is."""
 
@@ -149,11 +157,16 @@ def open_plan(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
+    claim: Callable[[], object] = lambda: None,
 ) -> Iterator[OpenPlan]:
-    """Compile `grant` for `request`; the sources stay open for as long as the context lasts."""
+    """Compile `grant` for `request`; the sources stay open for as long as the context lasts.
+
+    `claim` makes the state directory ready. It is called when nothing else stands in the way any more: a
+    launch that is refused changes nothing.
+    """
     opened: dict[str, _Opened] = {}
     try:
-        plan = _compile(request, grant, policy, layers, denylist, environ, opened)
+        plan = _compile(request, grant, policy, layers, denylist, environ, claim, opened)
         yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
     finally:
         for held in opened.values():
@@ -172,6 +185,7 @@ class _Wanted(NamedTuple):
 class _Opened(NamedTuple):
     source: Source
     access: Access
+    where: KeyPath
 
 
 def _compile(
@@ -181,6 +195,7 @@ def _compile(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
+    claim: Callable[[], object],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
     _require_enforceable(grant)
@@ -190,23 +205,24 @@ def _compile(
         wanted.append(_Wanted(request.root, "read", True, "the plugin's folder"))
     shown_anyway = [*_RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
-        if asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway):
-            trusted = asked.origin == "state"
-            wanted.append(
-                _Wanted(asked.path, asked.access, asked.required, asked.origin, trusted, asked.where)
-            )
+        if asked.origin != "state" and (
+            asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway)
+        ):
+            wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, where=asked.where))
+    state = _state_wanted(request, grant)
 
     found = _resolve_program(request, wanted, policy, denylist, environ)
     links += [Symlink(link.path, link.target) for link in found.links]
     wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
 
-    shown = tuple(_open_all(wanted, policy, denylist, opened, request.rehearse))
-    _refuse_unsafe_places(request, opened)
+    shown = tuple(_open_all(wanted, policy, denylist, opened, rehearse=False))
+    _judge_state(state, denylist)
+    _refuse_unsafe_places(request, opened, state)
+    _require_readable(_binds(opened), request.root, found, layers)
+    claim()
+    shown += tuple(_open_all(state, policy, denylist, opened, rehearse=request.rehearse))
 
-    binds = [
-        Bind(dest, held.source.real, held.access == "write", held.source.identity)
-        for dest, held in opened.items()
-    ]
+    binds = _binds(opened)
     binds += [
         Bind(path.path, path.path, True, Identity(0, 0, 0, 0))
         for path in shown
@@ -230,6 +246,42 @@ def _compile(
     )
 
 
+def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
+    return [
+        Bind(dest, held.source.real, held.access == "write", held.source.identity)
+        for dest, held in opened.items()
+    ]
+
+
+def _state_wanted(request: Request, grant: Grant) -> list[_Wanted]:
+    """The state directory, or what is asked of it; who has all of it needs no part of it beside."""
+    asked = [
+        _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
+        for path in grant.paths
+        if path.origin == "state"
+    ]
+    whole = [want for want in asked if want.path == request.state_dir and want.access == "write"]
+    return whole[:1] or asked
+
+
+def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
+    """Before anything is made or changed there."""
+    refusals = []
+    for want in state:
+        try:
+            open_source(
+                want.path, access=want.access, denylist=denylist, trusted=True, own_state=True
+            ).close()
+        except Missing:
+            continue
+        except Refused as refused:
+            refusals.append(
+                Denial(refused.rule, refused.asked, refused.reason, "choose another with --state-dir")
+            )
+    if refusals:
+        raise PlanRefused(refusals)
+
+
 def _require_enforceable(grant: Grant) -> None:
     """Nothing granted may be left out: what this version cannot enforce is not started."""
     if grant.network.mode == "allowlist":
@@ -240,11 +292,9 @@ def _require_enforceable(grant: Grant) -> None:
         )
     for name in ("memory", "pids", "cpu", "cpu_time", "open_files", "file_size", "disk", "output"):
         if getattr(grant.limits, name) is not None:
-            raise LayerUnavailable(
-                name,
-                f"the {name} budget cannot be enforced by this version",
-                f"remove {name} from the limits",
-            )
+            by = dict(grant.decided_by).get(name, "manifest")
+            hint = f"take {name} out of the {by}'s limits"
+            raise LayerUnavailable(name, f"the {name} budget cannot be enforced by this version", hint)
 
 
 def _runtime(grant: Grant) -> Iterator[_Wanted]:
@@ -270,10 +320,17 @@ def _resolve_program(
         request.args,
         directory=request.directory,
         search_path=environ.get("PATH") or programs.SYSTEM_PATH,
-        roots=[os.path.realpath(want.path) for want in wanted],
+        roots=[_real(want.path) for want in wanted],
         sight=programs.Sight(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
     )
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # a magic link into somebody else's process; opening it will say so
+        return path
 
 
 def _open_all(
@@ -281,6 +338,7 @@ def _open_all(
     policy: Policy,
     denylist: Denylist,
     opened: dict[str, _Opened],
+    *,
     rehearse: bool,
 ) -> Iterator[ShownPath]:
     """Open each path once; where one is wanted twice, writing wins. All refusals are told at once."""
@@ -322,22 +380,25 @@ def _open_all(
         else:
             if known is not None:
                 known.source.close()
-            opened[want.path] = _Opened(source, want.access)
+            opened[want.path] = _Opened(source, want.access, want.where)
             yield ShownPath(want.path, want.access, want.origin, "bound")
     if refusals:
         raise PlanRefused(refusals)
 
 
-def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened]) -> None:
+def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
     """What a writable bind must not contain.
 
     A mount point below it: bwrap before 0.12 follows links there, and an earlier run may have planted
     some. And the files that decide what the plugin may do: it would write its own next grant.
     """
     refusals = []
-    writable = [(dest, held.source.real) for dest, held in opened.items() if held.access == "write"]
-    for above, real in writable:
-        for dest in opened:
+    places = [(dest, held.source.real, held.access, held.where) for dest, held in opened.items()]
+    places += [(want.path, want.path, want.access, want.where) for want in state]
+    for above, real, access, where in places:
+        if access == "read":
+            continue
+        for dest, _, _, asked_at in places:
             if dest != above and contains(above, dest):
                 refusals.append(
                     Denial(
@@ -345,16 +406,18 @@ def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened]) -> No
                         dest,
                         f"{dest} would be mounted below {above}, which the plugin can write",
                         "ask for a writable folder that contains none of the other paths",
+                        where=asked_at or where,
                     )
                 )
         for path in request.decides:
-            if contains(real, path):
+            if contains(real, path) or contains(above, path):
                 refusals.append(
                     Denial(
                         "self_grant",
                         above,
                         f"{above} contains {path}, which decides what the plugin may do",
                         "ask for a narrower folder",
+                        where=where,
                     )
                 )
     if refusals:
@@ -429,34 +492,44 @@ def _environment(request: Request, grant: Grant, found: programs.Program) -> tup
     return tuple(sorted(env.items()))
 
 
-def unreadable(plan: LaunchPlan, uid: int, gid: int) -> tuple[str, str] | None:
-    """The first file the plugin needs and `uid` cannot get at, with the remedy.
+def _require_readable(
+    binds: Sequence[Bind], root: str | None, found: programs.Program, layers: Layers
+) -> None:
+    """Every uid of the range has the same rights on what is not its own: the first stands for all."""
+    uid = layers.uid_range[0] if layers.uid_range is not None else os.geteuid()
+    gid = uid if layers.uid_range is not None else os.getegid()
+    needed = [(bind.real, 0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) for bind in binds]
+    needed += [(path, 0o5) for path in found.files]
+    needed += [(path, 0o4) for path in found.scripts]
+    own = {root, *found.trees, *found.files, *found.scripts}
+    for path, bits in needed:
+        blocked = unreachable(path, uid, gid, bits)
+        if blocked == path and path in own:
+            raise Unreadable(path, uid, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}")
+        if blocked == path:
+            raise Unreadable(
+                path, uid, f"let others read it (chmod o+r, or an ACL for uid {uid}), or ask for less"
+            )
+        if blocked is not None:
+            remedy = f"chmod o+x {blocked}, or move it to where everybody may enter, such as /opt"
+            raise Unreadable(blocked, uid, remedy)
+
+
+def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
+    """The first folder on the way that keeps `uid` out, or `path` itself; None if it can be had.
 
     bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
     """
-    needed = [
-        (op.real, 0o5 if stat.S_ISDIR(op.identity.mode) else 0o4)
-        for op in plan.operations
-        if isinstance(op, Bind)
-    ]
-    needed += [(path, 0o5) for path in plan.program_files]
-    needed += [(path, 0o4) for path in plan.scripts]
-    passed: set[str] = set()
-    for path, bits in needed:
-        for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
-            if folder not in passed and not _may(folder, uid, gid, 0o1):
-                return (
-                    folder,
-                    f"chmod o+x {folder}, or move it to where everybody may enter, such as /opt",
-                )
-            passed.add(folder)
-        if not _may(path, uid, gid, bits):
-            return path, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}"
-    return None
+    for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
+        if not _may(folder, uid, gid, 0o1):
+            return folder
+    return None if _may(path, uid, gid, bits) else path
 
 
 def _may(path: str, uid: int, gid: int, bits: int) -> bool:
     """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
+    if uid == os.geteuid():
+        return os.access(path, bits)  # ourselves: the kernel knows, groups and all
     try:
         held = os.stat(path)
     except OSError:

@@ -13,7 +13,7 @@ from typing import Literal
 from sandbox.denylist import normal
 from sandbox.mounts import contains
 from sandbox.sources import SCAN_LIMIT
-from sandbox.spec import STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
+from sandbox.spec import NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
 from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.
@@ -173,6 +173,9 @@ class Policy(NamedTuple):
     def layer(self, name: str) -> Mode:
         """What to do where this machine cannot enforce `name`. Silence means: do not launch."""
         return dict(self.layers).get(name, "require")
+
+    def admits_network(self, mode: NetworkMode) -> bool:
+        return NETWORK_ORDER.index(mode) <= NETWORK_ORDER.index(self.network.ceiling)
 
     def may_read(self, path: str, state_dir: str | None = None) -> bool:
         """Whether a plugin gets `path` for reading if it asks. The denylist has a word of its own."""

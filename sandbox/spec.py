@@ -107,7 +107,8 @@ class Grant(NamedTuple):
     env: tuple[tuple[str, str], ...]
     seccomp: SeccompProfile
     limits: Limits
-    # (limit name, "manifest" | "policy" | "command line") for each limit that is set.
+    # (limit name, "manifest" | "policy" | "command line") for each limit that is set, and ("network",
+    # "environment") where a contract's own variable gave more than the policy would.
     decided_by: tuple[tuple[str, str], ...]
     denials: tuple[Denial, ...]
 

@@ -15,7 +15,8 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
@@ -107,6 +108,18 @@ def lease_for_state(
 
 def _exhausted(first: int, last: int) -> str:
     return f"all uids from {first} to {last} are in use or reserved; widen [user] uids in the policy"
+
+
+@contextmanager
+def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
+    """One runner at a time, while a state directory and a uid are brought together."""
+    _private_directory(reservations)
+    fd = os.open(reservations, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _open_leases(path: str) -> int:

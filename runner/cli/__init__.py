@@ -28,6 +28,7 @@ def entry() -> NoReturn:
     as starting bubblewrap, and the kernel does it better."""
     import os
 
+    _mend_streams()
     try:
         status = main()
     except SystemExit as leaving:  # argparse, after it has said why
@@ -35,9 +36,29 @@ def entry() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # closed by the caller, or nobody reads any more
-            status = status or 1
+        except (OSError, ValueError):  # nobody reads any more, or the disk is full
+            # `exec` says what the plugin said; of the others the output was the purpose.
+            status = status if sys.argv[1:2] == ["exec"] else status or 1
     os._exit(status)
+
+
+def _mend_streams() -> None:
+    """Descriptors 0-2 exist and can be written to, whatever the caller did.
+
+    A closed one would be the first thing we open, and so the plugin's; and print() to a missing stderr goes
+    to stdout, which is the plugin's too.
+    """
+    import os
+
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # lands on the lowest free one: this
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 -- for the rest of the process
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a file, not a stand-in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except Exception as error:  # noqa: BLE001 -- our fault: one line for people, no traceback
+        return accident(error)
+
+
+def accident(error: Exception) -> int:
+    """A fault of the runner's own, in one line. RUNNER_DEBUG=1 shows where."""
+    import os
+
+    if os.environ.get("RUNNER_DEBUG"):
+        raise error
+    from sandbox.diagnostic import printable
+
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    print(f"runner: internal: {printable(text)}; with RUNNER_DEBUG=1 it says where", file=sys.stderr)
+    return 70
 
 
 def verb_module(verb: str) -> Verb:

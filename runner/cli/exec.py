@@ -12,8 +12,9 @@ from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.invoke import confine, judge, report
 from runner.prepare import Prepared, ready
-from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, Failure, Outcome
+from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
+from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
 
 if TYPE_CHECKING:
@@ -36,13 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
-    _fill_gaps()
     try:
         invocation = invocation_of(args)
         sink = ReportSink(args.report)
     except (SinkError, ValueError) as error:
         print(f"runner exec: {error}", file=sys.stderr)
-        return 2
+        return USAGE_ERROR
     prepared = Prepared(invocation)
     end: End | None = None
     try:
@@ -52,18 +52,22 @@ def run(args: argparse.Namespace) -> int:
     except Failure as failure:
         outcome, status = failure.outcome, failure.exec_status
     except SpawnError as error:
-        outcome = Outcome(
-            "launch_failed", "launch", str(error), "spawn", "runner doctor tells what is missing"
-        )
+        hint = "runner doctor tells what is missing"
+        outcome, status = Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
+    except OSError as error:
+        # Of ours, not of the plugin's: too few descriptors, a size limit, no memory.
+        hint = "look at the limits of the process that starts the runner (ulimit -a)"
+        outcome, status = Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+    except Exception as error:
+        if os.environ.get("RUNNER_DEBUG"):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        outcome = Outcome("internal", "launch", text, "bug", "RUNNER_DEBUG=1 shows where; please report it")
         status = EXEC_NO_CAGE
     if outcome.code not in ("ok", "crashed", "cancelled"):
         from runner.cli import printing
 
         printing.failure(prepared, outcome)
-    if prepared.grant is not None and prepared.grant.unsandboxed:
-        from runner.cli import printing
-
-        printing.warn("THIS PLUGIN RAN UNSANDBOXED: its manifest asked for it and the policy allows it")
     try:
         if sink.wanted:
             sink.write(report(prepared, outcome, end, status))
@@ -75,26 +79,23 @@ def run(args: argparse.Namespace) -> int:
 def _live(prepared: Prepared, caller: int | None, started: float) -> End:
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
-    with (
-        ready(prepared, os.environ) as opened,
-        watched_signals() as signals,
-        confine(prepared, opened) as cell,
-    ):
-        prepared.timings.mark("launch")
-        limit = opened.plan.limits.deadline
-        end = wait(cell, signals, caller, None if limit is None else started + limit)
-        prepared.timings.mark("run")
+    with ready(prepared, os.environ) as opened:
+        if prepared.grant is not None and prepared.grant.unsandboxed:
+            from runner.cli import printing
+
+            printing.warn("THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it")
+        end = _watch(prepared, opened, caller, started)
     prepared.timings.mark("teardown")
     return end
 
 
-def _fill_gaps() -> None:
-    """Before anything is opened: whatever we open must not become the plugin's stdin by being the lowest."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open("/dev/null", os.O_RDWR), True)  # lands on the lowest free one: this
+def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> End:
+    with watched_signals() as signals, confine(prepared, opened) as cell:
+        prepared.timings.mark("launch")
+        limit = opened.plan.limits.deadline
+        end = wait(cell, signals, caller, None if limit is None else started + limit)
+        prepared.timings.mark("run")
+        return end
 
 
 def _refuse_directories() -> None:

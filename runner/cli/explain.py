@@ -16,7 +16,8 @@ from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
 from sandbox.diagnostic import printable
-from sandbox.spec import Denial, Grant
+from sandbox.plan import LaunchPlan
+from sandbox.spec import Denial
 from sandbox.units import format_limit
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         rows.append((path.access, path.path, word, why))
     if spec.network is not None:
         words = " ".join((spec.network.mode, *spec.network.hosts))
-        rows.append(("network", words, *verdict(spec.network.where, f"network {spec.network.mode}")))
+        beyond = dict(granted.decided_by).get("network") == "environment"
+        why = "by the contract's environment variable, beyond the policy's ceiling" if beyond else ""
+        rows.append(("network", words, *verdict(spec.network.where, f"network {spec.network.mode}", why)))
     if spec.seccomp is not None:
         rows.append(
             ("seccomp", spec.seccomp, *verdict(dict(spec.where).get("seccomp", ("-",)), spec.seccomp))
@@ -155,7 +158,8 @@ def _why(prepared: Prepared, denial: Denial) -> str:
 
 def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]:
     granted = prepared.grant
-    yield printable(f"{plugin.id} {plugin.version} ({plugin.contract}) from {plugin.manifest}")
+    name = f"{plugin.id} {plugin.version}".rstrip()
+    yield printable(f"{name} ({plugin.contract}) from {plugin.manifest}")
     if granted is not None:
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
@@ -166,8 +170,8 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(prepared, denial))}"
-    if prepared.open_plan is not None and granted is not None:
-        yield from _cage(prepared, granted)
+    if prepared.open_plan is not None:
+        yield from _cage(prepared, prepared.open_plan.plan)
     yield ""
     if outcome.code == "ok":
         yield "It would be launched."
@@ -177,14 +181,11 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
 
 
-def _cage(prepared: Prepared, granted: Grant) -> Iterable[str]:
-    assert prepared.open_plan is not None
-    plan = prepared.open_plan.plan
-    yield ""
-    shown = [
-        (path.access, path.path, path.state, path.origin) for path in plan.shown if path.state != "missing"
-    ]
-    yield from _table("in the cage", shown)
+def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
+    if prepared.grant is not None and not prepared.grant.unsandboxed:
+        yield ""
+        shown = [(path.access, path.path, path.state, path.origin) for path in plan.shown]
+        yield from _table("in the cage", [row for row in shown if row[2] != "missing"])
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from runner.prepare import Invocation
@@ -21,7 +22,9 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         help="default, strict, dev or a file; else $RUNNER_POLICY, /etc/runner/policy.toml or default",
     )
     parser.add_argument(
-        "--state-dir", metavar="D", help="where the plugin's ${state_dir} is, if it asks for one"
+        "--state-dir",
+        metavar="D",
+        help="where the plugin's ${state_dir} is, if it asks for one: one directory per plugin",
     )
     parser.add_argument(
         "--env",
@@ -53,8 +56,10 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
             raise ValueError(f"--env {word}: {name!r} is no name of a variable")
         if equals:
             env.append((name, value))
-        else:
+        elif name in os.environ:
             names.append(name)
+        else:
+            raise ValueError(f"--env {name}: there is no such variable here; to set it write {name}=VALUE")
     deadline = None
     if args.deadline is not None:
         try:

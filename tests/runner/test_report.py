@@ -230,8 +230,8 @@ def test_what_a_timeout_tells(runner_as: Caller, plugin_dir: Path, write_file: W
     report = launch(runner_as, plugin_dir, write_file, "timeout").report
     assert report["exit"] == {
         "status": 124,
-        "code": None,
-        "reached_exec": False,
+        "code": 137,
+        "reached_exec": True,
         "ended_by": "deadline",
         "signal": None,
         "forced": True,

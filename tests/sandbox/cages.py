@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,11 +73,12 @@ def opened(
     rules: Policy | None = None,
     deny: Sequence[str] = (),
     environ: Mapping[str, str] = ENVIRON,
+    claim: Callable[[], object] = lambda: None,
 ) -> Iterator[OpenPlan]:
     denylist = Denylist(read_mounts(), policy=deny)
     given, rules = given or grant(), rules or policy()
     layers = available_layers(given, rules, "/usr/bin/bwrap", can_join_keyring=True)
-    with open_plan(asked, given, rules, layers, denylist, environ) as plan:
+    with open_plan(asked, given, rules, layers, denylist, environ, claim) as plan:
         yield plan
 
 

@@ -95,7 +95,7 @@ def test_the_line_does_in_bash_what_exec_does(runner_as_user: Caller, plugin: Pa
 def test_names_of_strangers_cannot_paint_the_terminal(
     runner_as_user: Caller, plugin: Path, write_file: Write
 ) -> None:
-    write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_read_paths = ["/srv/\\u001b[2Jx"]\n')
+    write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["/srv/\\u001b[2Jx"]\n')
     for verb in ("explain", "exec"):
         said = runner_as_user(verb, plugin)
         assert "\x1b" not in said.stdout + said.stderr and "x1b" in said.stdout + said.stderr
