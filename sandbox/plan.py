@@ -20,6 +20,8 @@ from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
 from sandbox.value import NamedTuple
 
+# The budgets this version holds a plugin to. Any other stops the launch.
+ENFORCED_LIMITS = frozenset(("tmp", "shm", "deadline"))
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20
 
@@ -290,8 +292,8 @@ def _require_enforceable(grant: Grant) -> None:
             "the network allowlist cannot be enforced by this version",
             'ask for network = "deny", or for "host" under a policy that allows it',
         )
-    for name in ("memory", "pids", "cpu", "cpu_time", "open_files", "file_size", "disk", "output"):
-        if getattr(grant.limits, name) is not None:
+    for name, value in grant.limits._asdict().items():
+        if value is not None and name not in ENFORCED_LIMITS:
             by = dict(grant.decided_by).get(name, "manifest")
             hint = f"take {name} out of the {by}'s limits"
             raise LayerUnavailable(name, f"the {name} budget cannot be enforced by this version", hint)

@@ -13,6 +13,7 @@ from typing import TextIO
 from runner.report import EXIT, USAGE_ERROR
 from sandbox.diagnostic import DocumentError, printable
 from sandbox.host import Finding, Status
+from sandbox.plan import ENFORCED_LIMITS
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
 from sandbox.probes import examine, unmet
@@ -22,9 +23,6 @@ HELP = "say which layers of the cage this machine can enforce"
 EXAMPLE = "runner doctor --format json"
 
 SCHEMA = "runner.doctor.v1"
-
-# What a launch holds a plugin to. Any other budget stops it: see _require_enforceable in sandbox/plan.py.
-ENFORCED_LIMITS = frozenset(("tmp", "shm", "deadline"))
 
 _MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any other, colour
     "ok": ("✓", "ok", "32"),

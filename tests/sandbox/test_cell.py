@@ -49,15 +49,15 @@ def vanishing(given: dict[str, Any], path: str) -> list[Any]:
     import os
     from contextlib import contextmanager
 
-    from sandbox import cell as cells
+    from sandbox import spawner
 
-    spawn = cells.spawner.spawn
+    spawn = spawner.spawn
 
     def start_without(*words: Any) -> Any:
         os.unlink(path)
         return spawn(*words)
 
-    cells.spawner.spawn = start_without
+    spawner.spawn = start_without  # type: ignore[assignment]
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     with contextmanager(cage)(given) as cell:
         end = cell.wait()
@@ -83,16 +83,16 @@ def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
     import os
     from contextlib import contextmanager
 
-    from sandbox import cell as cells
+    from sandbox import spawner
 
-    spawn = cells.spawner.spawn
+    spawn = spawner.spawn
 
     def start_swapped(*words: Any) -> Any:
         os.rename(source, source + ".away")
         os.symlink(other, source)
         return spawn(*words)
 
-    cells.spawner.spawn = start_swapped
+    spawner.spawn = start_swapped  # type: ignore[assignment]
     said = os.memfd_create("said")
     saved = os.dup(1)
     os.dup2(said, 1)

@@ -393,7 +393,8 @@ def test_every_stage_has_a_name(runner_as: Caller) -> None:
 
         from sandbox import spawner
 
-        steps = spawner._steps(spawner.Order(**given), ctypes.CDLL(None), (0, 0, 0), 1, 0)
+        numbers = spawner._SYSCALLS["x86_64"]
+        steps = spawner._steps(spawner.Order(**given), ctypes.CDLL(None), numbers, 1, 0)
         return [len(steps), len(spawner._STAGES)]
 
     steps, names = elsewhere.run(runner_as, count, order(runner_as, "/bin/true"))
