@@ -1,0 +1,321 @@
+"""Holes that were found by trying, each as the attempt that found it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SYSTEM_PATH, Caller
+
+Write = Callable[..., Path]
+
+NEXO = """\
+[plugin]
+id = "found"
+version = "1.0.0"
+name = "Found"
+description = "d"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./run"
+[plugin.sandbox]
+enabled = true
+"""
+
+
+@pytest.fixture
+def plugin(plugin_dir: Path, write_file: Write, nothing_left: None) -> Path:
+    write_file(plugin_dir / "plugin/nexo-plugin.toml", NEXO)
+    write_file(plugin_dir / "plugin/run", "#!/bin/sh\ngrep Seccomp: /proc/self/status\n", 0o755)
+    return plugin_dir / "plugin"
+
+
+def with_state(plugin: Path, write_file: Write, script: str) -> None:
+    write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}"]\n')
+    write_file(plugin / "run", f"#!/bin/sh\n{script}\n", 0o755)
+
+
+def under(limit: str, caller: Caller, plugin: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["prlimit", limit, *caller.command("exec", plugin)],
+        env={**caller.environ},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_limit_on_file_sizes_cuts_no_wall_off(runner_as: Caller, plugin: Path) -> None:
+    """RLIMIT_FSIZE counts for memory files too: options cut short are a cage without its last walls."""
+    whole = under("--fsize=100000000", runner_as, plugin)
+    assert (whole.returncode, whole.stdout) == (0, "Seccomp:\t2\n")  # the control
+    ran = 0
+    for size in (0, 1, 50, 200, 400, 700, 1000, 1200, 1250, 1300, 1350, 1400, 1500, 1600, 1800, 2000, 4000):
+        told = under(f"--fsize={size}", runner_as, plugin)
+        assert "Traceback" not in told.stderr
+        if told.stdout:
+            ran += 1
+            assert told.stdout == "Seccomp:\t2\n" and told.returncode == 0
+        else:
+            assert told.returncode == 125
+    assert ran  # the largest is large enough
+
+
+@pytest.mark.parametrize("files", [8, 12, 16, 20, 24, 28])
+def test_too_few_descriptors_are_no_accident(runner_as: Caller, plugin: Path, files: int) -> None:
+    told = under(f"--nofile={files}", runner_as, plugin)
+    assert "Traceback" not in told.stderr
+    assert told.returncode in (0, 125) and (told.returncode == 0) == (told.stdout == "Seccomp:\t2\n")
+
+
+# --- mounts made later -------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_what_the_host_mounts_later_stays_outside(
+    runner_as_root: Caller, plugin: Path, plugin_dir: Path, write_file: Write
+) -> None:
+    """On most hosts / is shared: a mount made below a shown folder would appear inside, and be writable."""
+    (plugin / "later").mkdir(mode=0o755)
+    state = plugin_dir / "state"
+    with_state(
+        plugin,
+        write_file,
+        "cd $RUNNER_STATE_DIR; mkfifo go; echo > ready; read x < go; ls " + str(plugin / "later"),
+    )
+    command = " ".join(runner_as_root.command("exec", "--state-dir", state, plugin))
+    script = f"""
+mount --make-rshared /
+{command} > {plugin_dir}/out 2>&1 < /dev/null &
+runner=$!
+while ! [ -p {state}/go ]; do :; done
+mount -t tmpfs -o mode=777 none {plugin}/later
+echo secret > {plugin}/later/file
+seen=$(ls {plugin}/later)
+echo go > {state}/go
+wait $runner
+umount {plugin}/later
+echo "$seen"
+"""
+    told = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        env={**runner_as_root.environ},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout.split() == ["file"], told  # the control: it was there outside
+    assert (plugin_dir / "out").read_text() == ""
+
+
+# --- the state directory -----------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_refused_is_not_changed(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    with_state(plugin, write_file, "true")
+    place = plugin.parent / "precious"
+    place.mkdir()
+    place.chmod(0o1777)
+    write_file(place / "thesis.tex", "years")
+    os.chown(place, 1000 if os.geteuid() == 0 else os.geteuid(), -1)
+    before = place.stat()
+    told = runner_as("exec", "--state-dir", place, plugin)
+    assert told.returncode == 126 and str(place) in told.stderr
+    after = place.stat()
+    assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
+
+
+def test_a_refused_launch_makes_no_state_directory(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    with_state(plugin, write_file, "true")
+    runner_as.give(plugin.parent)
+    state = plugin.parent / "state"
+    (plugin / "run").unlink()
+    assert runner_as("exec", "--state-dir", state, plugin).returncode == 127
+    assert not state.exists()
+
+
+def test_a_plugin_cannot_hold_another_start_up(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+    """By locking its own state directory, which it owns."""
+    with_state(plugin, write_file, 'exec flock "$RUNNER_STATE_DIR" sh -c "echo held; read x"')
+    runner_as.give(plugin.parent)
+    state = plugin.parent / "state"
+    with runner_as.start("exec", "--state-dir", state, plugin) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        second = runner_as("exec", "--deadline", "1", "--state-dir", state, plugin)
+        assert second.returncode == 124 and second.stdout == ""
+        first.communicate(b"done\n", timeout=30)
+
+
+def test_a_part_of_the_state_directory_is_made(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+    with_state(plugin, write_file, 'echo x > "$RUNNER_STATE_DIR/deep/er/file" && echo made')
+    write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}/deep/er"]\n')
+    runner_as.give(plugin.parent)
+    state = plugin.parent / "state"
+    for _ in range(2):
+        told = runner_as("exec", "--state-dir", state, plugin)
+        assert (told.returncode, told.stdout) == (0, "made\n"), told.stderr
+    # What an earlier run planted there leads nowhere.
+    (state / "deep/er/file").unlink()
+    (state / "deep/er").rmdir()
+    (state / "deep/er").symlink_to("/etc")
+    told = runner_as("exec", "--state-dir", state, plugin)
+    assert told.returncode == 126 and told.stdout == ""
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_report_replaces_no_device_and_no_fifo(runner_as_root: Caller, plugin: Path) -> None:
+    device = plugin.parent / "null"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    assert runner_as_root("exec", "--report", device, plugin).returncode == 0
+    assert stat.S_ISCHR(device.stat().st_mode)
+    fifo = plugin.parent / "fifo"
+    os.mkfifo(fifo)
+    told = runner_as_root("exec", "--report", fifo, plugin)
+    assert told.returncode == 2 and told.stdout == ""  # nobody reads it
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    with subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE) as reader:
+        held = os.open(fifo, os.O_WRONLY)  # returns when the reader is there
+        assert runner_as_root("exec", "--report", fifo, plugin).returncode == 0
+        os.close(held)
+        assert json.loads(reader.communicate(timeout=30)[0])["outcome"]["code"] == "ok"
+
+
+def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+    """Into a folder the plugin can write: it swaps that for a link while it runs."""
+    victim = plugin.parent / "victim"
+    victim.mkdir()
+    with_state(plugin, write_file, f'cd "$RUNNER_STATE_DIR"; rm -rf out; ln -s {victim} out')
+    runner_as.give(plugin.parent)
+    state = plugin.parent / "state"
+    assert runner_as("exec", "--state-dir", state, plugin).returncode == 0
+    (state / "out").unlink()
+    (state / "out").mkdir()
+    os.chmod(state / "out", 0o777)
+    runner_as("exec", "--state-dir", state, "--report", state / "out/report.json", plugin)
+    assert os.listdir(victim) == []
+
+
+# --- who decides -------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_behind_a_link_cannot_be_exchanged(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
+) -> None:
+    """A plugin that could replace the link would write its own next grant."""
+    project, elsewhere = plugin_dir / "project", plugin_dir / "conf"
+    entry = {"command": "/usr/bin/true", "x-sandbox": {"write": [str(project)]}}
+    write_file(elsewhere / "mcp.json", json.dumps({"mcpServers": {"s": entry}}))
+    project.mkdir()
+    project.chmod(0o777)
+    assert runner_as("exec", "--policy", "dev", elsewhere / "mcp.json").returncode == 0  # the control
+    (project / ".mcp.json").symlink_to("../conf/mcp.json")
+    told = runner_as("exec", "--policy", "dev", project / ".mcp.json")
+    assert told.returncode == 126 and "self_grant" in told.stderr
+
+
+def test_the_runners_own_libraries_cannot_be_written(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    """A .pth file there would run outside of every cage, at the next start."""
+    library = plugin.parent / "lib/site-packages"
+    library.mkdir(parents=True)
+    library.chmod(0o777)
+    write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{library}"]\n')
+    assert runner_as("exec", "--policy", "dev", plugin).returncode == 0  # the control
+    path = f"{runner_as.environ['PYTHONPATH']}:{library}"
+    told = runner_as("exec", "--policy", "dev", plugin, env={"PYTHONPATH": path})
+    assert told.returncode == 126 and str(library) in told.stderr
+
+
+@pytest.mark.parametrize("command", ["./evil.sh", "/usr/bin/cat", "./python3"])
+def test_a_projects_configuration_shows_no_folder_to_its_own_code(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None, command: str
+) -> None:
+    theirs = write_file(plugin_dir / "theirs/app.py", "print('theirs')\n")
+    write_file(plugin_dir / "theirs/.env", "TOKEN=canary")
+    project = plugin_dir / "project"
+    for name in ("evil.sh", "python3"):
+        write_file(project / name, '#!/bin/sh\ncat "$(dirname "$1")/.env"\n', 0o755)
+    arguments = [str(theirs), *([f"{theirs.parent}/.env"] if "cat" in command else [])]
+    entry = {"command": command, "args": arguments}
+    write_file(project / ".mcp.json", json.dumps({"mcpServers": {"s": entry}}))
+    assert "canary" not in runner_as("exec", project).stdout
+    # The control: the script itself, run by its interpreter, has its folder.
+    write_file(
+        project / ".mcp.json",
+        json.dumps({"mcpServers": {"s": {"command": "python3", "args": arguments[:1]}}}),
+    )
+    assert runner_as("exec", project).stdout == "theirs\n"
+
+
+# --- odd callers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_the_exit_status_is_the_plugins_whatever_is_closed(
+    runner_as: Caller, plugin: Path, write_file: Write, closed: str
+) -> None:
+    for code in (0, 7):
+        write_file(plugin / "run", f"#!/bin/sh\nexit {code}\n", 0o755)
+        line = " ".join(f"'{word}'" for word in runner_as.command("exec", plugin)) + " " + closed
+        told = subprocess.run(["sh", "-c", line], env={**runner_as.environ}, cwd="/", timeout=60)
+        assert told.returncode == code
+
+
+def test_a_complaint_without_stderr_is_not_the_plugins_word(runner_as_user: Caller, plugin_dir: Path) -> None:
+    line = " ".join(f"'{word}'" for word in runner_as_user.command("exec", plugin_dir / "nothing")) + " 2>&-"
+    told = subprocess.run(
+        ["sh", "-c", line], env={**runner_as_user.environ}, cwd="/", timeout=60, stdout=subprocess.PIPE
+    )
+    assert (told.returncode, told.stdout) == (126, b"")
+
+
+@pytest.mark.parametrize("words", [("exec", "nothing"), ("check", "."), ("explain", ".")])
+def test_a_working_directory_that_is_gone(
+    runner_as_user: Caller, plugin_dir: Path, words: tuple[str, ...]
+) -> None:
+    gone = plugin_dir / "gone"
+    line = " ".join(f"'{word}'" for word in runner_as_user.command(*words))
+    gone.mkdir()
+    told = subprocess.run(
+        ["sh", "-c", f"cd {gone} && rmdir {gone} && exec {line}"],
+        env={**runner_as_user.environ, "PATH": SYSTEM_PATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in told.stderr and told.returncode not in (0, 1)
+
+
+def test_a_full_disk_and_a_narrow_terminal_are_no_accident(runner_as_user: Caller, plugin: Path) -> None:
+    for words in (("check", plugin), ("explain", plugin), ("doctor",), ("--help",)):
+        line = " ".join(f"'{word}'" for word in runner_as_user.command(*words))
+        for env in ({}, {"PYTHONIOENCODING": "ascii"}):
+            told = subprocess.run(
+                ["sh", "-c", f"{line} >/dev/full"],
+                env={**runner_as_user.environ, **env},
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert "Traceback" not in told.stderr and told.returncode == 1
+        told = runner_as_user(*words, env={"PYTHONIOENCODING": "ascii"})
+        assert "Traceback" not in told.stderr and told.stdout
