@@ -22,7 +22,15 @@ from sandbox.grants import Overrides, grant
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.mounts import read_mounts
-from sandbox.plan import OpenPlan, PlanRefused, Request, Unreadable, open_plan, unreachable
+from sandbox.plan import (
+    OpenPlan,
+    PlanRefused,
+    Request,
+    Unreadable,
+    open_plan,
+    require_enforceable,
+    unreachable,
+)
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
 from sandbox.program import ProgramFault, follow
@@ -93,7 +101,7 @@ def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = Fa
             _decide(prepared, environ)
             opened = _plan(prepared, environ, stack, rehearse)
         except DocumentError as error:
-            raise Failure(_invalid(error.diagnostics), EXEC_REFUSED) from None
+            raise Failure(_invalid(error.diagnostics, "policy"), EXEC_REFUSED) from None
         except PlanRefused as refused:
             raise Failure(_denied(refused.denials, "plan"), EXEC_REFUSED) from None
         except StateRefused as refused:
@@ -117,7 +125,7 @@ def _read(prepared: Prepared) -> None:
     invocation = prepared.invocation
     prepared.loaded = load(invocation.manifest, contract=invocation.contract, server=invocation.server)
     if prepared.loaded.plugin is None:
-        raise Failure(_invalid(prepared.loaded.diagnostics), EXEC_REFUSED)
+        raise Failure(_invalid(prepared.loaded.diagnostics, "manifest"), EXEC_REFUSED)
     if prepared.loaded.plugin.entrypoint is None:
         outcome = Outcome(
             "launch_failed",
@@ -148,6 +156,9 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         host_network_allowed=switches.host_network_allowed,
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
+    # First: who is told to raise a ceiling should not find out then that it is of no use.
+    asked = plugin.spec
+    require_enforceable(asked.network if asked.enabled else None, asked.limits, {})
     refused = tuple(denial for denial in prepared.grant.refused if not _is_missing(denial, plugin))
     if refused:
         raise Failure(_denied(refused, "policy"), EXEC_REFUSED)
@@ -283,15 +294,16 @@ def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
 # --- what went wrong ------------------------------------------------------------------------------
 
 
-def _invalid(diagnostics: tuple[Diagnostic, ...]) -> Outcome:
+def _invalid(diagnostics: tuple[Diagnostic, ...], phase: Phase) -> Outcome:
+    """Of a manifest, or of a policy: both are documents, with the same kind of faults."""
     errors = [d for d in diagnostics if d.severity == "error"]
     faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
     return Outcome(
         "manifest_invalid",
-        "manifest",
-        f"{errors[0].file if errors else 'the manifest'} has {faults}",
+        phase,
+        f"{errors[0].file if errors else f'the {phase}'} has {faults}",
         errors[0].rule if errors else "",
-        "mend what is listed; runner check shows the same",
+        "mend what is listed" + ("; runner check shows the same" if phase == "manifest" else ""),
         diagnostics=diagnostics,
     )
 

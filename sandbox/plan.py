@@ -17,7 +17,7 @@ from sandbox.layers import Layers, LayerUnavailable
 from sandbox.mounts import ancestry, contains, join, relative
 from sandbox.policy import Policy
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
-from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, SeccompProfile
+from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, SeccompProfile
 from sandbox.value import NamedTuple
 
 # The budgets this version holds a plugin to. Any other stops the launch.
@@ -39,6 +39,9 @@ _PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:65534:65534:plugin:/tm
 _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
+
+
+_PLUGIN_FOLDER = "the plugin's folder"
 
 
 class Bind(NamedTuple):
@@ -200,11 +203,11 @@ def _compile(
     claim: Callable[[], object],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
-    _require_enforceable(grant)
+    require_enforceable(grant.network, grant.limits, dict(grant.decided_by))
     wanted = list(_runtime(grant))
     links = [Symlink(path, os.readlink(path)) for path in _RUNTIME_LINKS if os.path.islink(path)]
     if request.root is not None:
-        wanted.append(_Wanted(request.root, "read", True, "the plugin's folder"))
+        wanted.append(_Wanted(request.root, "read", True, _PLUGIN_FOLDER))
     shown_anyway = [*_RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
         if asked.origin != "state" and (
@@ -284,18 +287,17 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
         raise PlanRefused(refusals)
 
 
-def _require_enforceable(grant: Grant) -> None:
-    """Nothing granted may be left out: what this version cannot enforce is not started."""
-    if grant.network.mode == "allowlist":
+def require_enforceable(network: Network | None, limits: Limits, decided_by: Mapping[str, str]) -> None:
+    """Nothing asked or granted may be left out: what this version cannot enforce is not started."""
+    if network is not None and network.mode == "allowlist":
         raise LayerUnavailable(
             "network",
             "the network allowlist cannot be enforced by this version",
             'ask for network = "deny", or for "host" under a policy that allows it',
         )
-    for name, value in grant.limits._asdict().items():
+    for name, value in limits._asdict().items():
         if value is not None and name not in ENFORCED_LIMITS:
-            by = dict(grant.decided_by).get(name, "manifest")
-            hint = f"take {name} out of the {by}'s limits"
+            hint = f"take {name} out of the {decided_by.get(name, 'manifest')}'s limits"
             raise LayerUnavailable(name, f"the {name} budget cannot be enforced by this version", hint)
 
 
@@ -376,9 +378,13 @@ def _open_all(
                 )
             )
         except Refused as refused:
-            refusals.append(
-                Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
-            )
+            denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
+            if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":
+                denial = denial._replace(
+                    reason=f"the plugin's folder cannot be shown to it: {refused.reason}",
+                    hint="move the plugin to a folder of its own elsewhere, such as /opt",
+                )
+            refusals.append(denial)
         else:
             if known is not None:
                 known.source.close()

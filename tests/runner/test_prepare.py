@@ -1,0 +1,176 @@
+"""From a manifest to a plan: which refusal comes first, whose word counts, where state lives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Caller
+
+Write = Callable[..., Path]
+
+NEXO = """\
+[plugin]
+id = "asks"
+version = "1.0.0"
+name = "Asks"
+description = "d"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "/usr/bin/true"
+[plugin.sandbox]
+enabled = true
+"""
+
+
+@pytest.fixture
+def ask(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> Callable[..., dict[str, Any]]:
+    """explain, as a document."""
+
+    def explain(
+        more: str = "", *words: str, policy: str = "", env: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        manifest = write_file(plugin_dir / "plugin.toml", NEXO + more)
+        if policy:
+            path = write_file(runner_as_user.home / "policy.toml", f"version = 1\n{policy}", 0o600)
+            runner_as_user.give(path)
+            words = ("--policy", str(path), *words)
+        said = runner_as_user("explain", "--format", "json", *words, manifest, env=env)
+        assert said.stderr == ""
+        document: dict[str, Any] = json.loads(said.stdout)
+        return document
+
+    return explain
+
+
+Ask = Callable[..., dict[str, Any]]
+
+
+def refused(document: dict[str, Any]) -> tuple[str, str]:
+    return document["outcome"]["code"], document["outcome"]["cause"]
+
+
+@pytest.mark.parametrize(
+    ("more", "layer"),
+    [
+        ('network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n', "network"),
+        ('[plugin.limits]\nmemory = "256M"\n', "memory"),
+        ("[plugin.limits]\npids = 5\n", "pids"),
+        ("[plugin.limits]\ncpu = 0.5\n", "cpu"),
+        ('[plugin.limits]\nopen_files = 10\ntmp = "1M"\n', "open_files"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["default", "strict", "dev"])
+def test_what_cannot_be_enforced_is_never_ignored(ask: Ask, more: str, layer: str, policy: str) -> None:
+    assert refused(ask(more, "--policy", policy)) == ("sandbox_unavailable", layer)
+
+
+def test_what_can_be_is_granted(ask: Ask) -> None:
+    told = ask('[plugin.limits]\ntmp = "1M"\nshm = "2M"\ndeadline = "1m"\n')
+    assert told["outcome"]["code"] == "ok"
+    assert told["grant"]["limits"] == {"tmp": 1 << 20, "shm": 2 << 20, "deadline": 60}
+
+
+def test_a_policys_own_budget_is_named_as_the_policys(ask: Ask) -> None:
+    told = ask(policy='[limits.memory]\ndefault = "1G"\nmode = "prefer"\n')
+    assert refused(told) == ("sandbox_unavailable", "memory")
+    assert "policy's limits" in told["outcome"]["hint"]
+
+
+def test_an_optional_path_that_is_missing_stops_nothing(ask: Ask) -> None:
+    told = ask('fs_read_paths = ["/snap/bin/chromium", "/opt/nowhere/chrome"]\n')
+    assert told["outcome"]["code"] == "ok"
+    # One that is there is a request like any other.
+    assert refused(ask('fs_read_paths = ["/snap/bin/chromium", "/srv"]\n'))[0] == "policy_denied"
+    # So is one for writing, which nexo cannot do without.
+    assert refused(ask('fs_write_paths = ["/opt/nowhere/data"]\n'))[0] == "policy_denied"
+
+
+def test_the_policy_may_ask_for_state_too(ask: Ask) -> None:
+    assert "RUNNER_STATE_DIR" not in ask()["grant"]["env"]
+    told = ask(policy='[write]\ndefault = ["${state_dir}"]\n')
+    assert "RUNNER_STATE_DIR" in told["grant"]["env"]
+
+
+def test_a_claimed_id_is_not_enough_for_the_state_behind_it(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    places = set()
+    for folder in ("one", "two"):
+        write_file(plugin_dir / folder / "plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}"]\n')
+        said = json.loads(runner_as_user("explain", "--format", "json", plugin_dir / folder).stdout)
+        places |= {path["path"] for path in said["grant"]["paths"] if path["origin"] == "state"}
+    assert len(places) == 2
+
+
+def test_the_contracts_own_variables(ask: Ask) -> None:
+    host = 'network = "host"\n'
+    assert refused(ask(host)) == ("policy_denied", "network_ceiling")
+    for word in ("1", "true", "TRUE", "yes", "YES"):
+        told = ask(host, env={"NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW": word})
+        assert told["grant"]["network"]["mode"] == "host"
+        assert told["grant"]["decided_by"]["network"] == "environment"
+        assert any("environment variable" in row["why"] for row in told["asked"])
+    for word in ("0", "on", "True", ""):
+        assert refused(ask(host, env={"NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW": word}))[0] == "policy_denied"
+    off = {"NEXO_PLUGIN_SANDBOX_REQUIRE": "1"}
+    assert ask(env=off)["outcome"]["code"] == "ok"
+
+
+def test_require_refuses_a_manifest_without_a_sandbox(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    manifest = write_file(plugin_dir / "plugin.toml", NEXO.replace("enabled = true", "enabled = false"))
+    assert runner_as_user("explain", manifest).returncode == 0
+    said = runner_as_user("exec", manifest, env={"NEXO_PLUGIN_SANDBOX_REQUIRE": "1"})
+    assert said.returncode == 126 and "sandbox_required" in said.stderr
+
+
+def test_which_policy(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> None:
+    manifest = write_file(plugin_dir / "plugin.toml", NEXO)
+
+    def policy(*words: str, **env: str) -> str:
+        said = json.loads(runner_as_user("explain", "--format", "json", *words, manifest, env=env).stdout)
+        return str(said["grant"]["policy"])
+
+    assert policy() == "default"
+    assert policy(RUNNER_POLICY="strict") == "strict"
+    assert policy("--policy", "dev", RUNNER_POLICY="strict") == "dev"
+
+
+def test_a_working_directory_that_is_missing(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    bundle = {
+        "plugin_id": "p",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "process": {"command": "/usr/bin/true", "dir": "nowhere"},
+        "tools": [{"name": "t"}],
+    }
+    write_file(plugin_dir / "rterm-plugin.json", json.dumps(bundle))
+    said = runner_as_user("exec", plugin_dir)
+    assert said.returncode == 127 and f"{plugin_dir}/nowhere does not exist" in said.stderr
+
+
+def test_faults_of_a_policy_are_the_policys(ask: Ask) -> None:
+    told = ask(policy="foo = 1\n")
+    assert (told["outcome"]["code"], told["outcome"]["phase"]) == ("manifest_invalid", "policy")
+    assert told["diagnostics"][0]["line"] == 2
+
+
+@pytest.mark.needs("root")
+def test_a_plugin_in_a_denied_folder_is_told_to_move(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    home = plugin_dir / "home"
+    write_file(home / ".aws/credentials", "s")
+    write_file(home / "plugin.toml", NEXO)
+    said = runner_as_root("exec", home, env={"HOME": str(home)})
+    assert (
+        said.returncode == 126 and "the plugin's folder" in said.stderr and "move the plugin" in said.stderr
+    )
