@@ -159,9 +159,14 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     # First: who is told to raise a ceiling should not find out then that it is of no use.
     asked = plugin.spec
     require_enforceable(asked.network if asked.enabled else None, asked.limits, {})
-    refused = tuple(denial for denial in prepared.grant.refused if not _is_missing(denial, plugin))
-    if refused:
-        raise Failure(_denied(refused, "policy"), EXEC_REFUSED)
+    prepared.grant = prepared.grant._replace(
+        denials=tuple(
+            denial._replace(required=False) if _is_missing(denial, plugin) else denial
+            for denial in prepared.grant.denials
+        )
+    )
+    if prepared.grant.refused:
+        raise Failure(_denied(prepared.grant.refused, "policy"), EXEC_REFUSED)
     prepared.timings.mark("policy")
 
 
