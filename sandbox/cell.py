@@ -39,8 +39,8 @@ class Usage(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """How it ended. `code` is what the program returned, 128+n if signal n ended it, None if it never ran
-    or was ended by us."""
+    """How it ended. `code` is what the program returned, 128+n if signal n ended it (also ours), None if it
+    never ran or nobody was left to tell."""
 
     code: int | None
     reached_exec: bool
