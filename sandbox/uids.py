@@ -77,7 +77,8 @@ def lease_for_state(
     """The uid that belongs to `state_dir`, at present owned by `owner`.
 
     Instances of one plugin share its state and therefore its uid (a shared lock); nothing else gets it.
-    The caller holds a lock on the directory, so that two first starts do not choose two uids for it.
+    The caller holds registry_lock, so that two first starts do not choose two uids for one directory, and so
+    that what is stale can be swept away.
     """
     fd = _open_leases(leases)
     try:
@@ -89,6 +90,7 @@ def lease_for_state(
         else:
             candidates = _shuffled(first, last)
         reserved = _reserved(reservations)
+        _sweep(reservations)
         for uid in candidates:
             # Exclusive while the reservation is written: also a plugin without state may hold this uid.
             if uid not in reserved and _lock_unreserved(fd, uid, reservations):
@@ -163,6 +165,16 @@ def _reserved(reservations: str) -> set[int]:
     except FileNotFoundError:
         return set()
     return {int(name) for name in names if name.isdecimal() and not _stale(reservations, int(name))}
+
+
+def _sweep(reservations: str) -> None:
+    """Forget the uids of directories that are gone; one that still runs keeps its uid by its lease."""
+    for name in os.listdir(reservations):
+        if name.isdecimal() and _stale(reservations, int(name)):
+            try:
+                os.unlink(f"{reservations}/{name}")
+            except FileNotFoundError:
+                pass
 
 
 def _holder(reservations: str, uid: int) -> str | None:

@@ -76,9 +76,23 @@ def test_outputs_are_compared(output: str, said: str, matches: bool) -> None:
     assert bool(re.fullmatch(_pattern(output), said)) == matches
 
 
+@pytest.fixture
+def forget_state(runner_as: Caller, plugin_dir: Path) -> Iterator[None]:
+    """The examples leave the plugin's state where it belongs, which for root is the machine's own place."""
+    yield
+    said = runner_as("explain", "--format", "json", plugin_dir / "demo").stdout
+    for path in json.loads(said)["grant"]["paths"]:
+        if path["origin"] == "state":
+            shutil.rmtree(path["path"], ignore_errors=True)
+
+
 @pytest.mark.parametrize("example", list(_examples()), ids=lambda example: example.command)
 def test_the_readme_is_true(
-    example: Example, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+    example: Example,
+    runner_as: Caller,
+    plugin_dir: Path,
+    write_file: Callable[..., Path],
+    forget_state: None,
 ) -> None:
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
     for path in [plugin_dir / "demo", *(plugin_dir / "demo").iterdir()]:
@@ -101,7 +115,7 @@ def test_the_readme_is_true(
     assert re.fullmatch(_pattern(example.output), said), said
 
 
-def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path) -> None:
+def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path, forget_state: None) -> None:
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
     said = runner_as("exec", plugin_dir / "demo")
     assert "refused  look into the caller's home      was told none, and finds none\n" in said.stdout

@@ -346,3 +346,11 @@ def test_ids_of_a_user_namespace(
 ) -> None:
     (tmp_path / "uid_map").write_text(table)
     assert id_is_mapped(first, last, path=str(tmp_path / "uid_map")) is expected
+
+
+def test_what_is_stale_is_swept(books: Books, own_directory: Path) -> None:
+    books.reserve(501, "/nonexistent/gone")
+    books.reserve(502, "")
+    lease = books.state(own_directory, ME, 600, 610)
+    assert set(books.reserved()) == {lease.uid}
+    lease.close()
