@@ -29,11 +29,11 @@ from sandbox.plan import (
     Unreadable,
     open_plan,
     require_enforceable,
-    unreachable,
 )
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
 from sandbox.program import ProgramFault, follow
+from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
 from sandbox.state import Owner, StateRefused, owned_state, state_root

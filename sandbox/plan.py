@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from sandbox import program as programs
 from sandbox.denylist import Denylist
 from sandbox.layers import Layers, LayerUnavailable
-from sandbox.mounts import ancestry, contains, join, relative
+from sandbox.mounts import contains, join, relative
 from sandbox.policy import Policy
+from sandbox.reach import unreachable
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, SeccompProfile
 from sandbox.value import NamedTuple
@@ -521,32 +522,3 @@ def _require_readable(
         if blocked is not None:
             remedy = f"chmod o+x {blocked}, or move it to where everybody may enter, such as /opt"
             raise Unreadable(blocked, uid, remedy)
-
-
-def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
-    """The first folder on the way that keeps `uid` out, or `path` itself; None if it can be had.
-
-    bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
-    """
-    for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
-        if not _may(folder, uid, gid, 0o1):
-            return folder
-    return None if _may(path, uid, gid, bits) else path
-
-
-def _may(path: str, uid: int, gid: int, bits: int) -> bool:
-    """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
-    if uid == os.geteuid():
-        return os.access(path, bits)  # ourselves: the kernel knows, groups and all
-    try:
-        held = os.stat(path)
-    except OSError:
-        return True  # gone meanwhile: bwrap will say so
-    shift = 6 if held.st_uid == uid else 3 if held.st_gid == gid else 0
-    if (held.st_mode >> shift) & bits == bits:
-        return True
-    try:
-        os.getxattr(path, "system.posix_acl_access")
-    except OSError:
-        return False
-    return True  # an ACL decides, and only the kernel can evaluate it for somebody else

@@ -12,11 +12,11 @@ from typing import TextIO
 
 from runner.report import EXIT, USAGE_ERROR
 from sandbox.diagnostic import DocumentError, printable
+from sandbox.doctor.probes import examine, unmet
 from sandbox.host import Finding, Status
 from sandbox.plan import ENFORCED_LIMITS
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
-from sandbox.probes import examine, unmet
 
 NAME = "doctor"
 HELP = "say which layers of the cage this machine can enforce"

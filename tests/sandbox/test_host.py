@@ -188,7 +188,7 @@ def test_finding_it_starts_no_process_and_loads_nothing_slow() -> None:
         " 'os.posix_spawn', 'subprocess')) else None)\n"
         "from sandbox.host import find_bwrap\n"
         "find_bwrap({})\n"
-        "slow = sys.modules.keys() & {'subprocess', 'ctypes', 'psutil', 'json', 'sandbox.probes'}\n"
+        "slow = sys.modules.keys() & {'subprocess', 'ctypes', 'psutil', 'json', 'sandbox.doctor.probes'}\n"
         "print(started, sorted(slow))\n"
     )
     argv = [sys.executable, "-S", "-c", code]

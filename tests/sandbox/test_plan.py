@@ -26,10 +26,10 @@ from sandbox.plan import (
     Text,
     Tmpfs,
     Unreadable,
-    unreachable,
 )
 from sandbox.policy import PathRule
 from sandbox.program import ProgramFault
+from sandbox.reach import unreachable
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, Caller

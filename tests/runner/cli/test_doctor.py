@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from runner.cli import doctor
+from sandbox.doctor.probes import REQUIRED
 from sandbox.host import Finding
 from sandbox.policy_file import load_policy, policy_names
-from sandbox.probes import REQUIRED
 from tests.conftest import SYSTEM_PATH, Caller
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"

@@ -11,10 +11,10 @@ import os
 import struct
 from collections.abc import Callable
 
+from sandbox.doctor.trial import Run, run_bwrap
 from sandbox.host import Finding
 from sandbox.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan import PROC_MASKS
-from sandbox.trial import Run, run_bwrap
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox import bwrap, rehearsal
+from sandbox import bwrap
+from sandbox.doctor import rehearsal
 from sandbox.plan import Bind, Text
 from tests.sandbox.cages import compiled, request
 

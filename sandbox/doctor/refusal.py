@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from sandbox.trial import NAMESPACES, Outcome, apparmor_label
+from sandbox.doctor.trial import NAMESPACES, Outcome, apparmor_label
 from sandbox.uids import id_is_mapped
 from sandbox.value import NamedTuple
 

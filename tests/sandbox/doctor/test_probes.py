@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import conditions, policy, probes, rehearsal
+from sandbox import policy
+from sandbox.doctor import conditions, probes, rehearsal
+from sandbox.doctor.refusal import Surroundings, apparmor_remedy, refusal
+from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
-from sandbox.refusal import Surroundings, apparmor_remedy, refusal
-from sandbox.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.uids import id_is_mapped
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -488,7 +489,7 @@ def test_what_a_killed_doctor_left_is_swept() -> None:
 @pytest.mark.needs("user")
 def test_who_may_make_no_group_is_told_why(runner_as_user: Caller) -> None:
     code = (
-        "from sandbox import conditions\n"
+        "from sandbox.doctor import conditions\n"
         "for h in conditions.own_cgroups():\n"
         "    if h.kind == 'cgroup2': print(conditions._unified(h)._asdict())\n"
     )

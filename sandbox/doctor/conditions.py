@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 
 from sandbox.denylist import homes, lexical_hit
+from sandbox.doctor.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
+from sandbox.doctor.trial import in_child, system_call
 from sandbox.host import Finding
-from sandbox.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
-from sandbox.trial import in_child, system_call
 from sandbox.value import NamedTuple
 
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION

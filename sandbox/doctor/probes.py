@@ -12,12 +12,10 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox import conditions
-from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
-from sandbox.refusal import Surroundings, look_around, refusal
-from sandbox.rehearsal import rehearse, told
-from sandbox.seccomp import SeccompUnavailable, filter_bytes
-from sandbox.trial import (
+from sandbox.doctor import conditions
+from sandbox.doctor.refusal import Surroundings, look_around, refusal
+from sandbox.doctor.rehearsal import rehearse, told
+from sandbox.doctor.trial import (
     PR_SET_NO_NEW_PRIVS,
     PR_SET_SECCOMP,
     Note,
@@ -30,6 +28,8 @@ from sandbox.trial import (
     system_call_number,
     user_namespace,
 )
+from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.seccomp import SeccompUnavailable, filter_bytes
 from sandbox.uids import LEASES, id_is_mapped
 from sandbox.value import NamedTuple
 
