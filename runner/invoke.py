@@ -60,7 +60,7 @@ def judge(end: End) -> tuple[Outcome, int]:
             "launch",
             "bubblewrap could not start the program; its own message is above",
             "bubblewrap",
-            "runner doctor tells which layer this machine refuses",
+            "if it complains of the machine, runner doctor tells which layer is refused",
         )
         return outcome, EXEC_NO_CAGE
     if code == 0:

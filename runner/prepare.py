@@ -182,6 +182,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         policy=policy.deny,
         runner=_own_places(environ),
         protected=_own_code(prepared.bwrap),
+        deciding=_deciding_files(plugin, policy),
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
     if not os.path.isdir(plugin.entrypoint.directory):
@@ -202,7 +203,6 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         bare_environment=plugin.entrypoint.bare_environment,
         trusted_command=operators_own,
         conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
-        decides=_deciding_files(plugin, policy),
         state_dir=prepared.state_dir,
         rehearse=rehearse,
     )
@@ -281,9 +281,11 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:
-    """What we run: a plugin that could write there would be outside at the next start."""
-    libraries = [place for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
-    places = [_HERE, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *libraries]
+    """What we run, and from where we import: a plugin that could write there would be outside before long."""
+    imported = [
+        place for place in sys.path if place.startswith("/") and place != "/" and os.path.exists(place)
+    ]
+    places = [_HERE, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
     return tuple(dict.fromkeys(place for place in places if place))
 
 

@@ -35,7 +35,9 @@ class Usage(NamedTuple):
     wall: float
     cpu_user: float
     cpu_system: float
-    max_rss: int  # bytes, of the largest single process
+    # Bytes, of the largest single process. Never below what the keeper itself takes (some 15 MB): the kernel
+    # counts a process from before its exec, when it still shared the keeper's memory.
+    max_rss: int
 
 
 class Exit(NamedTuple):

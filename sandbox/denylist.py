@@ -125,7 +125,7 @@ _NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]  # st_dev, st_ino
-Origin = Literal["host", "home", "sockets", "whole", "execute", "policy", "runner"]
+Origin = Literal["host", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
 Relation = Literal["equal", "below", "above"]
 
 
@@ -264,6 +264,7 @@ class Hit(NamedTuple):
             "sockets": "where daemons keep their sockets",
             "whole": "which is never given away as a whole",
             "execute": "which the host itself runs or obeys and nobody may write",
+            "deciding": "which decides what the plugin may do: it would write its own next grant",
             "policy": "which this policy denies",
             "runner": "which is the runner's own",
         }[self.denied.origin]
@@ -322,10 +323,12 @@ class Denylist:
         policy: Iterable[str] = (),
         runner: Iterable[str] = (),
         protected: Iterable[str] = (),
+        deciding: Iterable[str] = (),
         runtime_dir: str | None = None,
     ) -> None:
         """`policy` and `runner` are denied like the constants; `protected` only for writing, as the runner's
-        own code and bwrap are. `runtime_dir` is $XDG_RUNTIME_DIR."""
+        own code and bwrap are, and so are the `deciding` files, manifest and policy. `runtime_dir` is
+        $XDG_RUNTIME_DIR."""
         self.mounts = mounts
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(join(home, rest), "home") for home in homes for rest in HOME_PATHS]
@@ -339,6 +342,7 @@ class Denylist:
             Entry(join(h, rest), "execute", write_only=True) for h in homes for rest in HOME_WRITE_PATHS
         ]
         entries += [Entry(normal(path), "execute", write_only=True) for path in protected]
+        entries += [Entry(normal(path), "deciding", write_only=True) for path in deciding]
         entries += [Entry(normal(path), "policy") for path in policy]
         entries += [Entry(normal(path), "runner") for path in runner]
         self.entries = tuple(dict.fromkeys(entries))

@@ -143,7 +143,6 @@ class Request(NamedTuple):
     bare_environment: bool
     trusted_command: bool  # the command line is the operator's own, not a stranger's
     conceal: tuple[str, ...]  # real paths that must not be read from inside
-    decides: tuple[str, ...]  # real paths that must not be written from inside: they decide on the next grant
     state_dir: str | None
     rehearse: bool = False  # for explanation only: a state directory need not exist yet
 
@@ -223,7 +222,7 @@ def _compile(
 
     shown = tuple(_open_all(wanted, policy, denylist, opened, rehearse=False))
     _judge_state(state, denylist)
-    _refuse_unsafe_places(request, opened, state)
+    _refuse_unsafe_places(opened, state)
     _require_readable(_binds(opened), request.root, found, layers)
     claim()
     shown += tuple(_open_all(state, policy, denylist, opened, rehearse=request.rehearse))
@@ -395,19 +394,16 @@ def _open_all(
         raise PlanRefused(refusals)
 
 
-def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
-    """What a writable bind must not contain.
-
-    A mount point below it: bwrap before 0.12 follows links there, and an earlier run may have planted
-    some. And the files that decide what the plugin may do: it would write its own next grant.
-    """
+def _refuse_unsafe_places(opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
+    """No mount point below a writable bind: bwrap before 0.12 follows links there, and an earlier run may
+    have planted some."""
     refusals = []
-    places = [(dest, held.source.real, held.access, held.where) for dest, held in opened.items()]
-    places += [(want.path, want.path, want.access, want.where) for want in state]
-    for above, real, access, where in places:
+    places = [(dest, held.access, held.where) for dest, held in opened.items()]
+    places += [(want.path, want.access, want.where) for want in state]
+    for above, access, where in places:
         if access == "read":
             continue
-        for dest, _, _, asked_at in places:
+        for dest, _, asked_at in places:
             if dest != above and contains(above, dest):
                 refusals.append(
                     Denial(
@@ -416,17 +412,6 @@ def _refuse_unsafe_places(request: Request, opened: Mapping[str, _Opened], state
                         f"{dest} would be mounted below {above}, which the plugin can write",
                         "ask for a writable folder that contains none of the other paths",
                         where=asked_at or where,
-                    )
-                )
-        for path in request.decides:
-            if contains(real, path) or contains(above, path):
-                refusals.append(
-                    Denial(
-                        "self_grant",
-                        above,
-                        f"{above} contains {path}, which decides what the plugin may do",
-                        "ask for a narrower folder",
-                        where=where,
                     )
                 )
     if refusals:

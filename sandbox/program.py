@@ -386,7 +386,7 @@ def _show_script(args: Sequence[str], directory: str, search: _Search, *, truste
         return
     real, links = follow(path)
     if not search.covered(real):
-        if not trusted:
+        if not trusted or not real.endswith(_SCRIPTS):
             return
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)

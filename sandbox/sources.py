@@ -132,7 +132,8 @@ def _denied(asked: str, hit: Hit) -> Refused:
         "equal": "copy what the plugin needs to a directory of its own",
         "below": "copy what the plugin needs to a directory of its own",
     }[hit.relation]
-    return Refused("denylist", asked, hit.sentence(), hint)
+    rule = "self_grant" if hit.denied.origin == "deciding" else "denylist"
+    return Refused(rule, asked, hit.sentence(), hint)
 
 
 # --- the walk -------------------------------------------------------------------------------------

@@ -145,6 +145,10 @@ def spawn(order: Order) -> int:
             os.write(go_w, b"g")
         except OSError as error:
             _reap(pid)
+            said = os.read(fault_r, _FAULT.size)  # it may have died on its own, and said why
+            if said:
+                step, code = _STAGES[_FAULT.unpack(said)[0]], _FAULT.unpack(said)[1]
+                raise SpawnError(step, code) from None
             raise SpawnError(step, error.errno or errno.EIO) from error
         # EOF without a word: the program runs.
         fault = os.read(fault_r, _FAULT.size)
@@ -189,8 +193,10 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
         except OSError as error:
             made = -(error.errno or errno.EIO)
         finally:
-            os.write(born_w, _FAULT.pack(dropped, made))
-            os._exit(0)
+            try:
+                os.write(born_w, _FAULT.pack(dropped, made))
+            finally:
+                os._exit(0)  # also if the runner is gone: below us is its own stack
     os.close(born_w)
     answer = os.read(born_r, _FAULT.size)
     os.close(born_r)

@@ -92,7 +92,10 @@ def accident(error: Exception) -> int:
     from sandbox.diagnostic import printable
 
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    print(f"runner: internal: {printable(text)}; with RUNNER_DEBUG=1 it says where", file=sys.stderr)
+    try:
+        print(f"runner: internal: {printable(text)}; with RUNNER_DEBUG=1 it says where", file=sys.stderr)
+    except OSError:
+        pass  # nobody reads it
     return 70
 
 

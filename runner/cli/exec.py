@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
@@ -56,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         outcome, status = Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
     except OSError as error:
         # Of ours, not of the plugin's: too few descriptors, a size limit, no memory.
+        refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
         hint = "look at the limits of the process that starts the runner (ulimit -a)"
+        hint = "runner doctor tells what this machine refuses" if refused else hint
         outcome, status = Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
     except Exception as error:
         if os.environ.get("RUNNER_DEBUG"):
@@ -64,15 +68,19 @@ def run(args: argparse.Namespace) -> int:
         text = f"{type(error).__name__}: {error}"
         outcome = Outcome("internal", "launch", text, "bug", "RUNNER_DEBUG=1 shows where; please report it")
         status = EXEC_NO_CAGE
-    if outcome.code not in ("ok", "crashed", "cancelled"):
-        from runner.cli import printing
+    # The report first: whoever reads stderr may be gone, and that must cost neither report nor status.
+    with suppress(OSError):
+        try:
+            if sink.wanted:
+                sink.write(report(prepared, outcome, end, status))
+        except SinkError as error:
+            print(f"runner exec: {error}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        if outcome.code not in ("ok", "crashed", "cancelled"):
+            from runner.cli import printing
 
-        printing.failure(prepared, outcome)
-    try:
-        if sink.wanted:
-            sink.write(report(prepared, outcome, end, status))
-    except SinkError as error:
-        print(f"runner exec: {error}", file=sys.stderr)
+            printing.failure(prepared, outcome)
+            sys.stderr.flush()
     return status
 
 

@@ -48,6 +48,10 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
     """ValueError says what is wrong with the words."""
     from sandbox.units import parse_duration
 
+    for option in ("policy", "state_dir", "contract", "server"):
+        if getattr(args, option) == "":
+            # An unset variable of a script, most likely: taking it for "none" would be taking it lightly.
+            raise ValueError(f"--{option.replace('_', '-')}: an empty word names nothing")
     env: list[tuple[str, str]] = []
     names: list[str] = []
     for word in args.env:

@@ -84,7 +84,7 @@ def _descriptor(target: str) -> int:
 
 def _replace(folder: int, name: str, text: bytes) -> None:
     """All or nothing, under a name nobody can have guessed."""
-    draft = f".{name[:200]}.{os.urandom(8).hex()}"
+    draft = f".runner.{os.urandom(8).hex()}"
     fd = os.open(
         draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder
     )

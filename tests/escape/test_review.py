@@ -319,3 +319,63 @@ def test_a_full_disk_and_a_narrow_terminal_are_no_accident(runner_as_user: Calle
             assert "Traceback" not in told.stderr and told.returncode == 1
         told = runner_as_user(*words, env={"PYTHONIOENCODING": "ascii"})
         assert "Traceback" not in told.stderr and told.stdout
+
+
+def test_nothing_is_imported_from_where_a_plugin_can_write(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    """python -m puts the working directory on the search path; a module planted there ran outside."""
+    project = plugin.parent / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    planted = plugin.parent / "planted"
+    planted.mkdir()
+    planted.chmod(0o777)
+    names = "hashlib json runner_cli signal stat select struct"
+    lines = f"for m in {names}; do echo \"open('{planted}/$m', 'w')\" > {project}/$m.py; done; exit 3"
+    write_file(plugin / "run", f"#!/bin/sh\n{lines}\n", 0o755)
+    write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{project}"]\n')
+    for _ in range(2):
+        report = runner_as.home / "report.json"
+        told = runner_as("exec", "--policy", "dev", "--report", report, plugin, cwd=project)
+        assert told.returncode == 3, told.stderr
+    assert (project / "hashlib.py").exists()  # the control: it could write there
+    assert os.listdir(planted) == []
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&1 >/dev/null | true"])
+def test_an_unheard_complaint_costs_neither_status_nor_report(
+    runner_as: Caller, plugin: Path, write_file: Write, stderr: str
+) -> None:
+    write_file(plugin / "run", "#!/bin/sh\nsleep 1000\n", 0o755)
+    report = runner_as.home / "report.json"
+    words = runner_as.command("exec", "--deadline", "0.3", "--report", report, plugin)
+    line = " ".join(f"'{word}'" for word in words)
+    told = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line} {stderr}"],
+        env={**runner_as.environ},
+        cwd="/",
+        capture_output=True,
+        timeout=60,
+    )
+    assert told.returncode == 124
+    assert json.loads(report.read_text())["outcome"]["code"] == "timeout"
+
+
+def test_a_second_name_of_the_manifest_is_the_manifest(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    folder = plugin.parent / "data"
+    folder.mkdir()
+    folder.chmod(0o777)
+    write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{folder}"]\n')
+    assert runner_as("exec", "--policy", "dev", plugin).returncode == 0  # the control
+    os.link(plugin / "nexo-plugin.toml", folder / "other.toml")
+    told = runner_as("exec", "--policy", "dev", plugin)
+    assert told.returncode == 126 and "hard link" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--policy", "--state-dir", "--contract", "--server"])
+def test_an_empty_word_is_no_choice(runner_as_user: Caller, plugin: Path, option: str) -> None:
+    told = runner_as_user("exec", option, "", plugin)
+    assert told.returncode == 2 and option in told.stderr and told.stdout == ""

@@ -33,7 +33,6 @@ def request(command: str, *args: str, directory: str = "/", **changes: Any) -> R
             "bare_environment": False,
             "trusted_command": False,
             "conceal": (),
-            "decides": (),
             "state_dir": None,
             **changes,
         }
@@ -72,10 +71,11 @@ def opened(
     *,
     rules: Policy | None = None,
     deny: Sequence[str] = (),
+    deciding: Sequence[str] = (),
     environ: Mapping[str, str] = ENVIRON,
     claim: Callable[[], object] = lambda: None,
 ) -> Iterator[OpenPlan]:
-    denylist = Denylist(read_mounts(), policy=deny)
+    denylist = Denylist(read_mounts(), policy=deny, deciding=deciding)
     given, rules = given or grant(), rules or policy()
     layers = available_layers(given, rules, "/usr/bin/bwrap", can_join_keyring=True)
     with open_plan(asked, given, rules, layers, denylist, environ, claim) as plan:

@@ -148,7 +148,7 @@ def described(directory: str, paths: list[str]) -> list[Any]:
     from sandbox.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
-    asked = Request("./run", ("a", "b"), directory, directory, False, False, (), (), None)
+    asked = Request("./run", ("a", "b"), directory, directory, False, False, (), None)
     grant = Grant(
         policy="test",
         unsandboxed=False,
@@ -217,14 +217,18 @@ def test_a_plugin_cannot_write_its_next_grant(
     plugin: Path, plugin_dir: Path, write_file: Write, where: str
 ) -> None:
     deciding = write_file(plugin_dir / where / "sub/decides.toml", "")
-    asked = run(plugin, decides=(str(deciding),))
+    asked, files = run(plugin), [str(deciding)]
     for folder in (deciding.parent, deciding.parent.parent):
-        rules = {denial.rule for denial in refusals(asked, grant([granted(str(folder), "write")]))}
-        assert rules == {"self_grant"}
+        given = grant([granted(str(folder), "write")])
+        assert {denial.rule for denial in refusals(asked, given, deciding=files)} == {"self_grant"}
     # The control: a folder beside it, and the same folder for reading.
     beside = plugin_dir / where / "sub/data"
     beside.mkdir()
-    compiled(asked, grant([granted(str(beside), "write"), granted(str(deciding.parent))]))
+    given = grant([granted(str(beside), "write"), granted(str(deciding.parent))])
+    compiled(asked, given, deciding=files)
+    # A second name of the file is the file.
+    os.link(deciding, beside / "other")
+    assert {denial.rule for denial in refusals(asked, given, deciding=files)} == {"hard_link"}
 
 
 @pytest.mark.needs("root")
@@ -236,8 +240,7 @@ def test_a_plugin_cannot_write_its_next_grant_through_a_link(
     deciding = write_file(plugin.parent / "deciding/policy.toml", "")
     link.symlink_to(deciding.parent)
     request.addfinalizer(link.unlink)
-    asked = run(plugin, decides=(str(deciding),))
-    (denial,) = refusals(asked, grant([granted(str(link), "write")]))
+    (denial,) = refusals(run(plugin), grant([granted(str(link), "write")]), deciding=[str(deciding)])
     assert (denial.rule, denial.asked) == ("self_grant", str(link))
 
 
