@@ -36,7 +36,6 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
-from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
 
@@ -314,6 +313,8 @@ def _limits(
         values[name] = value
         decided.append((name, who))
         if asked is not None and rule.ceiling is not None and asked > rule.ceiling:
+            from sandbox.units import format_limit  # only for who is told: a launch does without
+
             denials.append(
                 Denial(
                     "limit_ceiling",
