@@ -113,7 +113,9 @@ def spawn(order: Order) -> int:
     lets the keeper tell what was used.
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the interpreter lock stays held across the clone
-    numbers = _SYSCALLS[os.uname().machine]
+    numbers = _SYSCALLS.get(os.uname().machine)
+    if numbers is None:
+        raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     # A signal between clone and exec would run the parent's handlers in the child.
@@ -220,10 +222,11 @@ def read_ending(fd: int) -> Ending | None:
 
 def can_join_keyring() -> bool:
     """Whether keyctl works here, found by doing it: this process gets a session keyring of its own too."""
+    numbers = _SYSCALLS.get(os.uname().machine)
+    if numbers is None:
+        return False
     libc = ctypes.PyDLL(None, use_errno=True)
-    return (
-        int(libc.syscall(_SYSCALLS[os.uname().machine].keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)) >= 0
-    )
+    return int(libc.syscall(numbers.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)) >= 0
 
 
 def _reap(pid: int) -> None:

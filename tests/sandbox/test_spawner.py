@@ -481,3 +481,12 @@ def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
     except subprocess.TimeoutExpired:
         process.kill()
         pytest.fail("something of the tree outlived the runner")
+
+
+def test_a_machine_nobody_has_numbers_for(runner_as_user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sandbox import spawner
+
+    monkeypatch.setattr(spawner, "_SYSCALLS", {})
+    assert spawner.can_join_keyring() is False
+    with pytest.raises(spawner.SpawnError, match="make system calls on"):
+        spawner.spawn(spawner.Order(**order(runner_as_user, "/bin/true")))
