@@ -131,7 +131,8 @@ def wait(cell: Cell, signals: Signals, caller: int | None, deadline: float | Non
             enough = twice or not cell.signal_program(arrived[0])
             reason, number = reason or "signal", number or arrived[0]
             if not enough:
-                until = time.monotonic() + GRACE
+                # A deadline that comes sooner still holds.
+                until = min(until or float("inf"), time.monotonic() + GRACE)
         elif until is not None and time.monotonic() >= until:
             if forced:
                 cell.kill()

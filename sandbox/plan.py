@@ -204,7 +204,7 @@ def _compile(
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
     require_enforceable(grant.network, grant.limits, dict(grant.decided_by))
-    wanted = list(_runtime(grant))
+    wanted = list(_runtime())
     links = [Symlink(path, os.readlink(path)) for path in _RUNTIME_LINKS if os.path.islink(path)]
     if request.root is not None:
         wanted.append(_Wanted(request.root, "read", True, _PLUGIN_FOLDER))
@@ -301,7 +301,7 @@ def require_enforceable(network: Network | None, limits: Limits, decided_by: Map
             raise LayerUnavailable(name, f"the {name} budget cannot be enforced by this version", hint)
 
 
-def _runtime(grant: Grant) -> Iterator[_Wanted]:
+def _runtime() -> Iterator[_Wanted]:
     trees = _RUNTIME_TREES + tuple(path for path in _RUNTIME_LINKS if not path.startswith("/etc"))
     for path in trees:
         if os.path.lexists(path) and not os.path.islink(path):

@@ -91,7 +91,10 @@ def _live(prepared: Prepared, caller: int | None, started: float) -> End:
         if prepared.grant is not None and prepared.grant.unsandboxed:
             from runner.cli import printing
 
-            printing.warn("THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it")
+            with suppress(OSError):  # nobody reads it: the report says so too
+                printing.warn(
+                    "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+                )
         end = _watch(prepared, opened, caller, started)
     prepared.timings.mark("teardown")
     return end

@@ -144,6 +144,13 @@ def test_a_deaf_plugin_is_killed_when_its_time_is_up(start: Start, runner_as: Ca
     assert running.end() == [137, "signal", number, True]
 
 
+def test_a_deadline_holds_also_while_time_is_given(start: Start, runner_as: Caller) -> None:
+    running = start(runner_as, sh(DEAF), deadline=1.0, grace=1000.0)
+    running.says("ready")
+    running.signal(signal.SIGTERM)
+    assert running.end() == [137, "signal", signal.SIGTERM, True]
+
+
 def test_a_plugin_that_does_not_handle_it_dies_of_it(start: Start, runner_as: Caller) -> None:
     running = start(runner_as, sh("echo ready; sleep 1000"))
     running.says("ready")
