@@ -209,6 +209,7 @@ def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_
     (state / "out").mkdir()
     os.chmod(state / "out", 0o777)
     runner_as("exec", "--state-dir", state, "--report", state / "out/report.json", plugin)
+    assert (state / "out").is_symlink()  # the control: it was swapped
     assert os.listdir(victim) == []
 
 

@@ -490,3 +490,33 @@ def test_a_machine_nobody_has_numbers_for(runner_as_user: Caller, monkeypatch: p
     assert spawner.can_join_keyring() is False
     with pytest.raises(spawner.SpawnError, match="make system calls on"):
         spawner.spawn(spawner.Order(**order(runner_as_user, "/bin/true")))
+
+
+def keyrings(given: dict[str, Any]) -> list[str]:
+    """The session keyring of two programs in turn, and our own."""
+    import ctypes
+    import os
+
+    numbers = {"x86_64": 250, "aarch64": 219}
+    libc = ctypes.CDLL(None)
+    libc.syscall(numbers[os.uname().machine], 1, 0, 0, 0, 0)  # one of our own, which a child would inherit
+    own = libc.syscall(numbers[os.uname().machine], 0, -3, 0, 0, 0)
+    return [str(own), *(output_of(given).split()[0] for _ in range(2))]
+
+
+def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> None:
+    """Without, keys of one plugin are keys of the next, and of the runner."""
+    tell = (
+        "import ctypes, os; n = {'x86_64': 250, 'aarch64': 219}[os.uname().machine]; "
+        "print(ctypes.CDLL(None).syscall(n, 0, -3, 0, 0, 0))"
+    )
+    given = order(runner_as, "/usr/bin/python3", "-c", tell, keyring=True)
+    assert len(set(elsewhere.run(runner_as, keyrings, given, using=(output_of,)))) == 3
+    shared = elsewhere.run(runner_as, keyrings, given | {"keyring": False}, using=(output_of,))
+    assert len(set(shared)) == 1  # the control
+
+
+def test_what_the_program_leaves_running_ends_with_it(runner_as: Caller) -> None:
+    """Also if it is no bwrap and has arranged nothing: the keeper sees to it."""
+    given = order(runner_as, "/bin/sh", "-c", "setsid sleep 1000 >/dev/null & exit 7")
+    assert elsewhere.run(runner_as, output_of, given, timeout=20.0) == "\n7"

@@ -258,3 +258,16 @@ def test_where_it_is_by_default(
     assert state_root(environ) == expected
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert state_root(environ) == "/var/lib/runner/plugins"
+
+
+def test_parts_are_made_through_no_link(plugin_dir: Path) -> None:
+    """The directory is the plugin's to fill; what the runner makes in it must not lead elsewhere."""
+    uid_range = RANGE if os.geteuid() == 0 else None
+    state, victim = plugin_dir / "state", plugin_dir / "victim"
+    victim.mkdir()
+    with owned_state(str(state), uid_range, ["deep/er"]) as owner:
+        assert (state / "deep/er").stat().st_uid == owner.uid  # the control
+    (state / "out").symlink_to(victim)
+    with pytest.raises(StateRefused, match="out/er"), owned_state(str(state), uid_range, ["out/er"]):
+        pytest.fail("it was followed")
+    assert os.listdir(victim) == []
