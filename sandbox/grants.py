@@ -20,6 +20,7 @@ from sandbox.policy import (
     steers,
 )
 from sandbox.spec import (
+    DURATIONS,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -329,6 +330,6 @@ def _limits(
 
 
 def _as_limits(values: Mapping[str, float]) -> Limits:
-    real = {"cpu", "cpu_time", "deadline"}
+    real = {"cpu", *DURATIONS}
     whole = {name: value if name in real else int(value) for name, value in values.items()}
     return Limits(**whole)  # type: ignore[arg-type]  # names and kinds are those of LIMIT_NAMES

@@ -52,17 +52,34 @@ class EnvRequest(NamedTuple):
 class Limits(NamedTuple):
     """Budgets. None means nothing is asked; sizes in bytes, times in seconds."""
 
-    memory: int | None = None
-    pids: int | None = None
-    cpu: float | None = None  # share of one core
+    memory: int | None = None  # of all processes together, with what they keep in /tmp and /dev/shm
+    pids: int | None = None  # processes and threads, not counting those of the cage itself
+    cpu: float | None = None  # cores
     cpu_time: float | None = None
+    io: int | None = None  # bytes per second, for reading and for writing, on each disk it has files on
     open_files: int | None = None
     file_size: int | None = None
-    disk: int | None = None
+    locked_memory: int | None = None
+    message_queues: int | None = None
+    disk: int | None = None  # in each folder it may write
     tmp: int | None = None
     shm: int | None = None
     output: int | None = None
-    deadline: float | None = None
+    output_lines: int | None = None
+    # Clocks, by phase. Who passes streams through unread sees launch, teardown and the whole only.
+    launch: float | None = None
+    handshake: float | None = None
+    call: float | None = None
+    idle: float | None = None
+    teardown: float | None = None
+    deadline: float | None = None  # the whole
+
+
+# Which limits are sizes and which are times; the others are plain numbers.
+SIZES = frozenset(
+    ("memory", "io", "file_size", "locked_memory", "message_queues", "disk", "tmp", "shm", "output")
+)
+DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"))
 
 
 class SandboxSpec(NamedTuple):

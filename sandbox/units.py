@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 
+from sandbox.spec import DURATIONS, SIZES
+
 SIZE_MAX = (1 << 63) - 1
 DURATION_MAX = 10 * 365 * 86400.0  # beyond this the kernel's and Python's timers overflow one by one
 
@@ -100,11 +102,6 @@ def format_duration(seconds: float) -> str:
         (whole % 60, "s"),
     ]
     return "".join(f"{count}{unit}" for count, unit in parts if count)
-
-
-# Which limits are sizes and which are times; the others are plain numbers.
-SIZES = frozenset(("memory", "file_size", "disk", "tmp", "shm", "output"))
-DURATIONS = frozenset(("cpu_time", "deadline"))
 
 
 def format_limit(name: str, value: float | None) -> str:

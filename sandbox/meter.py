@@ -1,0 +1,28 @@
+"""What can run out while a plugin runs, as the loop that waits for its end sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class Meter:
+    """One budget that somebody outside of the plugin has to look at.
+
+    The loop asks `interest` and `due` before it waits and `look` after: when one of the descriptors is ready,
+    or the time has come. Nothing here may block: a plugin decides when there is something to look at.
+    """
+
+    due: float = math.inf  # on the monotonic clock, when to look again even if no descriptor is ready
+
+    def interest(self) -> Mapping[int, int]:
+        """Descriptors to poll, with the events to poll for."""
+        return {}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        """The name of the limit that has run out (a field of Limits); None while there is something left."""
+        return None
+
+    def peaks(self) -> Mapping[str, float]:
+        """The most that was seen of each limit this looks at, by its name."""
+        return {}
