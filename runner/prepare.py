@@ -15,14 +15,20 @@ from runner.manifest import Loaded, contract, load
 from runner.plugin import Plugin
 from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import cache
+from sandbox.blockdevices import whole_disks
+from sandbox.budgets import Budgets, assign
+from sandbox.cgroups import Cgroup, CgroupFault, made
 from sandbox.denylist import Denylist, homes
 from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
+from sandbox.hierarchies import Lack, Survey, survey
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.mounts import read_mounts
 from sandbox.plan import (
+    Bind,
+    LaunchPlan,
     OpenPlan,
     PlanRefused,
     Request,
@@ -79,6 +85,8 @@ class Prepared:
         self.grant: Grant | None = None
         self.open_plan: OpenPlan | None = None
         self.owner: Owner | None = None
+        self.budgets = Budgets()
+        self.cgroup: Cgroup | None = None
         self.layers: tuple[Layer, ...] = ()
         self.bwrap = ""
         self.state_dir: str | None = None
@@ -158,7 +166,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     )
     # First: who is told to raise a ceiling should not find out then that it is of no use.
     asked = plugin.spec
-    require_enforceable(asked.network if asked.enabled else None, asked.limits, {})
+    require_enforceable(asked.network if asked.enabled else None)
     prepared.grant = prepared.grant._replace(
         denials=tuple(
             denial._replace(required=False) if _is_missing(denial, plugin) else denial
@@ -176,8 +184,11 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     if not granted.unsandboxed:
         prepared.bwrap = find_bwrap(environ).path
     layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
+    mounts = read_mounts()
+    found = survey(mounts)
+    prepared.budgets = assign(granted, policy, found)
     denylist = Denylist(
-        read_mounts(),
+        mounts,
         homes=prepared.homes,
         policy=policy.deny,
         runner=_own_places(environ),
@@ -216,6 +227,8 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     owner = prepared.owner
     prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
     _require_reachable(prepared.state_dir, owner)
+    if not rehearse and prepared.budgets.sites:
+        _group(prepared, found, opened.plan, stack)
     prepared.timings.mark("plan")
     return opened
 
@@ -233,6 +246,31 @@ def _claim(state_dir: str | None, granted: Grant, layers: Layers, stack: ExitSta
         raise StateRefused(
             f"{error.filename or state_dir}: {error.strerror}", "choose a writable place with --state-dir"
         ) from None
+
+
+def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack) -> None:
+    """The plugin's cgroups. Where one turns out not to work, the next best means is taken, or the launch is
+    over: as the policy says."""
+    assert prepared.grant is not None and prepared.policy is not None
+    limits = prepared.grant.limits
+    disks = () if limits.io is None else whole_disks(_devices(plan))
+    while True:
+        prepared.budgets = assign(prepared.grant, prepared.policy, found, disks)
+        try:
+            cgroup = stack.enter_context(made(prepared.budgets.sites, limits, disks))
+        except CgroupFault as fault:
+            lack = Lack(f"cgroup {fault}", "runner doctor tells more")
+            found = found.without(fault.site.directory, fault.controllers, lack)
+            continue
+        prepared.cgroup = cgroup
+        prepared.budgets = prepared.budgets.confirmed(cgroup.effective)
+        return
+
+
+def _devices(plan: LaunchPlan) -> Iterator[int]:
+    for operation in plan.operations:
+        if isinstance(operation, Bind):
+            yield operation.identity.dev
 
 
 def _require_reachable(state_dir: str | None, owner: Owner | None) -> None:

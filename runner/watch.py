@@ -1,23 +1,26 @@
 """Waiting for a cell to end, or for a reason to end it.
 
-Signals to the runner, a deadline, and the death of whoever started the runner. No threads and no sleeping:
-one poll over descriptors, so that nothing is missed between two looks.
+Signals to the runner, clocks, budgets that have run out, and the death of whoever started the runner. No
+threads and no sleeping: one poll over descriptors, so that nothing is missed between two looks.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from sandbox.cell import Cell, Exit
+from sandbox.cell import KILL_SECONDS, Cell, Exit
+from sandbox.meter import Meter
 from sandbox.value import NamedTuple
 
-# How long a plugin may take to end after it was asked to, before all of it is killed.
+# How long a plugin may take to end after it was asked to, before all of it is killed; unless its `teardown`
+# limit says otherwise.
 GRACE = 2.0
 # How long bwrap may take to die of SIGKILL with all its children before the keeper is killed too, and with it
 # the account of what was used.
@@ -27,7 +30,7 @@ _LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-Reason = Literal["deadline", "signal", "caller_died"]
+Reason = Literal["deadline", "launch", "limit", "signal", "caller_died"]
 
 
 class End(NamedTuple):
@@ -35,6 +38,15 @@ class End(NamedTuple):
     reason: Reason | None  # why we ended it; None: it ended by itself
     signal: int | None  # which signal made us
     forced: bool  # it had to be killed
+    limit: str | None = None  # which budget had run out
+
+
+class Clocks(NamedTuple):
+    """On the monotonic clock, but for the last, which starts when the plugin is asked to end."""
+
+    deadline: float | None = None
+    launch: float | None = None
+    teardown: float | None = None
 
 
 class Signals:
@@ -104,41 +116,98 @@ def watched_caller() -> Iterator[int | None]:
             os.close(fd)
 
 
-def wait(cell: Cell, signals: Signals, caller: int | None, deadline: float | None) -> End:
-    """Until the whole tree is gone. `deadline` is on the monotonic clock."""
-    poll = select.poll()
-    poll.register(cell.pidfd, select.POLLIN)
-    poll.register(signals.fd, select.POLLIN)
-    if caller is not None:
-        poll.register(caller, select.POLLIN)
-    reason: Reason | None = None
-    number: int | None = None
-    forced = False
-    until = deadline
-    while True:
-        left = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_POLL)
-        ready = {fd for fd, _ in poll.poll(None if left is None else left * 1000 + 1)}
-        if cell.pidfd in ready:
-            return End(cell.wait(), reason, number, forced)
-        enough = False
-        if caller in ready:
-            poll.unregister(caller)
-            caller = None
-            reason, enough = reason or "caller_died", True  # nobody is left to hear a goodbye
-        elif signals.fd in ready and (arrived := signals.arrived()):
-            # Asked twice, or the program is not there yet: then there is nothing to wait for.
-            twice = reason == "signal" or len(arrived) > 1
-            enough = twice or not cell.signal_program(arrived[0])
-            reason, number = reason or "signal", number or arrived[0]
-            if not enough:
-                # A deadline that comes sooner still holds.
-                until = min(until or float("inf"), time.monotonic() + GRACE)
-        elif until is not None and time.monotonic() >= until:
-            if forced:
-                cell.kill()
-                until = None
-                continue
-            reason, enough = reason or "deadline", True
-        if enough and not forced:
-            cell.end()
-            forced, until = True, time.monotonic() + PATIENCE
+def wait(
+    cell: Cell, signals: Signals, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()
+) -> End:
+    """Until the whole tree is gone, or nothing more can be done about it."""
+    return _Watch(cell, signals, caller, clocks, meters).wait()
+
+
+class _Watch:
+    """What was decided so far. The first reason to end stays the reason."""
+
+    def __init__(
+        self, cell: Cell, signals: Signals, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
+    ) -> None:
+        self.cell = cell
+        self.signals = signals
+        self.caller = caller
+        self.meters = meters
+        self.teardown = GRACE if clocks.teardown is None else clocks.teardown
+        self.until = clocks.deadline
+        self.launch = clocks.launch
+        self.reason: Reason | None = None
+        self.number: int | None = None
+        self.limit: str | None = None
+        self.steps = 0  # towards the end: 1 ended from within, 2 killed
+
+    def wait(self) -> End:
+        while True:
+            ready = self._poll()
+            now = time.monotonic()
+            if self.cell.pidfd in ready:
+                return self._end(self.cell.wait())
+            if self.caller is not None and self.caller in ready:
+                self.caller = None
+                self._finish("caller_died")  # nobody is left to hear a goodbye
+            elif self.signals.fd in ready and (arrived := self.signals.arrived()):
+                self._asked(arrived, now)
+            for meter in self.meters:
+                ran_out = meter.look(ready, now)
+                if ran_out is not None and self.reason is None:
+                    self.limit = ran_out
+                    self._finish("limit")
+            if self.launch is not None and now >= self.launch:
+                self.launch = None
+                if not self.cell.runs():
+                    self._finish("launch")
+            if self.until is not None and now >= self.until and self._press():
+                return self._end(self.cell.give_up())
+
+    def _poll(self) -> dict[int, int]:
+        poll = select.poll()
+        wanted = {self.cell.pidfd: select.POLLIN, self.signals.fd: select.POLLIN}
+        if self.caller is not None:
+            wanted[self.caller] = select.POLLIN
+        for meter in self.meters:
+            wanted.update(meter.interest())
+        for fd, events in wanted.items():
+            poll.register(fd, events)
+        next_look = min((meter.due for meter in self.meters), default=math.inf)
+        until = min(self.until or math.inf, self.launch or math.inf, next_look)
+        if until == math.inf:
+            return dict(poll.poll())
+        left = min(max(0.0, until - time.monotonic()), _LONGEST_POLL)
+        return dict(poll.poll(math.ceil(left * 1000)))
+
+    def _asked(self, arrived: Sequence[int], now: float) -> None:
+        """Asked twice, or the program is not there yet: then there is nothing to wait for."""
+        twice = self.reason is not None or len(arrived) > 1
+        self.number = self.number or arrived[0]
+        if twice or not self.cell.signal_program(arrived[0]):
+            self._finish("signal")
+            return
+        self.reason = "signal"
+        # A deadline that comes sooner still holds.
+        self.until = min(self.until or math.inf, now + self.teardown)
+
+    def _finish(self, reason: Reason) -> None:
+        self.reason = self.reason or reason
+        if self.steps == 0:
+            self.cell.end()
+            self.steps, self.until = 1, time.monotonic() + PATIENCE
+
+    def _press(self) -> bool:
+        """The time is up. Whether there is nothing left to try."""
+        if self.steps == 0:
+            self._finish("deadline")
+        elif self.steps == 1:
+            self.cell.kill()
+            self.steps, self.until = 2, time.monotonic() + KILL_SECONDS
+        else:
+            return True
+        return False
+
+    def _end(self, ended: Exit) -> End:
+        reason: Reason | None = self.reason or ("deadline" if ended.expired else None)
+        return End(ended, reason, self.number, self.steps > 0 or ended.expired, self.limit)

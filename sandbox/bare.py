@@ -1,21 +1,23 @@
 """No cage: for plugins that ask for none under a policy that allows it, and only for those.
 
-What is left: its own session, the granted environment, no inherited descriptors, no core dumps, and an end.
-Without a namespace around it the end is ours to bring about: the runner becomes the reaper of everything the
-plugin leaves behind, and kills until nothing is left.
+What is left: its own session, the granted environment, no inherited descriptors, its budgets as far as
+cgroups and rlimits go, and an end. Without a namespace around it the end is ours to bring about: the runner
+becomes the reaper of everything the plugin leaves behind, and kills until nothing is left.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
 
-from sandbox.cell import Cell, Exit, Usage, children
+from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
+from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
+from sandbox.spawner import set_rlimits
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005
@@ -26,8 +28,11 @@ class BareCell(Cell):
         self.kill()
 
     def kill(self) -> None:
+        if self.cgroup is not None:
+            self._hasten()
+            self.cgroup.kill()
         for _ in range(_PASSES):
-            found = _descendants(os.getpid())
+            found = descendants(os.getpid())
             if not found:
                 return
             for pid in found:
@@ -40,6 +45,12 @@ class BareCell(Cell):
             elif all(_is_zombie(pid) for pid in found):
                 return
             time.sleep(_PAUSE)
+
+    def runs(self) -> bool:
+        return True  # by now: its exec was the first thing it did
+
+    def processes(self) -> list[int]:
+        return [self.pid, *descendants(self.pid)]
 
     def signal_program(self, number: int) -> bool:
         try:
@@ -55,19 +66,10 @@ class BareCell(Cell):
             code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
             failed = bool(os.read(self._status_fd, 1))
-            self._exit = Exit(None if failed else code, not failed, None, usage)
+            counters, usage = self._counted(usage)
+            self._exit = Exit(None if failed else code, not failed, None, usage, counters=counters)
             self.kill()  # what it left running
         return self._exit
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for child in children(pid):
-            found += [child, *_descendants(child)]
-    except OSError:
-        pass  # gone since it was listed
-    return found
 
 
 def _is_zombie(pid: int) -> bool:
@@ -87,34 +89,49 @@ def _reap_strays() -> None:
 
 
 @contextmanager
-def bare_cell(plan: LaunchPlan) -> Iterator[Cell]:
+def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
     import prctl
 
+    bounds = bounds or Bounds(rlimits(plan.limits))
     prctl.set_child_subreaper(True)
     status_r, status_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            prctl.set_pdeathsig(signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(125)
-            os.setsid()
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
-            # Not up to the soft limit: it may have been lowered since.
-            os.closerange(3, status_w)
-            os.closerange(status_w + 1, 0x7FFFFFFF)
-            os.chdir(plan.directory)
-            os.execve(plan.argv[0], plan.argv, dict(plan.env))
-        finally:
-            os.write(status_w, b"!")  # exec closes this pipe: a word on it means that it failed
-            os._exit(127)
+    with ExitStack() as stack:
+        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+        pid = os.fork()
+        if pid == 0:
+            _become(plan, bounds, doors, parent, status_w)
     os.close(status_w)
-    cell = BareCell(pid, status_r, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), time.monotonic())
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    cell = BareCell(pid, status_r, null, time.monotonic(), bounds.cgroup)
     try:
         yield cell
     finally:
         cell.close()
         prctl.set_child_subreaper(False)
+
+
+def _become(plan: LaunchPlan, bounds: Bounds, doors: tuple[int, ...], parent: int, status_w: int) -> NoReturn:
+    """In the child."""
+    import prctl
+
+    try:
+        prctl.set_pdeathsig(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(125)
+        for door in doors:
+            os.write(door, b"0")
+        os.setsid()
+        if bounds.stderr != 2:
+            os.dup2(bounds.stderr, 2)
+        set_rlimits(bounds.rlimits)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        # Not up to the soft limit: it may have been lowered since.
+        os.closerange(3, status_w)
+        os.closerange(status_w + 1, 0x7FFFFFFF)
+        os.chdir(plan.directory)
+        os.execve(plan.argv[0], plan.argv, dict(plan.env))
+    finally:
+        os.write(status_w, b"!")  # exec closes this pipe: a word on it means that it failed
+        os._exit(127)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
+import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from sandbox import bwrap, spawner
+from sandbox.cgroups import Cgroup, Counters
+from sandbox.limits import Rlimit, rlimits
 from sandbox.plan import LaunchPlan, OpenPlan, Text
 from sandbox.state import Owner
 from sandbox.value import NamedTuple
@@ -17,20 +19,17 @@ from sandbox.writing import write_all
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 
-# Not budgets, hygiene: what no plugin needs and what has hurt others.
-_RLIMITS = (
-    (resource.RLIMIT_CORE, 0, 0),
-    (resource.RLIMIT_NOFILE, 1024, 4096),
-    (resource.RLIMIT_MSGQUEUE, 0, 0),
-    (resource.RLIMIT_RTPRIO, 0, 0),
-    (resource.RLIMIT_MEMLOCK, 64 << 10, 64 << 10),
-    (resource.RLIMIT_SIGPENDING, 1024, 1024),
-)
+# How long all of a tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds;
+# who takes longer hangs in the kernel, on a dead disk or server, and nobody can end it.
+KILL_SECONDS = 10.0
+
+
+_PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
 
 
 class Usage(NamedTuple):
-    """Of the program and of all it has waited for. Not of what it left running: the kernel sweeps that up
-    uncounted."""
+    """Of all its processes where a cgroup counts (the last two then are not None); else of the program and of
+    all it has waited for, but not of what it left running: the kernel sweeps that up uncounted."""
 
     wall: float
     cpu_user: float
@@ -38,6 +37,11 @@ class Usage(NamedTuple):
     # Bytes, of the largest single process. Never below what the keeper itself takes (some 15 MB): the kernel
     # counts a process from before its exec, when it still shared the keeper's memory.
     max_rss: int
+    # Bytes, by system calls, from and to files, pipes and sockets. None: killed before anybody could tell.
+    read: int | None = None
+    written: int | None = None
+    memory_peak: int | None = None  # bytes, of all processes together
+    pids_peak: int | None = None
 
 
 class Exit(NamedTuple):
@@ -48,14 +52,33 @@ class Exit(NamedTuple):
     reached_exec: bool
     signal: int | None  # that ended bwrap itself: somebody killed the cage
     usage: Usage
+    expired: bool = False  # the keeper's clock ended it
+    counters: Counters = Counters()
+    left: tuple[int, ...] = ()  # processes that could not be killed
+
+    @property
+    def kill_incomplete(self) -> bool:
+        return bool(self.left)
+
+
+class Bounds(NamedTuple):
+    """What a launch is held to, beyond what is in its plan."""
+
+    rlimits: tuple[Rlimit, ...]
+    cgroup: Cgroup | None = None
+    deadline: float | None = None  # on the monotonic clock
+    stderr: int = 2  # what the program gets for it
 
 
 class Cell:
     """One plugin's processes. Everything below `pid`, its keeper, and nothing else, is in it."""
 
-    def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float) -> None:
+    def __init__(
+        self, pid: int, status_fd: int, ending_fd: int, started: float, cgroup: Cgroup | None = None
+    ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
+        self.cgroup = cgroup
         self._status_fd = status_fd
         self._ending_fd = ending_fd
         self._started = started
@@ -67,23 +90,51 @@ class Cell:
         The program first: bwrap ends with it, and everything with bwrap. What the kernel sweeps up when a
         namespace ends it does not count, so its init is not the one to kill.
         """
+        self._hasten()
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
 
     def kill(self) -> None:
-        """End all of it. The kernel does: `pid` is the init of a namespace around everything."""
+        """End all of it. The kernel does: `pid` is the init of a namespace around everything. Then by the
+        cgroup as well: what a plugin could not leave in one way it cannot leave in the other."""
         if self._exit is None:
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+            if self.cgroup is not None:
+                self._hasten()
+                self.cgroup.kill()
+
+    def _hasten(self) -> None:
+        """Dying takes processor time, and a frozen process does not die."""
+        if self.cgroup is not None:
+            self.cgroup.lift_cpu()
+            self.cgroup.freeze(False)
+
+    def processes(self) -> list[int]:
+        """Everybody in the tree, as far as can be seen at one look."""
+        if self.cgroup is not None and self.cgroup.groups:
+            return self.cgroup.processes()
+        return descendants(self.pid)
+
+    def runs(self) -> bool:
+        """Whether the program itself runs, and not bwrap on the way to it."""
+        try:
+            pid = self.pid
+            for _ in range(_PROGRAM):
+                pid = children(pid)[0]
+            program, outer = (os.stat(f"/proc/{each}/exe") for each in (pid, children(self.pid)[0]))
+        except (IndexError, OSError):
+            return False
+        return not os.path.samestat(program, outer)
 
     def signal_program(self, number: int) -> bool:
         """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
 
         Neither bwrap process passes signals on: the outer one dies of them, the inner init ignores them.
         """
-        return _signal_below(self.pid, 3, number)  # keeper, bwrap, its init, the program
+        return _signal_below(self.pid, _PROGRAM, number)
 
     def wait(self) -> Exit:
         """Reap it. Returns when the last process of the tree is gone, since a namespace's init is not
@@ -95,15 +146,36 @@ class Cell:
             ending = spawner.read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
-                usage = Usage(wall, ending.user, ending.system, ending.max_rss)
+                usage = Usage(wall, ending.user, ending.system, ending.max_rss, ending.read, ending.written)
             else:  # killed: what the kernel swept up it did not count
                 usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
+            counters, usage = self._counted(usage)
             self._exit = Exit(
                 code=code,
                 reached_exec=code is not None,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 usage=usage,
+                expired=ending is not None and ending.expired,
+                counters=counters,
             )
+        return self._exit
+
+    def _counted(self, usage: Usage) -> tuple[Counters, Usage]:
+        """The kernel's own count, where there is one."""
+        if self.cgroup is None:
+            return Counters(), usage
+        counters = self.cgroup.counters()
+        if counters.cpu_user is not None and counters.cpu_system is not None:
+            usage = usage._replace(cpu_user=counters.cpu_user, cpu_system=counters.cpu_system)
+        return counters, usage._replace(memory_peak=counters.memory_peak, pids_peak=counters.pids_peak)
+
+    def give_up(self) -> Exit:
+        """Nothing more can be done: leave who does not die behind, and say so."""
+        if self._exit is None:
+            left = tuple(self.cgroup.left()) if self.cgroup is not None else ()
+            wall = time.monotonic() - self._started
+            counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
+            self._exit = Exit(None, True, None, usage, counters=counters, left=left or (self.pid,))
         return self._exit
 
     def _reported_code(self) -> int | None:
@@ -124,7 +196,13 @@ class Cell:
 
     def close(self) -> None:
         self.kill()
-        self.wait()
+        if self._exit is None:
+            gone = select.poll()
+            gone.register(self.pidfd, select.POLLIN)
+            if gone.poll(KILL_SECONDS * 1000):
+                self.wait()
+            else:
+                self.give_up()
         for fd in (self.pidfd, self._status_fd, self._ending_fd):
             os.close(fd)
 
@@ -132,6 +210,18 @@ class Cell:
 def children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(word) for word in file.read().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    found, open_ends = [], [pid]
+    while open_ends:  # a plugin's processes can be nested deeper than Python's stack
+        try:
+            below = children(open_ends.pop())
+        except OSError:
+            continue  # gone since it was listed
+        found += below
+        open_ends += below
+    return found
 
 
 def _signal_below(pid: int, generations: int, number: int) -> bool:
@@ -153,9 +243,12 @@ def _signal_below(pid: int, generations: int, number: int) -> bool:
 
 
 @contextmanager
-def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str) -> Iterator[Cell]:
+def launched(
+    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds | None = None
+) -> Iterator[Cell]:
     """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
     plan = open_plan.plan
+    bounds = bounds or Bounds(rlimits(plan.limits))
     with ExitStack() as stack:
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
         ending_r, ending_w = os.pipe2(os.O_CLOEXEC)
@@ -169,9 +262,11 @@ def launched(open_plan: OpenPlan, owner: Owner, bwrap_path: str) -> Iterator[Cel
         )
         try:
             arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
+            doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+            order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
             started = time.monotonic()
-            pid = spawner.spawn(_order(plan, slots, arguments, owner, bwrap_path, ending_w))
-            cell = Cell(pid, status_r, ending_r, started)
+            pid = spawner.spawn(_bounded(order, bounds, doors))
+            cell = Cell(pid, status_r, ending_r, started, bounds.cgroup)
         except BaseException:
             os.close(status_r)
             os.close(ending_r)
@@ -194,11 +289,24 @@ def _order(
         gid=owner.gid,
         drop=plan.layers.uid_range is not None,
         keep=tuple(fd for fd in given if fd is not None),
-        rlimits=_RLIMITS,
+        rlimits=(),
         keyring=plan.layers.session_keyring,
         ending=ending,
         # The uid is given back when the last process that has it is gone, not when the runner is.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
+    )
+
+
+def _bounded(order: spawner.Order, bounds: Bounds, doors: tuple[int, ...]) -> spawner.Order:
+    cgroup = bounds.cgroup
+    return order._replace(
+        rlimits=bounds.rlimits,
+        cgroups=doors,
+        membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
+        # The groups, like the uid, are in use for as long as anything lives.
+        hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
+        deadline=bounds.deadline,
+        stderr=bounds.stderr,
     )
 
 

@@ -26,3 +26,6 @@ class Meter:
     def peaks(self) -> Mapping[str, float]:
         """The most that was seen of each limit this looks at, by its name."""
         return {}
+
+    def close(self) -> None:
+        """Give descriptors back."""

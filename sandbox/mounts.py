@@ -35,6 +35,7 @@ class Mount(NamedTuple):
     fstype: str
     source: str
     writable: bool = True
+    options: str = ""  # of the filesystem, not of this mount of it
 
     def inside(self, path: str) -> Inside:
         """The filesystem's own name for `path`, which must be at or below this mount's point."""
@@ -122,6 +123,7 @@ def _parse_line(line: bytes) -> Mount:
             fstype=_unescape(fields[dash + 1]),
             source=_unescape(fields[dash + 2]),
             writable=b"ro" not in fields[5].split(b","),
+            options=_unescape(fields[dash + 3]),
         )
     except (ValueError, IndexError):
         raise ValueError(f"unexpected line in {MOUNTINFO}: {line[:200]!r}") from None

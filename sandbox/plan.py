@@ -21,8 +21,6 @@ from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, SeccompProfile
 from sandbox.value import NamedTuple
 
-# The budgets this version holds a plugin to. Any other stops the launch.
-ENFORCED_LIMITS = frozenset(("tmp", "shm", "deadline"))
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20
 
@@ -203,7 +201,7 @@ def _compile(
     claim: Callable[[], object],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
-    require_enforceable(grant.network, grant.limits, dict(grant.decided_by))
+    require_enforceable(grant.network)
     wanted = list(_runtime())
     links = [Symlink(path, os.readlink(path)) for path in _RUNTIME_LINKS if os.path.islink(path)]
     if request.root is not None:
@@ -287,7 +285,7 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
         raise PlanRefused(refusals)
 
 
-def require_enforceable(network: Network | None, limits: Limits, decided_by: Mapping[str, str]) -> None:
+def require_enforceable(network: Network | None) -> None:
     """Nothing asked or granted may be left out: what this version cannot enforce is not started."""
     if network is not None and network.mode == "allowlist":
         raise LayerUnavailable(
@@ -295,10 +293,6 @@ def require_enforceable(network: Network | None, limits: Limits, decided_by: Map
             "the network allowlist cannot be enforced by this version",
             'ask for network = "deny", or for "host" under a policy that allows it',
         )
-    for name, value in limits._asdict().items():
-        if value is not None and name not in ENFORCED_LIMITS:
-            hint = f"take {name} out of the {decided_by.get(name, 'manifest')}'s limits"
-            raise LayerUnavailable(name, f"the {name} budget cannot be enforced by this version", hint)
 
 
 def _runtime() -> Iterator[_Wanted]:

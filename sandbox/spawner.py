@@ -20,6 +20,7 @@ import resource
 import select
 import signal
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,6 +31,8 @@ _CLONE_NEWPID = 0x20000000
 _MS_REC = 0x4000
 _MS_PRIVATE = 0x40000
 _PR_SET_PDEATHSIG = 1
+_PR_GET_DUMPABLE = 3
+_PR_SET_DUMPABLE = 4
 _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
@@ -60,25 +63,33 @@ _STAGES = (
     "cut the host's mounts off",
     "start a session",
     "join a session keyring",
-    "set resource limits",
+    "reset signals",
     "drop groups",
     "drop the group id",
     "drop the user id",
     "forbid new privileges",
     "close other files",
+    "start a process",
+    "join its cgroups",
+    "be found in its cgroups",
+    "set resource limits",
     "start bubblewrap",
 )
 
 
-# What the keeper says in the end: bwrap's wait status, seconds of user and system time, largest RSS in KiB.
-_ENDING = struct.Struct("=iddq")
+# What the keeper says in the end: bwrap's wait status, whether time ran out, seconds of user and system time,
+# largest RSS in KiB, bytes read and written.
+_ENDING = struct.Struct("=iiddqqq")
 
 
 class Ending(NamedTuple):
     status: int  # as wait(2) gives it
+    expired: bool  # the keeper's own clock ended it
     user: float
     system: float
     max_rss: int  # bytes, of the largest single process
+    read: int  # bytes, by system calls, from files, pipes and sockets
+    written: int
 
 
 class SpawnError(Exception):
@@ -104,6 +115,10 @@ class Order(NamedTuple):
     ending: int = -1  # where the keeper tells how it ended; see read_ending
     hold: tuple[int, ...] = ()  # fds the keeper holds open for as long as anything lives
     umask: int = 0o077
+    cgroups: tuple[int, ...] = ()  # each a cgroup.procs; the program joins, the keeper does not
+    membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
+    deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
+    stderr: int = 2  # what the program gets for it
 
 
 def spawn(order: Order) -> int:
@@ -216,8 +231,18 @@ def read_ending(fd: int) -> Ending | None:
     raw = os.read(fd, _ENDING.size)
     if len(raw) < _ENDING.size:
         return None
-    status, user, system, kibibytes = _ENDING.unpack(raw)
-    return Ending(status, user, system, kibibytes * 1024)
+    status, expired, user, system, kibibytes, read, written = _ENDING.unpack(raw)
+    return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written)
+
+
+def set_rlimits(rlimits: Sequence[tuple[int, int, int]]) -> None:
+    """(kind, soft, hard) each, as far as this process's own limits allow."""
+    for kind, soft, hard in rlimits:
+        _, ceiling = resource.getrlimit(kind)
+        if ceiling != resource.RLIM_INFINITY:
+            hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
+            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def can_join_keyring() -> bool:
@@ -266,11 +291,20 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
     """In the child. Never returns: it keeps the program until its end, or says where it stuck and dies."""
     done = 0
     try:
-        for step in _steps(order, libc, numbers, fault_w, go_r):
-            program = step()
+        account = _open_account(libc)
+        for step in _steps(order, libc, numbers, fault_w, go_r, account):
+            step()
             done += 1
+        program = os.fork()
+        done += 1
+        if program == 0:
+            # The keeper stays outside of the cgroups: it must not be throttled with, or killed for, those it
+            # is to end.
+            for step in _program_steps(order):
+                step()
+                done += 1
         os.close(fault_w)
-        os._exit(_keep(program, order))
+        os._exit(_keep(program, order, account))
     except OSError as error:
         os.write(fault_w, _FAULT.pack(done, error.errno or errno.EIO))
     except BaseException:  # noqa: BLE001 -- nothing may get out: below us is the parent's own stack
@@ -279,33 +313,74 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
         os._exit(125)
 
 
-def _keep(program: int, order: Order) -> int:
+def _open_account(libc: ctypes.CDLL) -> int:
+    """Where the kernel counts what we and all we have waited for read and wrote.
+
+    A process that has changed its uid may not open even its own, unless it may be dumped; so it may, for this
+    one moment, in which there is no other process of that uid.
+    """
+    dumpable = libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    try:
+        return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1  # a kernel that does not count
+    finally:
+        if dumpable != 1:
+            libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _read_account(fd: int) -> tuple[int, int]:
+    if fd < 0:
+        return 0, 0
+    words = os.pread(fd, 4096, 0).split()
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
+
+
+def _keep(program: int, order: Order, account: int) -> int:
     """Wait until nothing is left, say what it used, and give the status to leave with."""
-    for fd in {0, 1, 2, *order.keep} - {order.ending, *order.hold}:
+    for fd in {0, 1, 2, *order.keep, *order.cgroups, order.stderr} - {order.ending, *order.hold}:
         os.close(fd)
-    status = 0
+    before = _read_account(account)
+    status, expired = 0, False
     while True:
         try:
-            pid, ended = os.waitpid(-1, 0)
+            pid, ended = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             break
         if pid == program:
             status = ended
             # Its own namespace dies with it if it got so far as to ask for that; we do not rely on it.
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _kill_all()
+        if pid:
+            continue
+        # All signals are blocked here, so that one which comes between two looks is not lost.
+        if order.deadline is None or expired:
+            signal.sigwait({signal.SIGCHLD})
+        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
+            expired = True
+            _kill_all()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if order.ending >= 0:
-        os.write(order.ending, _ENDING.pack(status, used.ru_utime, used.ru_stime, used.ru_maxrss))
+        read, written = (now - then for now, then in zip(_read_account(account), before, strict=True))
+        told = status, expired, used.ru_utime, used.ru_stime, used.ru_maxrss, read, written
+        os.write(order.ending, _ENDING.pack(*told))
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+def _kill_all() -> None:
+    """Everybody below us, in one pass that no fork escapes: the kernel does it under the lock forks need."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def _steps(
-    order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go_r: int
+    order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go_r: int, account: int
 ) -> Sequence[Callable[[], Any]]:
-    """The child's steps, in the order of _STAGES. The last gives the program's pid."""
+    """The keeper's steps, in the order of _STAGES."""
 
     def call(result: int) -> None:
         if result < 0:
@@ -335,13 +410,8 @@ def _steps(
         if order.keyring:
             call(libc.syscall(numbers.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
 
-    def limit() -> None:
-        for kind, soft, hard in order.rlimits:
-            _, ceiling = resource.getrlimit(kind)
-            if ceiling != resource.RLIM_INFINITY:
-                hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
-                soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-            resource.setrlimit(kind, (soft, hard))
+    def reset() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.umask(order.umask)
         # "Ignored" survives exec: Python ignores SIGPIPE and SIGXFSZ, and a caller may ignore anything.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -372,7 +442,8 @@ def _steps(
         follow_runner()  # again: changing ids has disarmed it
 
     def close_others() -> None:
-        kept = sorted(fd for fd in {fault_w, order.ending, *order.keep, *order.hold} if fd > 2)
+        held = {fault_w, account, order.ending, order.stderr, *order.keep, *order.hold, *order.cgroups}
+        kept = sorted(fd for fd in held if fd > 2)
         low = 3
         for fd in kept:
             if fd > low:
@@ -386,21 +457,41 @@ def _steps(
         if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
             raise OSError(errno.EBADF, "")
 
-    def start() -> int:
-        # An empty environment: bwrap's own stays readable in /proc/1/environ inside.
-        return os.posix_spawn(order.program, order.argv, {}, setsigmask=())
-
     return (
         follow_runner,
         wait_for_ids,
         private_mounts,
         os.setsid,
         join_keyring,
-        limit,
+        reset,
         drop_groups,
         drop_gid,
         drop_uid,
         forbid_privileges,
         close_others,
-        start,
     )
+
+
+def _program_steps(order: Order) -> Sequence[Callable[[], Any]]:
+    """The steps of the process that becomes bwrap, in the order of _STAGES."""
+
+    def join_cgroups() -> None:
+        for fd in order.cgroups:
+            os.write(fd, b"0")
+
+    def be_found() -> None:
+        if order.membership:
+            with open("/proc/self/cgroup", "rb") as file:
+                lines = file.read().splitlines()
+            if not set(order.membership) <= set(lines):
+                raise OSError(errno.ESRCH, "")
+
+    def start() -> NoReturn:
+        if order.stderr != 2:
+            os.dup2(order.stderr, 2)
+        # If the keeper dies before bwrap follows it, the namespace goes, and we with it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # An empty environment: bwrap's own stays readable in /proc/1/environ inside.
+        os.execve(order.program, order.argv, {})
+
+    return (join_cgroups, be_found, lambda: set_rlimits(order.rlimits), start)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.invoke import confine, judge, report
+from runner.confine import Confined, confine
+from runner.invoke import judge
 from runner.prepare import Prepared, ready
 from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
@@ -47,10 +48,12 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     prepared = Prepared(invocation)
     end: End | None = None
+    confined: Confined | None = None
     try:
         with watched_caller() as caller:
-            end = _live(prepared, caller, started)
-        outcome, status = judge(end)
+            end, confined = _live(prepared, caller, started)
+        assert prepared.grant is not None
+        outcome, status = judge(end, prepared.grant.limits)
     except Failure as failure:
         outcome, status = failure.outcome, failure.exec_status
     except SpawnError as error:
@@ -72,19 +75,29 @@ def run(args: argparse.Namespace) -> int:
     with suppress(OSError):
         try:
             if sink.wanted:
-                sink.write(report(prepared, outcome, end, status))
+                from runner.account import report
+
+                sink.write(report(prepared, outcome, end, status, confined))
         except SinkError as error:
             print(f"runner exec: {error}", file=sys.stderr, flush=True)
     with suppress(OSError):
-        if outcome.code not in ("ok", "crashed", "cancelled"):
+        # A plugin that failed by itself has said so itself. That a budget ended it, only we can tell.
+        if outcome.code not in ("ok", "crashed", "cancelled") or (end is not None and _is_ours(end, outcome)):
             from runner.cli import printing
 
             printing.failure(prepared, outcome)
-            sys.stderr.flush()
+        if end is not None and end.exit.kill_incomplete:
+            pids = ", ".join(map(str, end.exit.left))
+            print(f"runner exec: kill_incomplete: could not be killed: {pids}", file=sys.stderr)
+        sys.stderr.flush()
     return status
 
 
-def _live(prepared: Prepared, caller: int | None, started: float) -> End:
+def _is_ours(end: End, outcome: Outcome) -> bool:
+    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause == "oom")
+
+
+def _live(prepared: Prepared, caller: int | None, started: float) -> tuple[End, Confined]:
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
     with ready(prepared, os.environ) as opened:
@@ -95,18 +108,17 @@ def _live(prepared: Prepared, caller: int | None, started: float) -> End:
                 printing.warn(
                     "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
                 )
-        end = _watch(prepared, opened, caller, started)
+        ended = _watch(prepared, opened, caller, started)
     prepared.timings.mark("teardown")
-    return end
+    return ended
 
 
-def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> End:
-    with watched_signals() as signals, confine(prepared, opened) as cell:
+def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> tuple[End, Confined]:
+    with watched_signals() as signals, confine(prepared, opened, started) as confined:
         prepared.timings.mark("launch")
-        limit = opened.plan.limits.deadline
-        end = wait(cell, signals, caller, None if limit is None else started + limit)
+        end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
         prepared.timings.mark("run")
-        return end
+        return end, confined
 
 
 def _refuse_directories() -> None:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.account import described_layers, place, report
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.invoke import described_layers, place, report
 from runner.plugin import Plugin
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome

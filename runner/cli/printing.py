@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runner.invoke import place
+from runner.account import place
 from runner.prepare import Prepared
 from runner.report import Outcome
 from sandbox.diagnostic import printable

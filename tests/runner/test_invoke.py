@@ -9,6 +9,7 @@ import pytest
 from runner.invoke import judge
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
+from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
 
@@ -85,8 +86,11 @@ def by_caller(code: int | None) -> End:
     ],
 )
 def test_what_an_ending_means(end: End, code: str, cause: str, status: int) -> None:
-    outcome, exit_status = judge(end)
+    outcome, exit_status = judge(end, Limits())
     assert (outcome.code, outcome.cause, exit_status) == (code, cause, status)
     assert outcome.message
-    assert outcome.phase == {"timeout": "invocation", "launch_failed": "launch"}.get(code, "run")
+    phases = {"timeout": "invocation", "launch_failed": "launch"}
+    if code == "cancelled" and end.reason == "signal" and end.forced:
+        phases = {"cancelled": "teardown"}
+    assert outcome.phase == phases.get(code, "run")
     assert outcome.denials == () and outcome.diagnostics == ()

@@ -53,7 +53,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     ):
         if how.get("not there yet"):
             cell.signal_program = lambda _: False
-        end = watch.wait(cell, signals, caller, deadline)
+        end = watch.wait(cell, signals, caller, watch.Clocks(deadline))
     return [end.exit.code, end.reason, end.signal, end.forced]
 
 

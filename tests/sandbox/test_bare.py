@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sandbox import bare
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -145,16 +144,6 @@ def test_a_tree_that_keeps_forking_is_ended(runner_as: Caller) -> None:
     )
     end = cages.run(runner_as, cages.request("/usr/bin/python3", "-c", runaway), bare=True)
     assert end["code"] == 0
-
-
-def test_a_process_that_vanishes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def children(pid: int) -> list[int]:
-        if pid == 3:
-            raise FileNotFoundError(pid)
-        return {1: [2, 3, 4], 2: [5]}.get(pid, [])
-
-    monkeypatch.setattr(bare, "children", children)
-    assert bare._descendants(1) == [2, 5, 3, 4]
 
 
 def started(given: dict[str, Any]) -> None:

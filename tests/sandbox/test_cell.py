@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sandbox import cell
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -338,3 +339,18 @@ def test_an_end_that_tells_what_was_used(runner_as: Caller) -> None:
     code, signal, used = elsewhere.run(runner_as, ended, given, using=(cage,))
     assert (code, signal) == (137, None)
     assert 0.3 <= used < 10
+
+
+def test_a_process_that_vanishes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def children(pid: int) -> list[int]:
+        if pid == 3:
+            raise FileNotFoundError(pid)
+        return {1: [2, 3, 4], 2: [5]}.get(pid, [])
+
+    monkeypatch.setattr(cell, "children", children)
+    assert sorted(cell.descendants(1)) == [2, 3, 4, 5]
+
+
+def test_processes_nested_deeper_than_pythons_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "children", lambda pid: [pid + 1] if pid < 5000 else [])
+    assert len(cell.descendants(0)) == 5000

@@ -394,8 +394,10 @@ def test_every_stage_has_a_name(runner_as: Caller) -> None:
         from sandbox import spawner
 
         numbers = spawner._SYSCALLS["x86_64"]
-        steps = spawner._steps(spawner.Order(**given), ctypes.CDLL(None), numbers, 1, 0)
-        return [len(steps), len(spawner._STAGES)]
+        order = spawner.Order(**given)
+        keeper = spawner._steps(order, ctypes.CDLL(None), numbers, 1, 0, -1)
+        program = spawner._program_steps(order)
+        return [len(keeper) + 1 + len(program), len(spawner._STAGES)]
 
     steps, names = elsewhere.run(runner_as, count, order(runner_as, "/bin/true"))
     assert steps == names
@@ -413,23 +415,37 @@ def paused_at(given: dict[str, Any], stage: int) -> None:
 
     # Readable only after the kernel has told our children of our death; the pipes close before that.
     us = os.pidfd_open(os.getpid())
-    real = spawner._steps
+
+    def paused(step: Any, go_r: int | None = None) -> Any:
+        def pause() -> Any:
+            if (
+                go_r is not None
+            ):  # The mapping is written and the word to go on is given: nothing else stops it.
+                select.select([go_r], [], [])
+            os.write(1, b".\n")
+            select.select([us], [], [])
+            return step()
+
+        return pause
+
+    real, real_program, real_fork = spawner._steps, spawner._program_steps, os.fork
+    keeper = spawner._STAGES.index("start a process")
 
     def steps(*words: Any) -> Any:
         found = list(real(*words))
-        step = found[stage]
-
-        def paused() -> None:
-            if stage < 2:  # The mapping is written and the word to go on is given: nothing else stops it.
-                select.select([words[4]], [], [])
-            os.write(1, b".\n")
-            select.select([us], [], [])
-            step()
-
-        found[stage] = paused
+        if stage < keeper:
+            found[stage] = paused(found[stage], words[4] if stage < 2 else None)
+        elif stage == keeper:
+            os.fork = paused(real_fork)
         return found
 
-    spawner._steps = steps  # type: ignore[assignment]
+    def program_steps(*words: Any) -> Any:
+        found = list(real_program(*words))
+        if stage > keeper:
+            found[stage - keeper - 1] = paused(found[stage - keeper - 1])
+        return found
+
+    spawner._steps, spawner._program_steps = steps, program_steps  # type: ignore[assignment]
     spawner.spawn(spawner.Order(**{**given, "keep": [us]}))
 
 

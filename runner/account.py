@@ -1,0 +1,164 @@
+"""The report: everything that is known of an invocation, as one document. Its shape: report.v1.schema.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from runner import __version__
+from runner.confine import Confined
+from runner.invoke import limits_hit
+from runner.manifest import position
+from runner.prepare import Prepared
+from runner.report import SCHEMA, Outcome
+from runner.watch import End
+from sandbox import seccomp
+from sandbox.diagnostic import Diagnostic
+from sandbox.layers import Layer
+from sandbox.spec import Denial
+
+if TYPE_CHECKING:
+    from sandbox.relay import Relay
+
+
+def report(
+    prepared: Prepared, outcome: Outcome, end: End | None, status: int, confined: Confined | None = None
+) -> dict[str, Any]:
+    """What `--report` writes."""
+    plugin = prepared.plugin
+    limits = None if prepared.grant is None else prepared.grant.limits
+    return {
+        "schema": SCHEMA,
+        "runner": __version__,
+        "plugin": None
+        if plugin is None
+        else {
+            "id": plugin.id,
+            "version": plugin.version,
+            "contract": plugin.contract,
+            "manifest": plugin.manifest,
+        },
+        "outcome": {
+            "code": outcome.code,
+            "phase": outcome.phase,
+            "cause": outcome.cause,
+            "message": outcome.message,
+            "hint": outcome.hint,
+        },
+        "exit": {
+            "status": status,
+            "code": None if end is None else end.exit.code,
+            "reached_exec": end is not None and end.exit.reached_exec,
+            "ended_by": None if end is None else end.reason,
+            "signal": None if end is None else end.signal,
+            "forced": end is not None and end.forced,
+            "kill_incomplete": end is not None and end.exit.kill_incomplete,
+            "left": [] if end is None else list(end.exit.left),
+        },
+        "grant": _grant_document(prepared, outcome),
+        "layers": [
+            {
+                "layer": layer.name,
+                "requested": layer.requested,
+                "effective": layer.effective,
+                "detail": layer.detail,
+            }
+            for layer in described_layers(prepared)
+        ],
+        "budgets": list(_budget_documents(prepared, end, confined)),
+        "limits_hit": [] if end is None or limits is None else list(limits_hit(end, limits)),
+        "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
+        "timings": dict(prepared.timings.phases),
+        "usage": None if end is None else end.exit.usage._asdict(),
+        "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],
+    }
+
+
+def _budget_documents(
+    prepared: Prepared, end: End | None, confined: Confined | None
+) -> Iterator[dict[str, Any]]:
+    seen = _peaks(end, confined)
+    for budget in prepared.budgets.all:
+        yield {**budget._asdict(), "peak": seen.get(budget.name)}
+
+
+def _peaks(end: End | None, confined: Confined | None) -> dict[str, float]:
+    """The most that was seen of each budget, where somebody looked."""
+    if end is None:
+        return {}
+    usage = end.exit.usage
+    seen: dict[str, float | None] = {
+        "memory": usage.memory_peak,
+        "pids": usage.pids_peak,
+        "cpu_time": usage.cpu_user + usage.cpu_system,
+        "deadline": usage.wall,
+    }
+    for meter in confined.meters if confined is not None else ():
+        seen.update(meter.peaks())
+    return {name: value for name, value in seen.items() if value is not None}
+
+
+def _stderr_document(relay: Relay) -> dict[str, Any]:
+    return {
+        "bytes": relay.bytes,
+        "lines": relay.lines,
+        "dropped": relay.dropped,
+        "tail": relay.text_tail(),
+    }
+
+
+def described_layers(prepared: Prepared) -> Iterator[Layer]:
+    """The layers, with the filter named by its digest: only for whoever reads them, not for every launch."""
+    for layer in prepared.layers:
+        if layer.name == "seccomp" and not layer.degraded and prepared.open_plan is not None:
+            layer = layer._replace(detail=seccomp.digest(prepared.open_plan.plan.layers.seccomp_filter))
+        yield layer
+
+
+def _diagnostics(prepared: Prepared, outcome: Outcome) -> tuple[Diagnostic, ...]:
+    if outcome.diagnostics:
+        return outcome.diagnostics
+    return prepared.loaded.diagnostics if prepared.loaded is not None else ()
+
+
+def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | None:
+    granted = prepared.grant
+    if granted is None:
+        return None
+    plan = prepared.open_plan.plan if prepared.open_plan is not None else None
+    denials = dict.fromkeys((*granted.denials, *outcome.denials))
+    return {
+        "policy": granted.policy,
+        "unsandboxed": granted.unsandboxed,
+        "paths": [shown._asdict() for shown in plan.shown] if plan is not None else [],
+        "network": {"mode": granted.network.mode, "hosts": list(granted.network.hosts)},
+        "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
+        "seccomp": granted.seccomp,
+        "limits": {
+            name: value
+            for name in granted.limits._fields
+            if (value := getattr(granted.limits, name)) is not None
+        },
+        "decided_by": dict(granted.decided_by),
+        "denials": [denial_document(prepared, denial) for denial in denials],
+    }
+
+
+def denial_document(prepared: Prepared, denial: Denial) -> dict[str, Any]:
+    return {
+        "rule": denial.rule,
+        "asked": denial.asked,
+        "reason": denial.reason,
+        "hint": denial.hint,
+        "required": denial.required,
+        "where": place(prepared, denial),
+    }
+
+
+def place(prepared: Prepared, denial: Denial) -> str:
+    """file:line:column of what was denied."""
+    plugin = prepared.plugin
+    if plugin is None:
+        return ""
+    line, column = position(plugin, denial.where) if denial.where else (0, 0)
+    return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest

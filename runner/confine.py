@@ -1,0 +1,123 @@
+"""The start of what was prepared, and everything that is to be looked at while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from runner.prepare import Prepared
+from runner.report import EXEC_REFUSED, Failure, Outcome
+from runner.watch import Clocks
+from sandbox.cell import Bounds, Cell, launched
+from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
+from sandbox.cgroups import Cgroup
+from sandbox.limits import rlimits
+from sandbox.meter import Meter
+from sandbox.plan import Bind, OpenPlan
+from sandbox.spec import Limits
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.disk import DiskMeter
+
+    from sandbox.relay import Relay
+
+# The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
+_BACKUP = 0.5
+# How long the reader of our stderr may keep us when the plugin is gone.
+_RELAY_PATIENCE = 2.0
+
+
+class Confined(NamedTuple):
+    """What runs, and what is to be looked at meanwhile."""
+
+    cell: Cell
+    clocks: Clocks
+    meters: tuple[Meter, ...]
+    relay: Relay | None  # of its stderr, where output is limited
+
+
+@contextmanager
+def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Confined]:
+    """Start what `ready` has made ready. Raises SpawnError, and Failure for a folder that is full already."""
+    assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
+    limits, cgroup = opened.plan.limits, prepared.cgroup
+    clocks = _clocks(limits, started)
+    live: list[Cell] = []
+    with ExitStack() as stack:
+        disk = None
+        if limits.disk is not None and not prepared.grant.unsandboxed:
+            disk = _disk_meter(opened, limits.disk, cgroup, live)
+            stack.callback(disk.close)
+        relay = _relay(limits)
+        if relay is not None:
+            stack.callback(relay.finish, _RELAY_PATIENCE)
+        bounds = Bounds(
+            rlimits(limits, prepared.budgets.fallbacks),
+            cgroup,
+            None if clocks.deadline is None else clocks.deadline + _BACKUP,
+            2 if relay is None else relay.source,
+        )
+        if prepared.grant.unsandboxed:
+            from sandbox.bare import bare_cell
+
+            cell = stack.enter_context(bare_cell(opened.plan, bounds))
+        else:
+            cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
+        live.append(cell)
+        meters: list[Meter] = []
+        if relay is not None:
+            relay.release()
+            meters.append(relay)
+        if cgroup is not None and limits.memory is not None:
+            meters.append(MemoryMeter(cgroup))
+        if cgroup is not None and limits.cpu_time is not None:
+            meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
+        for meter in meters:
+            stack.callback(meter.close)
+        if disk is not None:
+            meters.append(disk)
+        yield Confined(cell, clocks, tuple(meters), relay)
+
+
+def _relay(limits: Limits) -> Relay | None:
+    if limits.output is None and limits.output_lines is None:
+        return None
+    from sandbox.relay import Relay
+
+    return Relay(2, size=limits.output, lines=limits.output_lines)
+
+
+def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
+    """For the folders the plugin may write. Raises Failure if one is full before it starts."""
+    from sandbox.disk import DiskMeter
+
+    folders = {
+        bind.dest: opened.descriptors[bind.dest]
+        for bind in opened.plan.operations
+        if isinstance(bind, Bind) and bind.writable
+    }
+    meter = DiskMeter(
+        folders,
+        budget,
+        lambda: live[0].processes() if live else (),
+        cgroup.freeze if cgroup is not None and cgroup.can_freeze else None,
+    )
+    if meter.measure():
+        from sandbox.units import format_limit
+
+        most = format_limit("disk", budget)
+        message = f"{meter.where} holds more than the plugin's disk budget of {most} already"
+        hint = "make room there, or give it more"
+        meter.close()
+        raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
+    return meter
+
+
+def _clocks(limits: Limits, started: float) -> Clocks:
+    return Clocks(
+        deadline=None if limits.deadline is None else started + limits.deadline,
+        launch=None if limits.launch is None else started + limits.launch,
+        teardown=limits.teardown,
+    )

@@ -1,0 +1,173 @@
+"""Which means holds a plugin to which of its limits, on this machine, under this policy.
+
+A limit is held in full, or by something weaker (an rlimit, which counts each process on its own), or not at
+all. Less than in full stops the launch unless the policy prefers it only; then explain and report say so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from sandbox.hierarchies import Lack, Site, Survey
+from sandbox.layers import LayerUnavailable
+from sandbox.policy import Policy
+from sandbox.spec import Grant, Limits
+from sandbox.value import NamedTuple
+
+_CGROUPS = ("memory", "pids", "cpu", "io")
+# Since then every user namespace counts its processes itself. Before, those of one uid were one number, and
+# a plugin of an ordinary user would be counted with all else that user runs.
+_NPROC_PER_NAMESPACE = (5, 14)
+_PER_PROCESS = "each process on its own"
+_NO_DISK = "its files are on no disk of their own that could be limited"
+
+
+class Budget(NamedTuple):
+    name: str
+    requested: float
+    decided_by: str  # manifest, policy, command line
+    enforced_by: str  # in a word or two; empty: by nothing
+    effective: float | None
+    degraded: bool = False
+    detail: str = ""
+
+
+class Budgets(NamedTuple):
+    all: tuple[Budget, ...] = ()
+    sites: tuple[Site, ...] = ()  # where groups are to be made
+    fallbacks: frozenset[str] = frozenset()  # held by an rlimit instead
+
+    def confirmed(self, effective: dict[str, float]) -> Budgets:
+        """With the numbers the kernel has really taken."""
+        return self._replace(
+            all=tuple(
+                budget._replace(effective=effective[budget.name]) if budget.name in effective else budget
+                for budget in self.all
+            )
+        )
+
+
+def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> Budgets:
+    """A means for each limit of `grant`. Raises LayerUnavailable for what is required and cannot be held.
+
+    `disks`: those the plugin's files are on; without one there is nothing for an io limit to hold to.
+    """
+    limits, decided = grant.limits, dict(grant.decided_by)
+    found: list[Budget] = []
+    fallbacks: set[str] = set()
+    for name in limits._fields:
+        value = getattr(limits, name)
+        if value is None:
+            continue
+        budget = Budget(name, value, decided.get(name, "policy"), "", value)
+        if name in _CGROUPS or name == "cpu_time":
+            budget = _by_cgroup(budget, survey, disks)
+            if budget.degraded and policy.limit(name).required(survey.delegated):
+                raise _unavailable(name, survey)
+            if budget.enforced_by.startswith("RLIMIT"):
+                fallbacks.add(name)
+        elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
+            budget = budget._replace(effective=None, degraded=True, detail="there is no cage")
+        else:
+            budget = _by_other(budget, limits, grant)
+        found.append(budget)
+    return Budgets(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
+
+
+def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budget:
+    name = budget.name
+    if name == "cpu_time":
+        if (site := survey.counts_cpu) is not None:
+            return budget._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
+        return budget._replace(enforced_by="RLIMIT_CPU", degraded=True, detail=_PER_PROCESS)
+    site = survey.site(name)
+    if site is not None and name == "io" and not list(disks):
+        return budget._replace(
+            effective=None,
+            degraded=True,
+            detail="its files are on no disk of their own that could be limited",
+        )
+    if site is not None:
+        detail = "reads, and writes that go to the disk at once" if name == "io" and site.version == 1 else ""
+        return budget._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
+    reason = survey.lack(name).reason
+    if name == "memory":
+        return budget._replace(
+            enforced_by="RLIMIT_DATA",
+            degraded=True,
+            detail=f"{_PER_PROCESS}, shared memory not at all: {reason}",
+        )
+    if name == "pids" and _release() >= _NPROC_PER_NAMESPACE:
+        return budget._replace(
+            enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits go uncounted: {reason}"
+        )
+    return budget._replace(effective=None, degraded=True, detail=reason)
+
+
+def _by_other(budget: Budget, limits: Limits, grant: Grant) -> Budget:
+    match budget.name:
+        case "open_files" | "locked_memory" | "message_queues":
+            return budget._replace(enforced_by="rlimit", effective=_within(budget))
+        case "file_size":
+            return budget._replace(
+                enforced_by="rlimit", effective=min(budget.requested, limits.disk or budget.requested)
+            )
+        case "tmp" | "shm":
+            return budget._replace(enforced_by="size of the mount")
+        case "disk":
+            if any(path.access == "write" for path in grant.paths):
+                return budget._replace(enforced_by="runner", detail="measured, in each folder it may write")
+            return budget._replace(enforced_by="mounts", detail="it has no folder to write")
+        case "output" | "output_lines":
+            return budget._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")
+        case "handshake" | "call" | "idle":
+            return budget._replace(
+                enforced_by="caller",
+                effective=None,
+                detail="for who speaks the protocol: exec only passes it on",
+            )
+        case _:
+            return budget._replace(enforced_by="clock")
+
+
+def _within(budget: Budget) -> float:
+    """Nobody can be given more than the runner itself may have."""
+    import resource
+
+    kinds = {
+        "open_files": resource.RLIMIT_NOFILE,
+        "locked_memory": resource.RLIMIT_MEMLOCK,
+        "message_queues": resource.RLIMIT_MSGQUEUE,
+    }
+    _, ceiling = resource.getrlimit(kinds[budget.name])
+    return budget.requested if ceiling == resource.RLIM_INFINITY else min(budget.requested, ceiling)
+
+
+def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
+    """Those whose controllers are needed and, if there are any, one to count, freeze and kill by."""
+    needed = [name for name in _CGROUPS if getattr(limits, name) is not None]
+    sites = [site for name in needed if (site := survey.site(name)) is not None]
+    if (sites or limits.cpu_time is not None or limits.disk is not None) and (counting := survey.counts_cpu):
+        sites.append(counting)
+    return iter(dict.fromkeys(sites))
+
+
+def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
+    lack = survey.lack(name)
+    if name == "cpu_time":
+        lack = survey.lack("cpu")
+    elif name == "io" and survey.site("io") is not None:
+        lack = Lack(
+            "the plugin's files are on no disk of their own that could be limited", "ask for no io budget"
+        )
+    return LayerUnavailable(
+        name,
+        f"the {name} budget cannot be enforced: {lack.reason}",
+        f'{lack.remedy}; or say mode = "prefer" under [limits.{name}] in the policy',
+    )
+
+
+def _release() -> tuple[int, ...]:
+    words = os.uname().release.split(".")
+    return tuple(int(digits) for word in words[:2] if (digits := "".join(c for c in word if c.isdigit())))

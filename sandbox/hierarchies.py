@@ -1,0 +1,242 @@
+"""Where this process stands in the cgroup hierarchies, and where groups of its own can be made.
+
+Looked at and not changed: explain and doctor ask as well. One answer per controller, because hosts mix: v1
+for some controllers, v2 for others, or a v2 tree without any controller, which still can freeze, kill and
+count processor time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from sandbox.mounts import Mounts, contains, join, relative
+from sandbox.value import NamedTuple
+
+# What budgets need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
+CONTROLLERS = ("memory", "pids", "cpu", "io")
+_V1_NAMES = {"blkio": "io"}
+_DELEGATED = "user.delegate"  # systemd marks what it has handed over (Delegate=yes) with this attribute
+
+DELEGATE = (
+    "run the runner in a delegated unit: systemd-run --user --scope -p Delegate=yes runner …, "
+    "or Delegate=yes in its service file"
+)
+
+
+class Hierarchy(NamedTuple):
+    version: Literal[1, 2]
+    controllers: frozenset[str]
+    directory: str  # our own group
+    root: str  # the highest group we can see
+    line: str  # our own line of /proc/self/cgroup
+
+
+class Site(NamedTuple):
+    """A directory in which groups can be made."""
+
+    version: Literal[1, 2]
+    controllers: frozenset[str]  # that groups made here can have
+    directory: str
+    line: str  # how /proc/PID/cgroup names it, without a slash at the end
+    enable: tuple[str, ...] = ()  # v2: controllers that must be handed down first
+    leave: bool = False  # and for that we must leave it ourselves
+
+
+class Lack(NamedTuple):
+    reason: str
+    remedy: str
+
+
+class Survey(NamedTuple):
+    sites: tuple[Site, ...]
+    lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
+    delegated: bool  # root, or somebody has handed us a group: budgets can be expected to work
+
+    def site(self, controller: str) -> Site | None:
+        return next((site for site in self.sites if controller in site.controllers), None)
+
+    @property
+    def unified(self) -> Site | None:
+        """The v2 group, with or without controllers."""
+        return next((site for site in self.sites if site.version == 2), None)
+
+    @property
+    def counts_cpu(self) -> Site | None:
+        return self.unified or self.site("cpuacct")
+
+    def without(self, directory: str, controllers: frozenset[str], lack: Lack) -> Survey:
+        """What is left when a site turned out not to give some of what it promised."""
+        sites = [
+            site._replace(controllers=site.controllers - controllers)
+            if site.directory == directory and site.controllers - controllers
+            else site
+            for site in self.sites
+            if site.directory != directory or site.controllers - controllers
+        ]
+        lacks = {**dict(self.lacks), **dict.fromkeys(controllers, lack)}
+        return self._replace(sites=tuple(sites), lacks=tuple(sorted(lacks.items())))
+
+    def lack(self, controller: str) -> Lack:
+        return dict(self.lacks).get(controller, Lack("there is no cgroup for it", DELEGATE))
+
+
+def survey(mounts: Mounts) -> Survey:
+    """Where groups can be made, as this process, now."""
+    found = own_hierarchies(mounts)
+    sites: list[Site] = []
+    lacks: dict[str, Lack] = {}
+    bound: set[str] = set()  # to a v1 hierarchy: then v2 cannot have them
+    for legacy in (h for h in found if h.version == 1):
+        bound |= legacy.controllers
+        if not legacy.controllers & {*CONTROLLERS, "cpuacct"}:
+            continue
+        if _writable(legacy.directory):
+            sites.append(Site(1, legacy.controllers, legacy.directory, legacy.line.rstrip("/")))
+            continue
+        for name in legacy.controllers & set(CONTROLLERS):
+            reason = f"groups of the {name} controller (cgroup v1) cannot be made in {legacy.directory}"
+            lacks[name] = Lack(reason, "on cgroup v1 only root can: run as root, or on a host with cgroup v2")
+    unified = next((h for h in found if h.version == 2), None)
+    wanted = frozenset(CONTROLLERS) - bound
+    site, why = _unified_site(unified, wanted) if unified is not None else (None, None)
+    if site is not None:
+        sites.append(site)
+    if why is None:
+        why = Lack("no cgroup file system is mounted", "mount -t cgroup2 none /sys/fs/cgroup")
+    for name in wanted - (site.controllers if site is not None else frozenset()):
+        lacks[name] = why
+    handed = any(site.version == 1 or site.controllers for site in sites)
+    return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed)
+
+
+def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
+    """This process in every mounted hierarchy it can see."""
+    places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
+    with open("/proc/self/cgroup", "rb") as file:
+        for raw in file.read().splitlines():
+            line = os.fsdecode(raw)
+            _, names, path = line.split(":", 2)
+            places[frozenset(filter(None, names.split(",")))] = line, path
+    found: dict[frozenset[str], Hierarchy] = {}
+    for mount in mounts.all:
+        if mount.fstype not in ("cgroup", "cgroup2"):
+            continue
+        words = set(mount.options.split(","))
+        for bound, (line, path) in places.items():
+            if (mount.fstype == "cgroup2") != (not bound) or not bound <= words or bound in found:
+                continue
+            # A container sees its part of the tree mounted. Our own group may lie outside of that part.
+            if not contains(mount.root, path):
+                continue
+            directory = join(mount.point, relative(path, mount.root))
+            if mount.fstype == "cgroup2":
+                controllers = frozenset(_words(f"{directory}/cgroup.controllers"))
+            else:
+                controllers = frozenset(_V1_NAMES.get(name, name) for name in bound)
+            version: Literal[1, 2] = 2 if mount.fstype == "cgroup2" else 1
+            found[bound] = Hierarchy(version, controllers, directory, mount.point, line)
+    return tuple(found.values())
+
+
+def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, Lack | None]:
+    """The nearest group in which groups with the most of `wanted` can be made, and what the others lack."""
+    best: Site | None = None
+    why = Lack(f"{own.directory} is not ours: nothing was delegated", DELEGATE)
+    for directory, ours in _candidates(own):
+        if not _writable(directory):
+            continue
+        enabled = frozenset(_words(f"{directory}/cgroup.subtree_control"))
+        available = frozenset(_words(f"{directory}/cgroup.controllers"))
+        others = _others(directory)
+        usable = enabled
+        if ours and not others and os.access(f"{directory}/cgroup.subtree_control", os.W_OK):
+            usable |= available
+        elif ours and available - enabled:
+            # The kernel's rule: a group hands controllers down only while no process is in it.
+            why = Lack(
+                f"{directory} cannot hand its controllers down while processes are in it: {_named(others)}",
+                "move them to a group below it (DelegateSubgroup= does that for a service), "
+                "or start the runner in a unit of its own: " + DELEGATE,
+            )
+        site = Site(
+            2,
+            usable & wanted,
+            directory,
+            own.line.removesuffix(relative(own.directory, directory)).rstrip("/"),
+            tuple(sorted((usable - enabled) & wanted)),
+            directory == own.directory,
+        )
+        if best is None or len(site.controllers) > len(best.controllers):
+            best = site
+        if best.controllers >= wanted:
+            break
+    if best is not None and best.controllers and why.reason.endswith("nothing was delegated"):
+        why = Lack(f"{best.directory} has no such controller", "enable it in the unit's Delegate= setting")
+    return best, why
+
+
+def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
+    """Groups to try, nearest first, and whether we may change what they hand down.
+
+    Up to the group that was delegated and no further: above it are limits that are meant for us. Root, where
+    nothing is delegated, may go to any group that hands its controllers down already.
+    """
+    chain = list(_upwards(own.directory, own.root))
+    handed = next((i for i, directory in enumerate(chain) if _is_delegated(directory)), None)
+    if handed is not None:
+        yield from ((directory, True) for directory in chain[: handed + 1])
+    elif os.geteuid() == 0:
+        yield from ((directory, False) for directory in chain[1:])
+        yield chain[0], True
+    else:
+        yield chain[0], True
+
+
+def _upwards(directory: str, root: str) -> Iterator[str]:
+    yield directory
+    while directory != root and directory != "/":
+        directory = os.path.dirname(directory)
+        yield directory
+
+
+def _is_delegated(directory: str) -> bool:
+    for name in (_DELEGATED, "trusted.delegate"):
+        try:
+            if os.getxattr(directory, name) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _writable(directory: str) -> bool:
+    """Whether groups can be made here and processes moved into them from here."""
+    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+
+
+def _others(directory: str) -> list[int]:
+    """Who is in a group besides us. In the real root group everybody may be: it has no such rule."""
+    if not os.path.exists(f"{directory}/cgroup.type"):
+        return []
+    return [int(word) for word in _words(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
+
+
+def _named(pids: Iterable[int]) -> str:
+    names = []
+    for pid in list(pids)[:3]:
+        try:
+            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                names.append(f"{file.read().strip()} ({pid})")
+        except OSError:
+            names.append(str(pid))
+    return ", ".join(names)
+
+
+def _words(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []
