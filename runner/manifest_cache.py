@@ -14,7 +14,7 @@ from sandbox import cache
 from sandbox.diagnostic import Diagnostic
 from sandbox.fingerprint import fingerprint
 
-SCHEMA = 1
+SCHEMA = 2
 
 _SHARED = ("requests.py", "shape.py", "table.py", "faults.py", "plugin.py", "plugin_codec.py")
 _SANDBOX = (
@@ -24,6 +24,7 @@ _SANDBOX = (
     "positions.py",
     "denylist.py",
     "units.py",
+    "policy.py",
     "spec.py",
 )
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from runner.plugin import Entrypoint, Plugin
 from sandbox.diagnostic import Diagnostic
+from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     NETWORK_ORDER,
     SECCOMP_ORDER,
@@ -25,7 +26,6 @@ from sandbox.spec import (
 T = TypeVar("T")
 
 _LIMITS = Limits._fields
-_WHOLE_LIMITS = ("memory", "pids", "open_files", "file_size", "disk", "tmp", "shm", "output")
 
 
 def encode(plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> dict[str, object]:
@@ -179,7 +179,7 @@ def _limits(value: object) -> Limits:
     found: dict[str, Any] = {}
     for name, amount in zip(_LIMITS, _row(value, len(_LIMITS)), strict=True):
         if amount is not None:
-            found[name] = _whole(amount) if name in _WHOLE_LIMITS else _number(amount)
+            found[name] = _number(amount) if name in FRACTIONAL_LIMITS else _whole(amount)
     return Limits(**found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner import shape
@@ -16,8 +16,10 @@ from runner.faults import Faults
 from runner.table import Item, Table
 from sandbox.denylist import lexical_hit
 from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits, SeccompProfile, is_variable_name
-from sandbox.units import parse_duration, parse_size
+from sandbox.units import parse_limit
+from sandbox.value import NamedTuple
 
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN) and all of them
 # together beyond a quarter of the stack limit: 2 MiB by default, of which the cage needs its share.
@@ -183,38 +185,61 @@ def seccomp(sandbox: Table, where: Where) -> tuple[SeccompProfile | None, Where]
 
 _SIZE = "Bytes, or text such as 256M."
 _TIME = "Seconds, or text such as 30s, 2m."
-_COUNTS = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
-_SIZES = ("memory", "file_size", "disk", "tmp", "shm", "output")
-_DURATIONS = ("cpu_time", "deadline")
-LIMITS: dict[str, tuple[str, list[str]]] = {
-    "memory": (f"Memory. {_SIZE}", ["integer", "string"]),
-    "pids": ("Processes and threads.", ["integer"]),
-    "cpu": ('Cores: 0.5, 2 or "50%".', ["number", "string"]),
-    "cpu_time": (f"Processor time. {_TIME}", ["number", "string"]),
-    "open_files": ("Open files per process.", ["integer"]),
-    "file_size": (f"Largest file. {_SIZE}", ["integer", "string"]),
-    "disk": (f"Room in the state folder. {_SIZE}", ["integer", "string"]),
-    "tmp": (f"Size of /tmp. {_SIZE}", ["integer", "string"]),
-    "shm": (f"Size of /dev/shm. {_SIZE}", ["integer", "string"]),
-    "output": (f"Output in all. {_SIZE}", ["integer", "string"]),
-    "deadline": (f"Time from start to end. {_TIME}", ["number", "string"]),
+# Who passes a plugin's streams on unread cannot know when it answers.
+_UNREAD = "Not seen by runner exec, which passes the streams on unread."
+LIMITS: dict[str, str] = {
+    "memory": f"Memory of all its processes, with what they keep in /tmp and /dev/shm. {_SIZE}",
+    "pids": "Processes and threads.",
+    "cpu": 'Cores: 0.5, 2 or "50%".',
+    "cpu_time": f"Processor time of all its processes. {_TIME}",
+    "io": "Bytes read, and bytes written, per second and disk; also as text such as 10M.",
+    "open_files": "Open files of each process.",
+    "file_size": f"Largest file. {_SIZE}",
+    "locked_memory": f"Memory kept from being swapped out, of each process. {_SIZE}",
+    "message_queues": f"POSIX message queues. {_SIZE}",
+    "disk": f"Room in each folder it may write to. {_SIZE}",
+    "tmp": f"Size of /tmp. {_SIZE}",
+    "shm": f"Size of /dev/shm. {_SIZE}",
+    "output": f"Output in all. {_SIZE}",
+    "output_lines": "Lines of output in all.",
+    "launch": f"Time until its program runs. {_TIME}",
+    "handshake": f"Time from then to its first answer. {_TIME} {_UNREAD}",
+    "call": f"Time for each answer. {_TIME} {_UNREAD}",
+    "idle": f"Time without a call. {_TIME} {_UNREAD}",
+    "teardown": f"Time to end once it was told to. {_TIME}",
+    "deadline": f"Time from start to end. {_TIME}",
 }
 
 
-def limits_schema() -> dict[str, Any]:
+class Word(NamedTuple):
+    """A contract's own word for a limit: a plain number of some unit."""
+
+    limit: str
+    unit: str  # as it would be written behind the number: "M", "ms", "%"
+    about: str
+
+
+Words = Mapping[str, Word]
+
+
+def limits_schema(words: Words | None = None) -> dict[str, Any]:
     """JSON Schema of a table of budgets."""
+    properties: dict[str, Any] = {}
+    for name, about in LIMITS.items():
+        number = "number" if name in FRACTIONAL_LIMITS else "integer"
+        properties[name] = {"description": about, "type": [number, "string"]}
+    for name, word in (words or {}).items():
+        properties[name] = {"description": word.about, "type": "number", "exclusiveMinimum": 0}
     return {
         "type": "object",
         "description": "Budgets the plugin declares for itself. The operator's policy may set lower ones.",
-        "properties": {
-            name: {"description": about, "type": kinds} for name, (about, kinds) in LIMITS.items()
-        },
+        "properties": properties,
         "additionalProperties": False,
     }
 
 
-def limits(faults: Faults, parent: Table, name: str) -> tuple[Limits, Where]:
-    """The budgets of a table and where each stands.
+def limits(faults: Faults, parent: Table, name: str, words: Words | None = None) -> tuple[Limits, Where]:
+    """The budgets of a table and where each stands. `words` are the contract's own.
 
     An unknown one is an error whatever the contract says of unknown keys: a limit that somebody asked for
     and nobody enforces is worse than none.
@@ -224,47 +249,33 @@ def limits(faults: Faults, parent: Table, name: str) -> tuple[Limits, Where]:
         message = f"{name} has to be a table, not {shape.type_name(value)}"
         faults.error(parent.at(name), "invalid_type", message)
     table = parent.table(name)
+    own = words or {}
+    known = (*LIMITS, *own)
     found: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for key in table.data:
-        if key not in LIMITS:
-            hint = did_you_mean(key, tuple(LIMITS)) or f"known here: {', '.join(LIMITS)}"
+        if key not in known:
+            hint = did_you_mean(key, known) or f"known here: {', '.join(known)}"
             faults.error(table.at(key), "limit_unknown", f"the limit {quoted(key)} is unknown", hint)
             continue
+        limit = own[key].limit if key in own else key
+        if limit in said:
+            message = f"{said[limit]} and {key} are two words for one limit"
+            faults.error(table.at(key), "limit_twice", message, "keep one of them")
+            continue
+        said[limit] = key
         try:
-            amount = _limit(key, table.data[key])
-            if amount <= 0:
-                raise ValueError("it has to be more than 0")
+            found[limit] = _limit(table.data[key], limit, own.get(key))
         except ValueError as error:
             faults.error(table.at(key), "limit_value", f"{key}: {error}")
-        else:
-            found[key] = amount
-    return Limits(**found), tuple((key, table.at(key)) for key in found)
+    return Limits(**found), tuple((limit, table.at(said[limit])) for limit in found)
 
 
-def _limit(name: str, value: object) -> int | float:
-    if name in _SIZES:
-        return parse_size(value)
-    if name in _DURATIONS:
-        return parse_duration(value)
-    if name == "cpu":
-        return _cpu(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("a whole number is needed")
-    if value > _COUNTS[name]:
-        raise ValueError(f"{value} is more than the kernel can have ({_COUNTS[name]})")
-    return value
-
-
-def _cpu(value: object) -> float:
-    """Cores: 0.5, 2, or "50%" of one core."""
-    if isinstance(value, str) and (
-        match := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", value, re.ASCII)
-    ):
-        cores = float(match[1]) / 100
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        cores = float(value) if abs(value) < 1e6 else 1e6
-    else:
-        raise ValueError('write cores as a number, or a percentage of one core as in "50%"')
-    if not 0 <= cores < 1e4:  # also NaN
-        raise ValueError("that is not a possible number of cores")
-    return cores
+def _limit(value: object, limit: str, word: Word | None) -> int | float:
+    if word is None:
+        return parse_limit(limit, value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"it has to be a number, not {shape.type_name(value)}")
+    if not 0 < value < 1e12:  # also NaN
+        raise ValueError("it has to be more than 0" if value <= 0 else "that is not a possible number")
+    return parse_limit(limit, f"{value}{word.unit}")

@@ -9,6 +9,7 @@ from sandbox.denylist import lexical_fault, lexical_hit, normal, relation
 from sandbox.diagnostic import quoted
 from sandbox.mounts import contains
 from sandbox.policy import (
+    FRACTIONAL_LIMITS,
     LIMIT_NAMES,
     EnvRule,
     LimitRule,
@@ -20,7 +21,6 @@ from sandbox.policy import (
     steers,
 )
 from sandbox.spec import (
-    DURATIONS,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -330,6 +330,5 @@ def _limits(
 
 
 def _as_limits(values: Mapping[str, float]) -> Limits:
-    real = {"cpu", *DURATIONS}
-    whole = {name: value if name in real else int(value) for name, value in values.items()}
+    whole = {name: value if name in FRACTIONAL_LIMITS else int(value) for name, value in values.items()}
     return Limits(**whole)  # type: ignore[arg-type]  # names and kinds are those of LIMIT_NAMES

@@ -13,7 +13,7 @@ from typing import Literal
 from sandbox.denylist import normal
 from sandbox.mounts import contains
 from sandbox.sources import SCAN_LIMIT
-from sandbox.spec import NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
+from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
 from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.
@@ -113,8 +113,11 @@ NOT_STEERING = frozenset(
 )
 
 Mode = Literal["require", "prefer"]
+LimitMode = Literal["require", "prefer", "delegated"]
+LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
 LIMIT_NAMES: tuple[str, ...] = Limits._fields
+FRACTIONAL_LIMITS = DURATIONS | {"cpu"}  # the others are whole numbers
 # The memory behind these has no other bound: a policy that does not speak of them must not mean "all of it".
 ALWAYS_SIZED: dict[str, float] = {"tmp": 256 << 20, "shm": 64 << 20}
 
@@ -148,7 +151,15 @@ class SeccompRule(NamedTuple):
 class LimitRule(NamedTuple):
     default: float | None = None
     ceiling: float | None = None
-    mode: Mode = "require"
+    mode: LimitMode = "require"
+
+    def required(self, delegated: bool) -> bool:
+        """Whether a machine that cannot enforce this budget in full must not start the plugin.
+
+        `delegated`: the runner is root, or its cgroup was handed to it, so whoever set this machine up meant
+        budgets to hold. Elsewhere a user has no means to enforce them, and mode "delegated" makes do.
+        """
+        return delegated if self.mode == "delegated" else self.mode != "prefer"
 
 
 class Policy(NamedTuple):

@@ -23,6 +23,19 @@ DEFAULT_NAME = "default"
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
+# What a remembered policy depends on: its own shape, and the modules that read one.
+_FORMAT = b"policy.2"
+_MODULES = (
+    "policy.py",
+    "policy_text.py",
+    "policy_file.py",
+    "denylist.py",
+    "units.py",
+    "spec.py",
+    "document.py",
+    "toml_text.py",
+)
+
 
 def policy_names() -> tuple[str, ...]:
     """The policies that come with the runner."""
@@ -60,9 +73,8 @@ def _read(path: str, name: str) -> Policy:
     """Parsed, or remembered from the last time the same bytes were: parsing costs as much as the cage."""
     raw = read_bounded(path)
     here = os.path.dirname(os.path.abspath(__file__))
-    modules = ("policy.py", "policy_text.py", "policy_file.py", "denylist.py", "units.py", "document.py")
-    mark = cache.code_mark(*(os.path.join(here, module) for module in modules))
-    key = fingerprint(b"policy", os.fsencode(path), os.fsencode(name), os.fsencode(mark), raw)
+    mark = cache.code_mark(*(os.path.join(here, module) for module in _MODULES))
+    key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), os.fsencode(mark), raw)
     remembered = cache.load(key)
     if remembered is not None:
         policy = _thaw(remembered.get("policy"))

@@ -12,8 +12,10 @@ from sandbox.mounts import contains
 from sandbox.policy import (
     ALWAYS_SIZED,
     LAYERS,
+    LIMIT_MODES,
     LIMIT_NAMES,
     EnvRule,
+    LimitMode,
     LimitRule,
     Mode,
     NetworkRule,
@@ -31,7 +33,7 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
-from sandbox.units import DURATIONS, SIZES, parse_duration, parse_size
+from sandbox.units import parse_limit
 
 
 class _Table:
@@ -271,11 +273,12 @@ def _limit_rule(table: _Table, name: str) -> LimitRule:
     ceiling = _amount(table, "ceiling", name)
     if default is None and name in ALWAYS_SIZED:
         default = min(ALWAYS_SIZED[name], ceiling or ALWAYS_SIZED[name])
-    mode = table.choice("mode", ("require", "prefer"), "require")
+    mode = table.choice("mode", LIMIT_MODES, "require")
     table.finish()
     if default is not None and ceiling is not None and default > ceiling:
         table.fault(("default",), "policy_order", "lies above the ceiling")
-    return LimitRule(default, ceiling, "prefer" if mode == "prefer" else "require")
+    modes: dict[str, LimitMode] = {mode: mode for mode in LIMIT_MODES}
+    return LimitRule(default, ceiling, modes[mode])
 
 
 def _amount(table: _Table, key: str, name: str) -> float | None:
@@ -283,22 +286,10 @@ def _amount(table: _Table, key: str, name: str) -> float | None:
     if value is None:
         return None
     try:
-        if name in SIZES:
-            amount: float = parse_size(value)
-        elif name in DURATIONS:
-            amount = parse_duration(value)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("must be a number")
-        elif name != "cpu" and not isinstance(value, int):
-            raise ValueError("must be a whole number")
-        else:
-            amount = value
-        if not 0 < amount < 1 << 63:
-            raise ValueError("must be greater than zero")
+        return parse_limit(name, value)
     except ValueError as error:
         table.fault((key,), "policy_value", f"is wrong: {error}")
         return None
-    return amount
 
 
 def _uids(table: _Table) -> tuple[int, int]:

@@ -1,7 +1,8 @@
-"""Sizes and durations as people write them.
+"""Sizes, durations and budgets as people write them: in a manifest, in a policy, on a command line.
 
 Suffixes of sizes are powers of 1024 whether or not they are spelled with an "i": `256M`, `256MB` and
 `256MiB` are one thing, as in systemd units and `docker run --memory`. A plain number is bytes, or seconds.
+Whatever may be a number may also be text: a command line has nothing else.
 """
 
 from __future__ import annotations
@@ -17,9 +18,81 @@ DURATION_MAX = 10 * 365 * 86400.0  # beyond this the kernel's and Python's timer
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])i?)?b?\s*", re.IGNORECASE | re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
+_COUNT = re.compile(r"\s*(\d{1,20})\s*", re.ASCII)
+_CORES = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*", re.ASCII)
 _PART = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+CORES_MAX = 10_000.0
+_MOST = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
+
+# Budgets that nothing can keep, or that no plugin could start with: most often a forgotten unit.
+_LEAST: dict[str, tuple[float, str]] = {
+    "memory": (1 << 20, "no program starts with less"),
+    "cpu": (0.01, "the kernel gives no smaller share"),
+    "open_files": (16, "the cage itself needs as many to start"),
+    **dict.fromkeys(("io", "disk", "tmp", "shm", "locked_memory"), (4096, "it is counted in pages")),
+    **dict.fromkeys(DURATIONS, (0.001, "no clock here is finer")),
+}
+
+
+def parse_limit(name: str, value: object) -> int | float:
+    """One budget, whoever writes it: a whole number, but for the times and for `cpu`.
+
+    ValueError says what is wrong with it, to follow the name and a colon.
+    """
+    amount: int | float
+    if name in SIZES:
+        amount = parse_size(value)
+    elif name in DURATIONS:
+        amount = parse_duration(value)
+    elif name == "cpu":
+        amount = parse_cores(value)
+    else:
+        amount = parse_count(value)
+        if amount > _MOST.get(name, SIZE_MAX):
+            raise ValueError(f"{_shown(value)} is more than there can be ({_MOST.get(name, SIZE_MAX)})")
+    if amount <= 0:
+        raise ValueError("it has to be more than 0")
+    least, why = _LEAST.get(name, (0, ""))
+    if amount < least:
+        guess = f"; did you mean {int(amount)}M?" if name in SIZES and _is_bare(value) else ""
+        raise ValueError(f"{_shown(value)} is less than {format_limit(name, least)}, and {why}{guess}")
+    return amount
+
+
+def _is_bare(value: object) -> bool:
+    """Whether this is a number without a unit, and so small that megabytes were meant and not bytes."""
+    return (isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())) and int(
+        value
+    ) < 10_000
+
+
+def parse_count(value: object) -> int:
+    """`64`, also as text; ValueError with a sentence for a person otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        count = value
+    elif isinstance(value, str) and len(value) < 64 and (match := _COUNT.fullmatch(value)):
+        count = int(match[1])
+    else:
+        raise ValueError(f"{_shown(value)} is not a whole number")
+    if count < 0:
+        raise ValueError(f"{_shown(value)} is less than nothing")
+    return count
+
+
+def parse_cores(value: object) -> float:
+    """Cores of `0.5`, `2`, or `50%` of one core; ValueError with a sentence for a person otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        cores = float(value) if abs(value) <= CORES_MAX else math.inf
+    elif isinstance(value, str) and len(value) < 64 and (match := _CORES.fullmatch(value)):
+        cores = float(match[1]) / (100 if match[2] else 1)
+    else:
+        raise ValueError(f'{_shown(value)} is not a number of cores: write 0.5, 2, or "50%" of one core')
+    if not 0 <= cores <= CORES_MAX:  # also NaN
+        raise ValueError(f"{_shown(value)} is not a possible number of cores")
+    return cores
 
 
 def parse_size(value: object) -> int:
@@ -71,6 +144,8 @@ def _parts(text: str) -> list[float]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return "so large a number"  # Python refuses to spell out the largest
     text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
     return text if len(text) <= 40 else text[:39] + "…"
 

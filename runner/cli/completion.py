@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli import VERBS, verb_parser
 from runner.manifest import contract_names
+from sandbox.policy import LIMIT_NAMES
 from sandbox.policy_file import policy_names
 from sandbox.value import NamedTuple
 
@@ -56,6 +57,8 @@ def _values(option: str) -> tuple[str, ...]:
         return policy_names()
     if option == "--contract":
         return contract_names()
+    if option == "--limit":
+        return tuple(f"{name}=" for name in LIMIT_NAMES)
     return ()
 
 
@@ -89,6 +92,8 @@ def _bash() -> str:
             "  esac; fi",
             '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
             '  if [[ $files && "$word" != -* ]]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
+            "  # What ends in = goes on: no space behind it, and no backslash before it.",
+            "  if [[ ${COMPREPLY[0]} == *= ]]; then compopt -o nospace +o filenames 2>/dev/null; fi",
             "}",
             "complete -o filenames -F _runner runner",
             "",

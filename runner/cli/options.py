@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from runner.prepare import Invocation
+from sandbox.diagnostic import did_you_mean, quoted
 from sandbox.grants import Overrides
+from sandbox.policy import LIMIT_NAMES
 from sandbox.spec import Limits, is_variable_name
+from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -33,10 +37,60 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         default=[],
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
-    parser.add_argument("--deadline", metavar="S", help="end the plugin after this long (30, 30s, 2m)")
+    add_budgets(parser)
     parser.set_defaults(arguments=[])
-    if launching:
-        parser.usage = "runner exec [options] MANIFEST [-- ARGS]"
+    parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
+
+
+# The budgets people reach for have options of their own; --limit knows them all.
+_OPTIONS = (
+    ("memory", "SIZE", "of all its processes together, with /tmp and /dev/shm"),
+    ("pids", "N", "processes and threads"),
+    ("cpu", "CORES", "0.5, 2 or 50%%"),
+    ("cpu_time", "TIME", "processor time"),
+    ("deadline", "TIME", "time from start to end"),
+)
+
+
+def add_budgets(parser: argparse.ArgumentParser) -> None:
+    budgets = parser.add_argument_group(
+        "budgets",
+        "The lowest of what these, the manifest and the policy's ceiling say holds.\n"
+        "Sizes are written 512K, 256M, 1.5G; times 500ms, 30s, 1h30m.",
+    )
+    for name, metavar, about in _OPTIONS:
+        option = "--" + name.replace("_", "-")
+        budgets.add_argument(
+            option, metavar=metavar, help=about, dest="limits", action="append", default=[], type=_named(name)
+        )
+    have_one = [name for name, _, _ in _OPTIONS]
+    others = ", ".join(name for name in LIMIT_NAMES if name not in have_one)
+    budgets.add_argument(
+        "--limit",
+        metavar="NAME=VALUE",
+        help=f"any budget by its name, one each time; the others are {others}",
+        dest="limits",
+        action="append",
+        default=[],
+        type=_Budget.parse,
+    )
+
+
+class _Budget(NamedTuple):
+    """A budget as it stands on the command line, and how the complaint about it begins."""
+
+    words: str
+    name: str
+    value: str | None  # None: there was no "="
+
+    @classmethod
+    def parse(cls, word: str) -> _Budget:
+        name, equals, value = word.partition("=")
+        return cls(f"--limit {word}", name, value if equals else None)
+
+
+def _named(name: str) -> Callable[[str], _Budget]:
+    return lambda value: _Budget(f"--{name.replace('_', '-')} {value}", name, value)
 
 
 def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +100,6 @@ def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
 
 def invocation_of(args: argparse.Namespace) -> Invocation:
     """ValueError says what is wrong with the words."""
-    from sandbox.units import parse_duration
-
     for option in ("policy", "state_dir", "contract", "server"):
         if getattr(args, option) == "":
             # An unset variable of a script, most likely: taking it for "none" would be taking it lightly.
@@ -64,14 +116,6 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
             names.append(name)
         else:
             raise ValueError(f"--env {name}: there is no such variable here; to set it write {name}=VALUE")
-    deadline = None
-    if args.deadline is not None:
-        try:
-            deadline = parse_duration(args.deadline)
-        except ValueError as error:
-            raise ValueError(f"--deadline {args.deadline}: {error}") from None
-        if deadline <= 0:
-            raise ValueError(f"--deadline {args.deadline}: must be longer than nothing")
     return Invocation(
         manifest=args.manifest,
         contract=args.contract,
@@ -79,5 +123,26 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         state_dir=args.state_dir,
         args=tuple(args.arguments),
-        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=Limits(deadline=deadline)),
+        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=_limits(args.limits)),
     )
+
+
+def _limits(budgets: Sequence[_Budget]) -> Limits:
+    if not budgets:
+        return Limits()
+    from sandbox.units import parse_limit
+
+    found: dict[str, Any] = {}
+    for words, name, value in budgets:
+        if value is None:
+            raise ValueError(f"{words}: write NAME=VALUE, as in memory=256M")
+        if name not in LIMIT_NAMES:
+            hint = did_you_mean(name, LIMIT_NAMES) or f"there are {', '.join(LIMIT_NAMES)}"
+            raise ValueError(f"{words}: no budget is called {quoted(name)}; {hint}")
+        if name in found:
+            raise ValueError(f"{words}: {name} is given twice")
+        try:
+            found[name] = parse_limit(name, value)
+        except ValueError as error:
+            raise ValueError(f"{words}: {error}") from None
+    return Limits(**found)

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runner import manifest_cache, plugin_codec
 from runner.manifest import load
 from runner.plugin import Entrypoint, Plugin
 from sandbox import cache
 from sandbox.diagnostic import Diagnostic
+from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
 from tests.conftest import ROOT
 
@@ -35,7 +38,7 @@ FULL = Plugin(
         network=Network("allowlist", ("a:1",), ("n",)),
         env=(EnvRequest("A", "1"), EnvRequest("B", None, False, ("e", 1))),
         seccomp="strict",
-        limits=Limits(memory=1, cpu=0.5, deadline=2.5, pids=3),
+        limits=Limits(memory=1, cpu=0.5, deadline=2.5, pids=3, io=4, output_lines=5, idle=6.0),
         where=(("memory", ("l", "memory")),),
     ),
     exports=(("tools", ("t",)),),
@@ -70,6 +73,34 @@ def stored(folder: Path) -> list[Path]:
 def test_a_plugin_comes_back_as_it_was(plugin: Plugin) -> None:
     text = json.dumps(plugin_codec.encode(plugin, WARNINGS))
     assert plugin_codec.decode(json.loads(text)) == (plugin, WARNINGS)
+
+
+AMOUNTS = st.integers(1, (1 << 63) - 1)
+TIMES = st.floats(0.001, 1e9)
+
+
+@given(
+    st.builds(
+        Limits,
+        **{name: st.none() | (TIMES if name in FRACTIONAL_LIMITS else AMOUNTS) for name in Limits._fields},
+    )
+)
+def test_every_budget_comes_back_as_the_number_it_was(limits: Limits) -> None:
+    plugin = FULL._replace(spec=FULL.spec._replace(limits=limits))
+    text = json.dumps(plugin_codec.encode(plugin, ()))
+    found = plugin_codec.decode(json.loads(text))[0].spec.limits
+    assert found == limits and [type(a) for a in found] == [type(a) for a in limits]
+
+
+def test_budgets_of_another_version_are_refused() -> None:
+    data = json.loads(json.dumps(plugin_codec.encode(FULL, ())))
+    for row in (data["limits"][:-1], [*data["limits"], None], data["limits"][:11]):
+        with pytest.raises(ValueError, match="not a row"):
+            plugin_codec.decode({**data, "limits": row})
+    for name in ("io", "output_lines", "pids"):
+        row = [1.5 if name == field else None for field in Limits._fields]
+        with pytest.raises(ValueError, match="not an integer"):
+            plugin_codec.decode({**data, "limits": row})
 
 
 def _paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

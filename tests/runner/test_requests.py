@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runner.faults import Faults
-from runner.requests import LIMITS, limits, parse_host
+from runner.requests import LIMITS, Word, Words, limits, limits_schema, parse_host
 from runner.table import Table
 from sandbox.document import parse
 from sandbox.spec import Limits
@@ -75,41 +78,137 @@ def test_what_is_not_one_host(written: str) -> None:
         parse_host(written)
 
 
-def _limits(**values: object) -> tuple[Limits, list[str]]:
+WORDS = {"mem_mb": Word("memory", "M", "In MiB."), "wait_ms": Word("call", "ms", "In milliseconds.")}
+
+
+def _limits(words: Words | None = None, **values: object) -> tuple[Limits, list[tuple[str, str, str]]]:
     faults = Faults(parse("f", b"", "toml"))
-    found, _ = limits(faults, Table({"limits": values}), "limits")
-    return found, [d.message for d in faults.diagnostics()]
+    found, _ = limits(faults, Table({"limits": values}), "limits", words)
+    return found, [(d.rule, d.message, d.hint) for d in faults.diagnostics()]
 
 
 def test_the_names_are_those_of_the_value() -> None:
-    assert set(LIMITS) == set(Limits._fields)
+    assert tuple(LIMITS) == Limits._fields
+    assert list(limits_schema()["properties"]) == [*Limits._fields]
+    assert list(limits_schema(WORDS)["properties"]) == [*Limits._fields, *WORDS]
 
 
-@pytest.mark.parametrize(("written", "cores"), [(1, 1.0), (0.25, 0.25), ("50%", 0.5), ("250 %", 2.5)])
-def test_cores(written: object, cores: float) -> None:
-    assert _limits(cpu=written) == (Limits(cpu=cores), [])
+ALL: dict[str, tuple[object, float]] = {
+    "memory": ("256M", 256 << 20),
+    "pids": (20, 20),
+    "cpu": ("50%", 0.5),
+    "cpu_time": ("1m", 60.0),
+    "io": ("10M", 10 << 20),
+    "open_files": (64, 64),
+    "file_size": ("1G", 1 << 30),
+    "locked_memory": ("64K", 64 << 10),
+    "message_queues": (8192, 8192),
+    "disk": ("1G", 1 << 30),
+    "tmp": ("16M", 16 << 20),
+    "shm": ("16M", 16 << 20),
+    "output": ("1M", 1 << 20),
+    "output_lines": (1000, 1000),
+    "launch": ("5s", 5.0),
+    "handshake": (2.5, 2.5),
+    "call": ("1h30m", 5400.0),
+    "idle": ("1d", 86400.0),
+    "teardown": ("500ms", 0.5),
+    "deadline": (30, 30.0),
+}
+
+
+def test_all_budgets_with_their_places() -> None:
+    faults = Faults(parse("f", b"", "toml"))
+    table = Table({"limits": {name: written for name, (written, _) in ALL.items()}}, ("plugin",))
+    found, where = limits(faults, table, "limits")
+    assert faults.diagnostics() == ()
+    assert found == Limits(**{name: amount for name, (_, amount) in ALL.items()})  # type: ignore[arg-type]
+    assert where == tuple((name, ("plugin", "limits", name)) for name in ALL)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "message"),
     [
-        ("cpu", "half"),
-        ("cpu", "0%"),
-        ("cpu", -1),
-        ("cpu", math.nan),
-        ("cpu", 1e9),
-        ("pids", 1.5),
-        ("pids", "20"),
-        ("pids", True),
-        ("pids", 1 << 23),
-        ("open_files", -1),
-        ("memory", 0),
-        ("memory", 1.5),
-        ("deadline", math.inf),
-        ("deadline", 0),
+        ("cpu", "half", "cpu: 'half' is not a number of cores"),
+        ("pids", 1.5, "pids: 1.5 is not a whole number"),
+        ("pids", 0, "pids: it has to be more than 0"),
+        (
+            "memory",
+            256,
+            "memory: 256 is less than 1 MiB, and no program starts with less; did you mean 256M?",
+        ),
+        ("deadline", math.inf, "deadline: inf is not a possible duration"),
+        ("deadline", {}, "deadline: a dict is not a duration"),
     ],
 )
-def test_impossible_budgets(name: str, value: object) -> None:
-    found, messages = _limits(**{name: value})
+def test_impossible_budgets(name: str, value: object, message: str) -> None:
+    found, [(rule, said, _)] = _limits(None, **{name: value})
     assert found == Limits()
-    assert len(messages) == 1 and messages[0].startswith(f"{name}: ")
+    assert rule == "limit_value" and said.startswith(message)
+
+
+def test_an_unknown_budget_is_an_error_with_a_guess() -> None:
+    assert _limits(memroy=1) == (
+        Limits(),
+        [("limit_unknown", "the limit 'memroy' is unknown", "did you mean 'memory'?")],
+    )
+    assert _limits(WORDS, men_mb=1)[1][0][2] == "did you mean 'mem_mb'?"
+    # A contract's own word is nobody else's.
+    [(rule, _, hint)] = _limits(mem_mb=1)[1]
+    assert rule == "limit_unknown" and hint == f"known here: {', '.join(Limits._fields)}"
+
+
+# --- a contract's own words ------------------------------------------------------------------------
+
+
+def test_a_contracts_own_words_mean_ours_and_stand_where_they_stand() -> None:
+    faults = Faults(parse("f", b"", "toml"))
+    table = Table({"limits": {"wait_ms": 1500, "mem_mb": 2.5, "pids": 3}})
+    assert limits(faults, table, "limits", WORDS) == (
+        Limits(memory=5 << 19, pids=3, call=1.5),
+        (("call", ("limits", "wait_ms")), ("memory", ("limits", "mem_mb")), ("pids", ("limits", "pids"))),
+    )
+    assert faults.diagnostics() == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("256", "mem_mb: it has to be a number, not a string"),
+        ("256M", "mem_mb: it has to be a number, not a string"),
+        (True, "mem_mb: it has to be a number, not a boolean"),
+        ([], "mem_mb: it has to be a number, not an array"),
+        (0, "mem_mb: it has to be more than 0"),
+        (-5, "mem_mb: it has to be more than 0"),
+        (-math.inf, "mem_mb: it has to be more than 0"),
+        (math.nan, "mem_mb: that is not a possible number"),
+        (math.inf, "mem_mb: that is not a possible number"),
+        pytest.param(1 << 20_000, "mem_mb: that is not a possible number", id="huge"),
+        (0.5, "mem_mb: '0.5M' is less than 1 MiB, and no program starts with less"),
+        (1e-7, "mem_mb: '1e-07M' is not a size"),
+    ],
+)
+def test_impossible_numbers_in_a_contracts_own_words(value: object, message: str) -> None:
+    found, [(rule, said, _)] = _limits(WORDS, mem_mb=value)
+    assert found == Limits() and rule == "limit_value" and said.startswith(message)
+
+
+@pytest.mark.parametrize("order", [("memory", "mem_mb"), ("mem_mb", "memory")])
+@pytest.mark.parametrize("first", [256, "nonsense"])
+def test_two_words_for_one_limit_are_an_error_whatever_they_say(
+    order: tuple[str, str], first: object
+) -> None:
+    _, said = _limits(WORDS, **{order[0]: first, order[1]: 256})
+    assert said[-1] == (
+        "limit_twice",
+        f"{order[0]} and {order[1]} are two words for one limit",
+        "keep one of them",
+    )
+
+
+@given(st.sampled_from([*Limits._fields, *WORDS]), st.integers(-5, 10**13) | st.floats() | st.text())
+def test_the_schema_refuses_no_budget_that_is_read(name: str, value: object) -> None:
+    found, said = _limits(WORDS, **{name: value})
+    assert (found == Limits()) == bool(said)
+    if found != Limits():
+        jsonschema.validate({name: value}, limits_schema(WORDS), cls=jsonschema.Draft202012Validator)

@@ -24,6 +24,15 @@ from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, Sand
 # The contract's own clocks, in seconds; per-method ones belong to the dialect.
 TIMEOUTS = (("handshake", 5.0), ("call", 60.0), ("teardown", 6.0))
 
+# The words the contract's authors have set aside for [plugin.limits]. Each is a plain number of its unit.
+LIMIT_WORDS = {
+    "cpu_pct": requests.Word("cpu", "%", "Processor, in percent of one core. The same as cpu."),
+    "mem_mb": requests.Word("memory", "M", "Memory, in MiB. The same as memory."),
+    "startup_timeout_ms": requests.Word(
+        "handshake", "ms", "Time to its first answer, in milliseconds. The same as handshake."
+    ),
+}
+
 _LEGACY_TABLES = (
     "transport",
     "capabilities",
@@ -439,7 +448,7 @@ class PluginTable(_Table):
     tools: ToolsTable | None = None
     supervisor: SupervisorTable | None = None
     sandbox: SandboxTable | None = None
-    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema())
+    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema(LIMIT_WORDS))
     config: ConfigTable | None = None
     config_schema: ConfigSchemaTable | None = None
     credentials_schema: CredentialsSchemaTable | None = None
@@ -547,7 +556,7 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
 
 def _spec(faults: Faults, plugin: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
     sandbox = plugin.table("sandbox")
-    budgets, where = requests.limits(faults, plugin, "limits")
+    budgets, where = requests.limits(faults, plugin, "limits", LIMIT_WORDS)
     if not sandbox.flag("enabled", False):
         return SandboxSpec(enabled=False, env=tuple(env), limits=budgets, where=where)
     return _enabled_spec(faults, sandbox, env, home, budgets, where)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import pytest
 
 from runner import __version__
 from runner.cli import VERBS, verb_module, verb_parser
+from sandbox.policy import LIMIT_NAMES
 from tests.conftest import Caller
 
 
@@ -49,6 +54,12 @@ def test_the_example_is_right(verb: str) -> None:
         (("exec", "--deadline", "soon", "x"), "'soon' is not a duration"),
         (("exec", "--deadline", "0", "x"), "--deadline 0"),
         (("exec", "--deadline", "-1", "x"), "--deadline"),
+        (("exec", "--memory", "256", "x"), "did you mean 256M?"),
+        (("exec", "--cpu", "none", "x"), "--cpu none"),
+        (("explain", "--limit", "memroy=1G", "x"), "did you mean 'memory'?"),
+        (("exec", "--pids", "5", "--limit", "pids=6", "x"), "pids is given twice"),
+        (("exec", "--limit", "x"), "required: MANIFEST"),
+        (("exec", "--memory"), "expected one argument"),
         (("exec", "--env", "1A=2", "x"), "'1A' is no name of a variable"),
         (("exec", "--env", "=2", "x"), "is no name of a variable"),
         (("exec", "--report", "/nonexistent/r.json", "x"), "/nonexistent does not exist"),
@@ -97,11 +108,49 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
     assert set(VERBS) <= completed(script, "runner", "")
     assert completed(script, "runner", "ex") == {"exec", "explain"}
     assert {"--policy", "--report", "--deadline"} <= completed(script, "runner", "exec", "--")
+    budgets = {"--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"}
+    for verb in ("exec", "explain"):
+        assert budgets <= completed(script, "runner", verb, "--")
+        assert completed(script, "runner", verb, "--limit", "") == {f"{name}=" for name in LIMIT_NAMES}
+        assert completed(script, "runner", verb, "--limit", "out") == {"output=", "output_lines="}
     assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
     assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
     file = tmp_path / "one.toml"
     file.touch()
     assert completed(script, "runner", "exec", f"{tmp_path}/o") == {str(file)}
+
+
+def test_a_budgets_name_is_completed_without_a_space_and_without_a_backslash(
+    runner_as_user: Caller, tmp_path: Path
+) -> None:
+    """In a bash that really completes: its own spacing and quoting come after the script's answer."""
+    script = tmp_path / "completion"
+    told = "runner() { printf '<%s>' \"$@\"; echo OVER; }\nPS1=READY:\n"
+    script.write_text(runner_as_user("completion", "bash").stdout + told)
+    shown = _in_a_terminal(
+        (f". {script}\n", "READY:"), ("runner exec --limit mem\t5M --pol\tstr\t\n", "OVER")
+    )
+    assert "<exec><--limit><memory=5M><--policy><strict>" in shown  # the control: other words get a space
+    assert "--limit memory=5M --policy strict" in shown
+
+
+def _in_a_terminal(*steps: tuple[str, str]) -> str:
+    """What bash shows: each text is typed, then what it leads to is waited for."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve("/bin/bash", ["bash", "--norc", "--noprofile", "-i"], {"TERM": "dumb", "PS1": ""})
+    shown = ""
+    try:
+        for typed, awaited in steps:
+            os.write(terminal, typed.encode())
+            since = len(shown)
+            while awaited not in shown[since:] and select.select([terminal], [], [], 30)[0]:
+                shown += os.read(terminal, 65536).decode()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    return shown
 
 
 @pytest.mark.parametrize("verb", ["exec", "explain", "doctor"])
@@ -123,6 +172,7 @@ def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
     assert completed(script, "runner", "completion", "") == {"--help", "bash", "zsh", "fish"}
     assert completed(script, "runner", "doctor", "") == {"--help", "--format", "--policy"}
     assert completed(script, "runner", "exec", "--deadline", "") == set()
+    assert completed(script, "runner", "exec", "--memory", "") == set()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -138,6 +188,8 @@ def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
     start = "complete -c runner -n '__fish_seen_subcommand_from"
     assert f"{start} exec' -l policy -r -a 'default dev strict'" in lines
     assert f"{start} exec' -l contract -x -a 'mcp nexo rune'" in lines
+    assert f"{start} exec' -l limit -x -a '{' '.join(f'{name}=' for name in LIMIT_NAMES)}'" in lines
+    assert f"{start} explain' -l cpu-time -x" in lines
     assert [f"{start} {verb}' -f" in lines for verb in ("exec", "schema", "completion")] == [
         False,
         True,

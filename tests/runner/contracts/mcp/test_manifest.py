@@ -79,6 +79,12 @@ def test_all_of_x_sandbox() -> None:
     assert found.entrypoint is not None and found.entrypoint.directory == "/home/me/work"
 
 
+def test_a_clients_timeout_is_no_budget() -> None:
+    """Clients disagree whether it is seconds or milliseconds, and of what: it stays theirs."""
+    assert plugin(timeout=60).spec.limits == Limits()
+    assert plugin(timeout="soon").spec.limits == Limits()
+
+
 @pytest.mark.parametrize(
     ("written", "network"),
     [(None, None), ("none", "none"), ("host", "host")],
@@ -102,6 +108,9 @@ RULES: list[tuple[str, dict[str, Any], str, int, int]] = [
     ("sandbox type", {"x_sandbox": []}, "invalid_type", 5, 4),
     ("limit key", {"x_sandbox": {"limits": {"mem": 1}}}, "limit_unknown", 7, 6),
     ("limit", {"x_sandbox": {"limits": {"memory": "x"}}}, "limit_value", 7, 6),
+    ("limit without a unit", {"x_sandbox": {"limits": {"memory": 256}}}, "limit_value", 7, 6),
+    ("second limit", {"x_sandbox": {"limits": {"pids": "9", "cpu": "x"}}}, "limit_value", 8, 6),
+    ("another contract's word", {"x_sandbox": {"limits": {"mem_mb": 256}}}, "limit_unknown", 7, 6),
     ("limits type", {"x_sandbox": {"limits": 1}}, "invalid_type", 6, 5),
     ("read type", {"x_sandbox": {"read": "/x"}}, "invalid_type", 6, 5),
     ("read item", {"x_sandbox": {"read": [1]}}, "invalid_type", 7, 6),

@@ -212,6 +212,12 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ("limit", '[plugin.limits]\nmemory = "lots"', "limit_value", 9, 1),
     ("limit unknown", "[plugin.limits]\nmemroy = 1", "limit_unknown", 9, 1),
     ("limit zero", "[plugin.limits]\npids = 0", "limit_value", 9, 1),
+    ("limit without a unit", "[plugin.limits]\npids = 5\n  memory = 256", "limit_value", 10, 3),
+    ("limit too fine", "[plugin.limits]\ncpu = 0.001", "limit_value", 9, 1),
+    ("limit kind", "[plugin.limits]\noutput_lines = 1.5", "limit_value", 9, 1),
+    ("own word", "[plugin.limits]\nmem_mb = '256'", "limit_value", 9, 1),
+    ("own word zero", "[plugin.limits]\ncpu_pct = 0", "limit_value", 9, 1),
+    ("own word twice", "[plugin.limits]\nmem_mb = 256\nmemory = '256M'", "limit_twice", 10, 1),
     ("limits shape", "", "invalid_type", 8, 1),
     ("type", "[plugin.entrypoint]\nargs = [1]", "invalid_type", 9, 9),
     ("table type", "", "invalid_type", 8, 1),
@@ -334,12 +340,21 @@ memory = "256M"
 pids = 20
 cpu = "50%"
 cpu_time = "1m"
+io = "10M"
 open_files = 64
 file_size = "1G"
+locked_memory = "1M"
+message_queues = "64K"
 disk = "1G"
 tmp = "16M"
 shm = "16M"
 output = "1M"
+output_lines = 500
+launch = "5s"
+handshake = 2.5
+call = "1m"
+idle = "1h"
+teardown = "500ms"
 deadline = 30
 """
     )
@@ -362,17 +377,67 @@ deadline = 30
         pids=20,
         cpu=0.5,
         cpu_time=60.0,
+        io=10 << 20,
         open_files=64,
         file_size=1 << 30,
+        locked_memory=1 << 20,
+        message_queues=64 << 10,
         disk=1 << 30,
         tmp=16 << 20,
         shm=16 << 20,
         output=1 << 20,
+        output_lines=500,
+        launch=5.0,
+        handshake=2.5,
+        call=60.0,
+        idle=3600.0,
+        teardown=0.5,
         deadline=30.0,
     )
+    assert None not in spec.limits  # or a budget has been forgotten here
     places = dict(spec.where)
     assert places["seccomp"] == ("plugin", "sandbox", "seccomp")
     assert places["memory"] == ("plugin", "limits", "memory")
+
+
+@pytest.mark.parametrize(
+    ("written", "limits", "word"),
+    [
+        ("cpu_pct = 50", Limits(cpu=0.5), "cpu_pct"),
+        ("cpu_pct = 250", Limits(cpu=2.5), "cpu_pct"),
+        ("cpu_pct = 12.5", Limits(cpu=0.125), "cpu_pct"),
+        ("mem_mb = 256", Limits(memory=256 << 20), "mem_mb"),
+        ("startup_timeout_ms = 1500", Limits(handshake=1.5), "startup_timeout_ms"),
+        ("handshake = 1.5", Limits(handshake=1.5), "handshake"),
+    ],
+)
+def test_the_contracts_own_words_for_budgets(written: str, limits: Limits, word: str) -> None:
+    spec = plugin(f"[plugin.limits]\n{written}\n").spec
+    assert spec.limits == limits
+    [name] = [name for name, amount in limits._asdict().items() if amount is not None]
+    assert spec.where == ((name, ("plugin", "limits", word)),)
+    assert jsonschema.Draft202012Validator(_schema()).is_valid(
+        tomllib.loads(HEAD + f"[plugin.limits]\n{written}\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "ours"),
+    [
+        ("cpu_pct = 50", "cpu = 0.5"),
+        ("mem_mb = 256", "memory = '256M'"),
+        ("startup_timeout_ms = 1500", "handshake = 1.5"),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_both_words_for_one_budget_are_an_error_at_the_second(own: str, ours: str, swapped: bool) -> None:
+    first, second = (ours, own) if swapped else (own, ours)
+    found, diagnostics = read(HEAD + f"[plugin.limits]\n{first}\n  {second}\n")
+    [fault] = [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]
+    names = [line.partition(" ")[0] for line in (first, second)]
+    assert found is None
+    assert fault.message == f"{names[0]} and {names[1]} are two words for one limit"
+    assert (fault.rule, fault.line, fault.column) == ("limit_twice", HEAD.count("\n") + 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -710,6 +775,8 @@ def test_the_schema_is_a_schema_and_agrees_with_the_reader() -> None:
     assert validator.is_valid(tomllib.loads(HEAD + "[plugin.novelty]\nx = 1\n"))
     assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.sandbox]\nnope = 1\n"))
     assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.limits]\npids = []\n"))
+    assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.limits]\nmem_mb = '1'\n"))
+    assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.limits]\nmemroy = 1\n"))
     assert not validator.is_valid({"plugin": {}})
 
 
