@@ -1,4 +1,4 @@
-"""The report: everything that is known of an invocation, as one document. Its shape: report.v1.schema.json."""
+"""The report: all that is known of an invocation, as one document. Its shape: report.v1.schema.json."""
 
 from __future__ import annotations
 
