@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 
+from sandbox import cache
 from sandbox import policy_file as module
 from sandbox.denylist import HOST_PATHS
 from sandbox.diagnostic import Diagnostic, DocumentError
@@ -67,7 +70,8 @@ def test_default_gives_strangers_nothing_of_the_host() -> None:
     assert policy.write.ceiling == ("${state_dir}",)
     assert "*" not in policy.read.ceiling + policy.env.ceiling and policy.env.steering == ()
     assert policy.seccomp == SeccompRule("default", "default")
-    assert {name for name, rule in policy.limits if rule.default is not None} == {"tmp", "shm"}
+    defaults = {name for name, rule in policy.limits if rule.default is not None}
+    assert defaults == {"memory", "pids", "tmp", "shm"}  # by silence a manifest loses nothing else
     assert policy.uids == (61184, 65519)
     assert all(policy.layer(layer) == "require" for layer in LAYERS)
 
@@ -80,7 +84,47 @@ def test_strict_is_nowhere_wider_than_default() -> None:
     for name, rule in default.limits:
         tighter = strict.limit(name)
         assert tighter.ceiling is not None and rule.ceiling is not None and tighter.ceiling <= rule.ceiling
-    assert (strict.limit("tmp").default or 0) < (default.limit("tmp").default or 0)
+        if rule.default is not None:
+            assert tighter.default is not None and tighter.default < rule.default
+
+
+@pytest.mark.parametrize(
+    ("policy", "delegated", "elsewhere"),
+    [
+        ("default", {"memory", "pids"}, set()),
+        ("strict", {"memory", "pids", "cpu_time"}, {"memory", "pids", "cpu_time"}),
+        ("dev", set(), set()),
+    ],
+)
+def test_which_budgets_a_machine_has_to_enforce_for_a_silent_manifest(
+    policy: str, delegated: set[str], elsewhere: set[str]
+) -> None:
+    """Of those for which it takes cgroups."""
+    chosen = load_policy(policy, {})
+    granted = given(SandboxSpec(), chosen).limits
+    for has_cgroup, expected in ((True, delegated), (False, elsewhere)):
+        assert expected == {
+            name
+            for name in ("memory", "pids", "cpu", "cpu_time", "io")
+            if getattr(granted, name) is not None and chosen.limit(name).required(has_cgroup)
+        }
+
+
+def test_who_asks_for_less_is_not_refused_for_it() -> None:
+    """Under default, on a machine of somebody who cannot make cgroups."""
+    default = load_policy("default", {})
+    assert not any(
+        default.limit(name).required(False) for name in ("memory", "pids", "cpu", "cpu_time", "io")
+    )
+    # Where one can, the two that a silent manifest has too are a must.
+    must = {
+        name for name in ("memory", "pids", "cpu", "cpu_time", "io") if default.limit(name).required(True)
+    }
+    assert must == {"memory", "pids"}
+
+
+def test_dev_has_no_ceilings_for_budgets() -> None:
+    assert all(rule.ceiling is None for _, rule in load_policy("dev", {}).limits)
 
 
 def test_dev_reads_what_is_not_denied_and_has_the_network_on_request() -> None:
@@ -279,7 +323,12 @@ mode = "prefer"
 [limits.deadline]
 default = "2m"
 [limits.cpu]
-ceiling = 0.5
+ceiling = "50%"
+[limits.pids]
+default = 5
+mode = "delegated"
+[limits.io]
+mode = "require"
 [limits.tmp]
 ceiling = "1M"
 [user]
@@ -305,7 +354,9 @@ def test_everything_a_policy_can_say() -> None:
         seccomp=SeccompRule("strict", "compat"),
         limits=(
             ("memory", LimitRule(256 << 20, 1 << 30, "prefer")),
+            ("pids", LimitRule(5, None, "delegated")),
             ("cpu", LimitRule(None, 0.5)),
+            ("io", LimitRule()),
             ("tmp", LimitRule(1 << 20, 1 << 20)),
             ("shm", LimitRule(64 << 20)),
             ("deadline", LimitRule(120.0)),
@@ -360,7 +411,16 @@ FAULTS = {
     'limits = {memory = {default = "many"}}': "policy_value",
     "limits = {memory = {default = 0}}": "policy_value",
     "limits = {pids = {default = 1.5}}": "policy_value",
-    'limits = {cpu = {default = "1"}}': "policy_value",
+    'limits = {cpu = {default = "one"}}': "policy_value",
+    "limits = {cpu = {ceiling = 0.001}}": "policy_value",
+    "limits = {memory = {ceiling = 512}}": "policy_value",
+    "limits = {open_files = {default = true}}": "policy_value",
+    "limits = {message_queues = {ceiling = 0}}": "policy_value",
+    'limits = {idle = {default = "-1s"}}': "policy_value",
+    "limits = {pids = {default = []}}": "policy_value",
+    "limits = {pids = {mode = true}}": "policy_value",
+    "limits = {pids = 5}": "policy_type",
+    "limits = {pids = {defualt = 5}}": "policy_unknown_key",
     'limits = {memory = {mode = "maybe"}}': "policy_value",
     "limits = {ram = {}}": "policy_unknown_key",
     "user = {uids = [0, 100]}": "policy_value",
@@ -392,6 +452,70 @@ def test_all_faults_in_one_pass_with_their_places() -> None:
         (3, 9, "policy_value"),
         (5, 1, "policy_value"),
     ]
+
+
+def test_a_bad_budget_is_named_with_its_place() -> None:
+    text = (
+        "version = 1\n[limits.memory]\n  default = 256\nceiling = 1.5\nmode = 'deleguated'\n"
+        "[limits.cpu]\nceiling = '0.1%'\n[limits.memroy]\nceiling = 5\n"
+    )
+    found = [(f.place, f.rule, f.message, f.hint) for f in faults(text)]
+    small = "256 is less than 1 MiB, and no program starts with less; did you mean 256M?"
+    size = "1.5 is not a size: write bytes as a number, or as in 512K, 256M, 1.5GiB"
+    share = "'0.1%' is less than 0.01, and the kernel gives no smaller share"
+    mode = "must be one of require, prefer, delegated, not 'deleguated'"
+    assert found == [
+        ("p.toml:3:3", "policy_value", f"limits.memory.default is wrong: {small}", ""),
+        ("p.toml:4:1", "policy_value", f"limits.memory.ceiling is wrong: {size}", ""),
+        ("p.toml:5:1", "policy_value", f"limits.memory.mode {mode}", "did you mean 'delegated'?"),
+        ("p.toml:7:1", "policy_value", f"limits.cpu.ceiling is wrong: {share}", ""),
+        (
+            "p.toml:8:9",
+            "policy_unknown_key",
+            "limits.memroy is not a key of a policy",
+            "did you mean 'memory'?",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "delegated", "required"),
+    [
+        ("require", True, True),
+        ("require", False, True),
+        ("prefer", True, False),
+        ("prefer", False, False),
+        ("delegated", True, True),
+        ("delegated", False, False),
+        (None, True, True),  # silence
+        (None, False, True),
+    ],
+)
+def test_what_a_machine_has_to_enforce(mode: str | None, delegated: bool, required: bool) -> None:
+    line = "" if mode is None else f"mode = '{mode}'\n"
+    policy = parse_policy("p.toml", f"version = 1\n[limits.memory]\n{line}".encode(), name="p")
+    assert policy.limit("memory").required(delegated) is required
+    assert policy.limit("pids").required(delegated) is True  # nothing is said of it at all
+
+
+def test_a_mode_nobody_knows_is_none_that_goes_without() -> None:
+    odd: Any = "later"
+    assert LimitRule(mode=odd).required(False)
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_remembered_policy_is_the_same_policy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "directory", lambda: str(tmp_path / "cache"))
+    first = load_policy(name, {})
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    monkeypatch.delattr("sandbox.policy_text.parse_policy")  # so that the second can only be remembered
+    second = load_policy(name, {})
+    assert second == first and [type(a) for a in second] == [type(a) for a in first]
+    for (_, was), (_, now) in zip(first.limits, second.limits, strict=True):
+        assert type(now) is LimitRule and [type(a) for a in now] == [type(a) for a in was]
+        assert now.required(True) is was.required(True) and now.required(False) is was.required(False)
 
 
 def test_a_mistyped_key_says_what_was_meant() -> None:
@@ -728,6 +852,53 @@ def test_limits(
     assert [(d.rule, d.required, d.where) for d in result.denials] == (
         [("limit_ceiling", False, ("limits", name))] if cut else []
     )
+
+
+@for_all(
+    st.sampled_from(LIMIT_NAMES),
+    *[st.none() | st.integers(1, 50)] * 4,
+)
+def test_the_lowest_wins(
+    name: str, default: int | None, ceiling: int | None, manifest: int | None, line: int | None
+) -> None:
+    policy = PLAIN._replace(limits=((name, LimitRule(default, ceiling)),))
+    asks: dict[str, Any] = {name: manifest}
+    said: dict[str, Any] = {name: line}
+    result = given(SandboxSpec(limits=Limits(**asks)), policy, overrides=Overrides(limits=Limits(**said)))
+    value = getattr(result.limits, name)
+    asked = [amount for amount in (manifest, line) if amount is not None]
+    if not asked and default is None:
+        assert value is None
+    else:
+        bounds = [amount for amount in (*asked, ceiling) if amount is not None]
+        assert value == min([default, *bounds] if default is not None and not asked else bounds)
+        who = {"manifest": manifest, "command line": line, "policy": ceiling if asked else default}
+        assert value == who[dict(result.decided_by)[name]] or value == ceiling
+        assert type(value) is int  # as it was written
+    assert all(other is None for key, other in result.limits._asdict().items() if key != name)
+
+
+def test_each_budget_is_decided_on_its_own() -> None:
+    policy = PLAIN._replace(
+        limits=(
+            ("memory", LimitRule(1 << 30, 2 << 30)),
+            ("cpu", LimitRule(None, 2.0)),
+            ("io", LimitRule(None, 100 << 20)),
+            ("deadline", LimitRule(60.0)),
+        )
+    )
+    spec = SandboxSpec(limits=Limits(memory=512 << 20, cpu=4.0, io=50 << 20, idle=9.5))
+    result = given(spec, policy, overrides=Overrides(limits=Limits(memory=1 << 30, io=5000, pids=7)))
+    assert result.limits == Limits(memory=512 << 20, cpu=2.0, io=5000, pids=7, idle=9.5, deadline=60.0)
+    assert dict(result.decided_by) == {
+        "memory": "manifest",
+        "pids": "command line",
+        "cpu": "policy",
+        "io": "command line",
+        "idle": "manifest",
+        "deadline": "policy",
+    }
+    assert [denial.asked for denial in result.denials] == ["cpu = 4"]
 
 
 # --- without a sandbox ----------------------------------------------------------------------------
