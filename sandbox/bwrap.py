@@ -26,7 +26,7 @@ class Slots(NamedTuple):
 
     sources: Mapping[str, int]  # by destination
     texts: Mapping[str, int]  # by destination
-    seccomp: int | None  # None: no filter for this machine, and the policy can do without
+    filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
 
 
@@ -36,7 +36,8 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
         *_head(plan),
         "--json-status-fd",
         str(slots.status),
-        *(("--seccomp", str(slots.seccomp)) if slots.seccomp is not None else ()),
+        # Each is asked, and the strictest answer holds.
+        *_flat(("--add-seccomp-fd", str(fd)) for fd in slots.filters),
         *_flat(_with_descriptors(op, slots) for op in plan.operations),
         *_tail(plan),
     )

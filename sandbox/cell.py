@@ -257,7 +257,7 @@ def launched(
         slots = bwrap.Slots(
             sources=open_plan.descriptors,
             texts={op.dest: _data(stack, op.content) for op in plan.operations if isinstance(op, Text)},
-            seccomp=_data(stack, plan.layers.seccomp_filter) if plan.layers.seccomp_filter else None,
+            filters=tuple(_data(stack, bpf) for bpf in plan.filters),
             status=status_w,
         )
         try:
@@ -280,7 +280,7 @@ def launched(
 def _order(
     plan: LaunchPlan, slots: bwrap.Slots, arguments: int, owner: Owner, bwrap_path: str, ending: int
 ) -> spawner.Order:
-    given = (*slots.sources.values(), *slots.texts.values(), slots.status, slots.seccomp, arguments)
+    given = (*slots.sources.values(), *slots.texts.values(), *slots.filters, slots.status, arguments)
     return spawner.Order(
         program=bwrap_path,
         # All that /proc/1/cmdline shows to the plugin.
@@ -288,7 +288,7 @@ def _order(
         uid=owner.uid,
         gid=owner.gid,
         drop=plan.layers.uid_range is not None,
-        keep=tuple(fd for fd in given if fd is not None),
+        keep=given,
         rlimits=(),
         keyring=plan.layers.session_keyring,
         ending=ending,

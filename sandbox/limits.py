@@ -33,8 +33,10 @@ def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...
     if sizes:
         found.append(_both(resource.RLIMIT_FSIZE, min(sizes)))
     if limits.cpu_time is not None:
-        # Whole seconds, and each process on its own: it backs the clock that counts all of them.
-        found.append(_both(resource.RLIMIT_CPU, math.ceil(limits.cpu_time)))
+        # Whole seconds, and each process on its own. Where somebody counts all of them this is for the case
+        # that he is stopped, and comes second.
+        spare = 0 if "cpu_time" in fallbacks else 1
+        found.append(_both(resource.RLIMIT_CPU, math.ceil(limits.cpu_time) + spare))
     if limits.memory is not None and "memory" in fallbacks:
         # Not RLIMIT_AS: what is reserved and never touched (node: a gigabyte) would count.
         found.append(_both(resource.RLIMIT_DATA, limits.memory))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from sandbox import program as programs
+from sandbox import seccomp
 from sandbox.denylist import Denylist
 from sandbox.layers import Layers, LayerUnavailable
 from sandbox.mounts import contains, join, relative
@@ -113,6 +114,20 @@ class LaunchPlan(NamedTuple):
     notes: tuple[str, ...]
     program_files: tuple[str, ...]
     scripts: tuple[str, ...]
+
+    @property
+    def filters(self) -> tuple[bytes, ...]:
+        """The system call filters of this launch."""
+        main = self.layers.seccomp_filter
+        if not main:
+            return ()
+        if self.limits.disk is None or not any(
+            isinstance(op, Bind) and op.writable for op in self.operations
+        ):
+            return (main,)
+        from sandbox.preallocation import no_preallocation
+
+        return main, no_preallocation(seccomp.machine_arch())
 
 
 class PlanRefused(Exception):

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_ours(end: End, outcome: Outcome) -> bool:
-    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause == "oom")
+    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in ("oom", "cpu_time"))
 
 
 def _live(prepared: Prepared, caller: int | None, started: float) -> tuple[End, Confined]:

@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 LAYERS = Layers(b"filter", True, True, True, None)
 WHO = Identity(1, 2, 0o40755, 3)
 LAYERS = Layers(b"filter", True, True, True, None)
-SLOTS = bwrap.Slots(sources={"/data": 20, "/ro": 21}, texts={"/etc/x": 22}, seccomp=23, status=24)
+SLOTS = bwrap.Slots(sources={"/data": 20, "/ro": 21}, texts={"/etc/x": 22}, filters=(23,), status=24)
 
 
 def plan(*operations: Operation, **changes: Any) -> LaunchPlan:
@@ -51,7 +51,7 @@ def words(*operations: Operation) -> list[str]:
     """The arguments that `operations` add to a plan without any."""
     bare = bwrap.options(plan(), SLOTS)
     full = bwrap.options(plan(*operations), SLOTS)
-    start = len(bwrap._head(plan())) + len(("--json-status-fd", "24", "--seccomp", "23"))
+    start = len(bwrap._head(plan())) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
     return list(full[start : start + len(full) - len(bare)])
 
 
@@ -124,7 +124,8 @@ def test_the_walls(changes: dict[str, Any], missing: set[str]) -> None:
     expected = [word for word in ALWAYS if word not in missing]
     assert list(options[: len(expected)]) == expected
     # Before the mounts: the walls are not what a list cut short would lose.
-    assert list(options[len(expected) :])[:5] == ["--json-status-fd", "24", "--seccomp", "23", "--chdir"]
+    rest = list(options[len(expected) :])
+    assert rest[:5] == ["--json-status-fd", "24", "--add-seccomp-fd", "23", "--chdir"]
 
 
 def test_the_end_of_the_options() -> None:
@@ -136,7 +137,10 @@ def test_the_end_of_the_options() -> None:
 
 def test_a_cage_without_a_filter() -> None:
     bare = LAYERS._replace(seccomp_filter=b"")
-    assert "--seccomp" not in bwrap.options(plan(layers=bare), SLOTS._replace(seccomp=None))
+    assert "--add-seccomp-fd" not in bwrap.options(plan(layers=bare), SLOTS._replace(filters=()))
+    two = bwrap.options(plan(), SLOTS._replace(filters=(23, 25)))
+    at = two.index("--add-seccomp-fd")
+    assert two[at : at + 4] == ("--add-seccomp-fd", "23", "--add-seccomp-fd", "25")
     assert "--seccomp" not in bwrap.command_line(plan(layers=bare), "bwrap", "/filter")
     assert " --seccomp 10 -- /bin/true 10</filter" in bwrap.command_line(plan(), "bwrap", "/filter")
 

@@ -168,7 +168,7 @@ def described(directory: str, paths: list[str]) -> list[Any]:
             op.dest: 200 + number for number, op in enumerate(held.plan.operations) if isinstance(op, Text)
         }
         sources = {dest: 100 + number for number, dest in enumerate(sorted(held.descriptors))}
-        slots = bwrap.Slots(sources, texts, 3, 4)
+        slots = bwrap.Slots(sources, texts, (3,), 4)
         return [repr(held.plan), list(bwrap.options(held.plan, slots))]
 
 
@@ -272,25 +272,6 @@ def test_optional_is_about_existence_not_about_permission(plugin: Path, plugin_d
     paths = [granted(str(plugin_dir / "denied"), required=False)]
     (denial,) = refusals(run(plugin), grant(paths), deny=[str(plugin_dir / "denied")])
     assert denial.rule == "denylist"
-
-
-@pytest.mark.parametrize(
-    ("limits", "layer"),
-    [
-        (Limits(memory=1 << 20), "memory"),
-        (Limits(pids=5), "pids"),
-        (Limits(cpu=0.5), "cpu"),
-        (Limits(cpu_time=1.0), "cpu_time"),
-        (Limits(open_files=10), "open_files"),
-        (Limits(file_size=10), "file_size"),
-        (Limits(disk=10), "disk"),
-        (Limits(output=10), "output"),
-    ],
-)
-def test_a_budget_nobody_enforces_is_not_promised(plugin: Path, limits: Limits, layer: str) -> None:
-    with pytest.raises(LayerUnavailable, match=layer) as caught:
-        compiled(run(plugin), grant(limits=limits))
-    assert caught.value.layer == layer and caught.value.hint
 
 
 def test_a_network_list_nobody_enforces_is_not_promised(plugin: Path) -> None:
