@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 KILL_SECONDS = 10.0
 
 
+_HIGH = 200  # more than bwrap and the runner have open themselves
 _PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
 
 
@@ -254,14 +256,19 @@ def launched(
         ending_r, ending_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
         stack.callback(os.close, ending_w)
+        # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
+        # has them all. What is open above the limit stays open.
+        lowest = _HIGH if plan.limits.open_files is not None else 0
         slots = bwrap.Slots(
-            sources=open_plan.descriptors,
-            texts={op.dest: _data(stack, op.content) for op in plan.operations if isinstance(op, Text)},
-            filters=tuple(_data(stack, bpf) for bpf in plan.filters),
+            sources=_lifted(stack, open_plan.descriptors, lowest),
+            texts={
+                op.dest: _data(stack, op.content, lowest) for op in plan.operations if isinstance(op, Text)
+            },
+            filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
         )
         try:
-            arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)))
+            arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
             doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
             order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
             started = time.monotonic()
@@ -310,13 +317,22 @@ def _bounded(order: spawner.Order, bounds: Bounds, doors: tuple[int, ...]) -> sp
     )
 
 
-def _data(stack: ExitStack, content: bytes) -> int:
+def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
     """Content as a descriptor. bwrap reads it to the end, so each is for one launch."""
     fd = os.memfd_create("runner", os.MFD_CLOEXEC)
-    stack.callback(os.close, fd)
-    write_all(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+    try:
+        write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return _lifted(stack, fd, lowest)
+    finally:
+        os.close(fd)
+
+
+def _lifted(stack: ExitStack, fd: int, lowest: int) -> int:
+    """The same file under another number, from `lowest` on."""
+    lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    stack.callback(os.close, lifted)
+    return lifted
 
 
 def _nul_separated(words: Sequence[str]) -> bytes:
