@@ -259,11 +259,10 @@ def launched(
         # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
         # has them all. What is open above the limit stays open.
         lowest = _HIGH if plan.limits.open_files is not None else 0
+        sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
         slots = bwrap.Slots(
-            sources=_lifted(stack, open_plan.descriptors, lowest),
-            texts={
-                op.dest: _data(stack, op.content, lowest) for op in plan.operations if isinstance(op, Text)
-            },
+            sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
+            texts={text.dest: _data(stack, text.content, lowest) for text in texts},
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
         )
