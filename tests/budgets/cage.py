@@ -1,0 +1,362 @@
+"""A plugin of a few lines, held to budgets by the real command line, and what the report says of its end.
+
+What can be expected depends on the means this machine has for a budget, as this caller: `held` asks the
+runner itself, and the tests then show that what it claims is so. Nothing here is about root or cgroup v1.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Caller
+
+PYTHON = "#!/usr/bin/python3 -I\n"
+SH = "#!/bin/sh\n"
+
+# Those that need cgroups; elsewhere something weaker holds them, or nothing.
+BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
+_KEEPER_TO_PROGRAM = ("keeper", "bwrap", "init", "program")
+
+MANIFEST = """\
+[plugin]
+id = "{id}"
+version = "1.0.0"
+name = "Budgets"
+description = "Uses more than it may."
+min_nexo_version = ">=0.1"
+
+[plugin.entrypoint]
+command = "./plugin"
+
+[plugin.sandbox]
+enabled = true
+fs_read_paths = {read}
+fs_write_paths = {write}
+
+[plugin.limits]
+{limits}
+"""
+
+
+def policy(
+    mode: str = "prefer",
+    *,
+    default: Mapping[str, object] | None = None,
+    ceiling: Mapping[str, object] | None = None,
+    read: tuple[str, ...] = (),
+    write: tuple[str, ...] = ("${state_dir}",),
+) -> str:
+    """A policy that says `mode` for everything that needs cgroups."""
+    lines = [f"version = 1\n[read]\nceiling = {_toml(read)}\n[write]\nceiling = {_toml(write)}"]
+    defaults, ceilings = default or {}, ceiling or {}
+    for name in dict.fromkeys((*BY_CGROUP, *defaults, *ceilings)):
+        lines.append(f"[limits.{name}]")
+        if name in BY_CGROUP:
+            lines.append(f'mode = "{mode}"')
+        lines += [f"default = {_toml(defaults[name])}"] if name in defaults else []
+        lines += [f"ceiling = {_toml(ceilings[name])}"] if name in ceilings else []
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+PREFER = policy()
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an invocation ended, and what its report says."""
+
+    status: int
+    out: str
+    err: str
+    report: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def outcome(self) -> tuple[str, str, str]:
+        """code, phase, cause"""
+        told = self.report["outcome"]
+        return told["code"], told["phase"], told["cause"]
+
+    @property
+    def message(self) -> str:
+        return str(self.report["outcome"]["message"])
+
+    @property
+    def hint(self) -> str:
+        return str(self.report["outcome"]["hint"])
+
+    @property
+    def hits(self) -> list[str]:
+        return list(self.report["limits_hit"])
+
+    @property
+    def exit(self) -> Mapping[str, Any]:
+        return dict(self.report["exit"])
+
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        return dict(self.report["usage"])
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processor time."""
+        return float(self.usage["cpu_user"] + self.usage["cpu_system"])
+
+    def budget(self, name: str) -> Mapping[str, Any]:
+        (found,) = (budget for budget in self.report["budgets"] if budget["name"] == name)
+        return dict(found)
+
+    @property
+    def told(self) -> Any:
+        """The last line the plugin printed, as JSON."""
+        assert self.out, f"the plugin said nothing: {self}"
+        return json.loads(self.out.splitlines()[-1])
+
+
+class Running:
+    """A plugin that runs. `end` closes its stdin, waits for it and returns the Result."""
+
+    def __init__(self, process: subprocess.Popen[bytes], report: Path) -> None:
+        self.process = process
+        self.result: Result | None = None
+        self._report = report
+
+    @property
+    def family(self) -> dict[str, int]:
+        """The pids on the host of the keeper, of both bwraps and of the plugin's own first process."""
+        pid, found = self.process.pid, {}
+        for name in _KEEPER_TO_PROGRAM:
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+            found[name] = pid
+        return found
+
+    @property
+    def pid(self) -> int:
+        """Of the plugin's first process, as the host counts."""
+        return self.family["program"]
+
+    def group(self, controller: str) -> Path:
+        """The plugin's own group, as the host sees it."""
+        return group_of(self.pid, controller)
+
+    def line(self) -> str:
+        """The next line it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode("utf-8", "surrogateescape").rstrip("\n")
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def end(self, timeout: float = 60.0) -> Result:
+        if self.result is None:
+            streams = self.process.communicate(timeout=timeout)
+            out, err = ((data or b"").decode("utf-8", "surrogateescape") for data in streams)
+            report = json.loads(self._report.read_bytes()) if self._report.exists() else {}
+            self.result = Result(self.process.returncode, out, err, report)
+        return self.result
+
+
+class Box:
+    """One caller, and folders for plugins."""
+
+    def __init__(self, caller: Caller, folder: Path) -> None:
+        self.caller = caller
+        self.folder = folder
+        self.runners: list[int] = []  # pids of all that were started here
+        self._count = 0
+
+    def plugin(
+        self,
+        code: str,
+        *,
+        name: str = "plugin",
+        limits: Mapping[str, object] | None = None,
+        read: tuple[str, ...] = (),
+        write: tuple[str, ...] = (),
+    ) -> Path:
+        """The folder of a plugin that runs `code` (Python, unless it starts with #!)."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+        self._write(folder / "plugin", code if code.startswith("#!") else PYTHON + code, 0o755)
+        asked = "\n".join(f"{limit} = {_toml(value)}" for limit, value in (limits or {}).items())
+        text = MANIFEST.format(id=name, read=_toml(read), write=_toml(write), limits=asked)
+        self._write(folder / "nexo-plugin.toml", text, 0o644)
+        return folder
+
+    def run(
+        self,
+        code: str,
+        *options: str,
+        name: str = "plugin",
+        limits: Mapping[str, object] | None = None,
+        policy: str | None = PREFER,
+        read: tuple[str, ...] = (),
+        write: tuple[str, ...] = (),
+        stdin: str | None = None,
+        timeout: float = 60.0,
+        **popen: Any,
+    ) -> Result:
+        """From `runner exec` to its end. `limits` are the manifest's; `policy` is a text, or None for the one
+        that is in force by itself."""
+        folder = self.plugin(code, name=name, limits=limits, read=read, write=write)
+        streams = {} if stdin is not None else {"stdin": subprocess.DEVNULL}
+        with self._started(folder, options, policy, {**streams, **popen}) as running:
+            if stdin is not None:
+                assert running.process.stdin is not None
+                running.process.stdin.write(stdin.encode())
+            return running.end(timeout)
+
+    @contextmanager
+    def running(
+        self,
+        code: str,
+        *options: str,
+        name: str = "plugin",
+        limits: Mapping[str, object] | None = None,
+        policy: str | None = PREFER,
+        read: tuple[str, ...] = (),
+        write: tuple[str, ...] = (),
+        **popen: Any,
+    ) -> Iterator[Running]:
+        """After the plugin has printed "ready". With the context its stdin ends, and it is waited for."""
+        folder = self.plugin(code, name=name, limits=limits, read=read, write=write)
+        with self._started(folder, options, policy, popen) as running:
+            said = running.line()
+            assert said == "ready", f"{said!r} {running.end()}"
+            yield running
+            running.end()
+
+    @contextmanager
+    def _started(
+        self, folder: Path, options: tuple[str, ...], policy: str | None, popen: Mapping[str, Any]
+    ) -> Iterator[Running]:
+        self._count += 1
+        report = self.caller.home / f"report-{self._count}.json"
+        process = self.caller.start(
+            "exec", *self.policy_options(policy), *options, "--report", report, folder, **popen
+        )
+        self.runners.append(process.pid)
+        with process:
+            try:
+                yield Running(process, report)
+            except BaseException:
+                process.kill()
+                raise
+
+    def explain(self, code: str, *options: str, policy: str | None = PREFER, **plugin: Any) -> dict[str, Any]:
+        """What `runner explain` says, as a document."""
+        folder = self.plugin(code, **plugin)
+        done = self.caller("explain", "--format", "json", *self.policy_options(policy), *options, folder)
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def policy_options(self, policy: str | None) -> tuple[str, ...]:
+        if policy is None:
+            return ()
+        path = self.folder / f"policy-{abs(hash(policy))}.toml"
+        if not path.exists():
+            self._write(path, policy, 0o644)
+        return "--policy", str(path)
+
+    def _write(self, path: Path, text: str, mode: int) -> None:
+        if not path.exists() or path.read_text() != text:  # else the runner need not read it anew
+            path.write_text(text)
+            path.chmod(mode)
+            self.caller.give(path)
+
+    def groups_left(self) -> list[str]:
+        """Groups of runners that were started here. A runner's own leaf (v2) is not one: it stays until the
+        unit goes, or the next runner comes."""
+        return [
+            str(path)
+            for pid in self.runners
+            for mount, _, _ in _cgroup_mounts()
+            for path in Path(mount).rglob(f"runner-{pid}-*")
+            if not path.name.endswith("-self")
+        ]
+
+
+# --- what the machine has -----------------------------------------------------------------------------------
+
+
+def held(box: Box, limit: str) -> str:
+    """What holds `limit` for this caller: "cgroup v1", "cgroup v2", "RLIMIT_…", or nothing ("")."""
+    if box.caller.name not in _known:
+        _known[box.caller.name] = dict(_means(box))
+    return _known[box.caller.name][limit]
+
+
+def by_cgroup(box: Box, limit: str) -> bool:
+    return held(box, limit).startswith("cgroup")
+
+
+_known: dict[str, dict[str, str]] = {}
+
+
+def _means(box: Box) -> Iterator[tuple[str, str]]:
+    limits = {"memory": "64M", "pids": 32, "cpu": 1, "cpu_time": "10s", "io": "100M"}
+    done = box.run(SH + "exit 0\n", name="asked", limits=limits)
+    assert done.status == 0, done
+    for limit in BY_CGROUP:
+        budget = done.budget(limit)
+        assert budget["degraded"] == (not budget["enforced_by"].startswith("cgroup")), budget
+        yield limit, budget["enforced_by"]
+
+
+def group_of(pid: int, controller: str) -> Path:
+    """The directory of a process's group for `controller` (v2's names)."""
+    legacy = "blkio" if controller == "io" else controller
+    unified = ""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if legacy in names.split(","):
+            return _visible(path, legacy)
+        if not names:
+            unified = path
+    return _visible(unified, "")
+
+
+def _visible(path: str, controller: str) -> Path:
+    for mount, root, words in _cgroup_mounts():
+        if controller in words or (not controller and not words):
+            return Path(mount, os.path.relpath(path, root))
+    raise LookupError(f"no cgroup file system with {controller or 'v2'} is mounted")
+
+
+@functools.cache
+def _cgroup_mounts() -> tuple[tuple[str, str, frozenset[str]], ...]:
+    """Mount point, root, and controllers: none for v2."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split()[3:5]
+        if kind in ("cgroup", "cgroup2"):
+            words = frozenset(options.split(",")) if kind == "cgroup" else frozenset()
+            found.append((point, root, words))
+    return tuple(found)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.02) -> bool:
+    """Whether it came true. The bound is for a machine that hangs, not for one that is slow."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(step)
+    return True
