@@ -30,6 +30,11 @@
 # are out of its reach by ownership as well. With `--user 1000:1000` it works too, with one uid for all plugins; give
 # it a home then: `-e HOME=/tmp`. State that is to outlive the container: `-v plugin-state:/var/lib/runner`.
 #
+# Budgets: Docker shows a container its cgroups read-only, so the runner can limit memory and processes of a plugin only
+# process by process. The shipped default policy would not start a plugin as root then; the image's own policy, which
+# differs in nothing else, prefers these two budgets, and every report says what is missing. Put bounds on the container
+# as a whole (--memory, --pids-limit), or make its cgroups writable and use `--policy default`.
+#
 # `docker run … runner doctor` says what is missing, layer by layer.
 
 FROM debian:bookworm-slim AS build
@@ -55,5 +60,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/runner /opt/runner
 RUN ln -s /opt/runner/bin/runner /usr/local/bin/runner
+COPY policies/default.toml /etc/runner/policy.toml
+RUN sed -i 's/^mode = "delegated"/mode = "prefer"/' /etc/runner/policy.toml
 ENTRYPOINT ["runner"]
 CMD ["--help"]
