@@ -23,6 +23,7 @@ _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 # How long all of a tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds;
 # who takes longer hangs in the kernel, on a dead disk or server, and nobody can end it.
 KILL_SECONDS = 10.0
+_STRAY_SECONDS = 1.0
 
 
 _HIGH = 200  # more than bwrap and the runner have open themselves
@@ -159,6 +160,7 @@ class Cell:
                 usage=usage,
                 expired=ending is not None and ending.expired,
                 counters=counters,
+                left=self._strays(),
             )
         return self._exit
 
@@ -170,6 +172,17 @@ class Cell:
         if counters.cpu_user is not None and counters.cpu_system is not None:
             usage = usage._replace(cpu_user=counters.cpu_user, cpu_system=counters.cpu_system)
         return counters, usage._replace(memory_peak=counters.memory_peak, pids_peak=counters.pids_peak)
+
+    def _strays(self) -> tuple[int, ...]:
+        """Who is still in the plugin's cgroup although its namespace is empty. Nobody gets there by himself;
+        whoever was put there is not left behind unsaid."""
+        if self.cgroup is None or not self.cgroup.left():
+            return ()
+        self.cgroup.kill()
+        until = time.monotonic() + _STRAY_SECONDS
+        while (left := self.cgroup.left()) and time.monotonic() < until:
+            time.sleep(0.005)
+        return left
 
     def give_up(self) -> Exit:
         """Nothing more can be done: leave who does not die behind, and say so."""
