@@ -68,13 +68,14 @@ class Survey(NamedTuple):
 
     def without(self, directory: str, controllers: frozenset[str], lack: Lack) -> Survey:
         """What is left when a site turned out not to give some of what it promised."""
-        sites = [
-            site._replace(controllers=site.controllers - controllers)
-            if site.directory == directory and site.controllers - controllers
-            else site
-            for site in self.sites
-            if site.directory != directory or site.controllers - controllers
-        ]
+        sites = []
+        for site in self.sites:
+            if site.directory == directory:
+                left = tuple(name for name in site.enable if name not in controllers)
+                site = site._replace(controllers=site.controllers - controllers, enable=left)
+                if not site.controllers:
+                    continue
+            sites.append(site)
         lacks = {**dict(self.lacks), **dict.fromkeys(controllers, lack)}
         return self._replace(sites=tuple(sites), lacks=tuple(sorted(lacks.items())))
 
