@@ -14,8 +14,6 @@ from runner.report import EXIT, USAGE_ERROR
 from sandbox.diagnostic import DocumentError, printable
 from sandbox.doctor.probes import examine, unmet
 from sandbox.host import Finding, Status
-from sandbox.plan import ENFORCED_LIMITS
-from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
 
 NAME = "doctor"
@@ -51,27 +49,13 @@ def run(args: argparse.Namespace) -> int:
             if diagnostic.hint:
                 print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
         return USAGE_ERROR
-    findings = examine(os.environ, uid_range=policy.uids)
-    beyond = beyond_this_version(judged)
-    lacking = (*unmet(findings, (name for name, mode in judged.layers if mode == "prefer")), *beyond)
-    findings = (*findings, *beyond)
+    findings = examine(os.environ, uid_range=policy.uids, limits=judged.limits)
+    lacking = unmet(findings, (name for name, mode in judged.layers if mode == "prefer"))
     if args.format == "json":
         print(json.dumps(document(findings, lacking, judged.name), indent=2))
     else:
         print(text(findings, lacking, judged.name, _unicode(sys.stdout), _colour(sys.stdout)))
     return EXIT["sandbox_unavailable" if lacking else "ok"]
-
-
-def beyond_this_version(policy: Policy) -> tuple[Finding, ...]:
-    """What a policy sets for every plugin and no machine could enforce yet: nothing would start."""
-    budgets = [
-        name for name, rule in policy.limits if rule.default is not None and name not in ENFORCED_LIMITS
-    ]
-    if not budgets:
-        return ()
-    summary = f"the policy sets {', '.join(budgets)}, which this version cannot enforce"
-    remedy = f"remove the default from {', '.join(f'[limits.{name}]' for name in budgets)}"
-    return (Finding("budgets", "missing", summary, remedy=remedy, cause="policy"),)
 
 
 def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox.doctor import conditions
+from sandbox.doctor import budgets, conditions
 from sandbox.doctor.refusal import Surroundings, look_around, refusal
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
@@ -29,6 +29,7 @@ from sandbox.doctor.trial import (
     user_namespace,
 )
 from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.policy import LimitRule
 from sandbox.seccomp import SeccompUnavailable, filter_bytes
 from sandbox.uids import LEASES, id_is_mapped
 from sandbox.value import NamedTuple
@@ -122,6 +123,7 @@ class Machine(NamedTuple):
     bwrap: Bwrap | None
     around: Surroundings
     uid_range: tuple[int, int]
+    limits: tuple[tuple[str, LimitRule], ...] = ()  # of the policy to judge by
 
     @property
     def plugin_uid(self) -> int | None:
@@ -130,15 +132,26 @@ class Machine(NamedTuple):
 
 
 def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[Finding, ...]:
-    """What keeps plugins from being started. `preferred`: the policy's layers it would do without."""
+    """What keeps plugins from being started. `preferred`: the policy's layers it would do without.
+
+    A budget is missing only where the policy requires it: that is already in its finding.
+    """
     spared = {layer for name in preferred for layer in POLICY_LAYERS[name]}
-    return tuple(f for f in findings if f.status == "missing" and f.layer in REQUIRED - spared)
+    needed = (REQUIRED | budgets.LAYERS) - spared
+    return tuple(f for f in findings if f.status == "missing" and f.layer in needed)
 
 
 def examine(
-    environ: Mapping[str, str], *, bwrap: str | None = None, uid_range: tuple[int, int] = DEFAULT_UID_RANGE
+    environ: Mapping[str, str],
+    *,
+    bwrap: str | None = None,
+    uid_range: tuple[int, int] = DEFAULT_UID_RANGE,
+    limits: tuple[tuple[str, LimitRule], ...] = (),
 ) -> tuple[Finding, ...]:
-    """Every finding, in the order a person reads them: what the cage rests on first."""
+    """Every finding, in the order a person reads them: what the cage rests on first.
+
+    `limits`: of the policy that says which budgets are needed.
+    """
     found: Bwrap | None = None
     findings: list[Finding] = []
     try:
@@ -151,7 +164,7 @@ def examine(
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         findings.append(_broken("bwrap", failed))
     try:
-        machine = Machine(environ, found, look_around(), uid_range)
+        machine = Machine(environ, found, look_around(), uid_range, limits)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         # Without a readable /proc/self nothing below could be told; no layer may pass for enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
@@ -472,11 +485,11 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "session_keyring": session_keyring,
     "seccomp": seccomp,
     "cage": cage,
+    "budgets": lambda machine: budgets.budgets(machine.limits),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
-    "cgroups": lambda machine: conditions.cgroups(),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),
 }

@@ -79,7 +79,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
                 "--chdir",
                 "/",
             ]
-            # --seccomp consumes its descriptor and --ro-bind-fd likewise; both stay open on our side.
+            # --add-seccomp-fd consumes its descriptor and --ro-bind-fd likewise; both stay open on our side.
             return run_bwrap(bwrap, options, (_SHELL, "-c", script), uid=uid, descriptors=(usr, seccomp))
 
         write_all(seccomp, filter_program or _ALLOW_ALL)
@@ -254,7 +254,10 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
             ),
         ),
         Group(
-            "seccomp_in_cage", "bwrap loads the system call filter", ("--seccomp", str(seccomp)), _filtered
+            "seccomp_in_cage",
+            "bwrap loads the system call filter",
+            ("--add-seccomp-fd", str(seccomp)),
+            _filtered,
         ),
         Group(
             "read_only_root",

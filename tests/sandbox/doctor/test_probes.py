@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from sandbox.doctor.refusal import Surroundings, apparmor_remedy, refusal
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
 from sandbox.uids import id_is_mapped
-from tests.conftest import SYSTEM_PATH, Caller
+from tests.conftest import SYSTEM_PATH
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
 # The uid a root's trial becomes; an ordinary user's stays its own.
@@ -278,7 +276,7 @@ def test_the_dishonest_bwrap_is_honest_when_told_nothing(dishonest: Callable[[st
         ("words += ['--ro-bind', '/proc/kallsyms', '/proc/kallsyms']", "masked_proc"),
         ("words[-4:-4] = ['--ro-bind', '/sys', '/sys']; drop('--remount-ro', 1)", "masked_proc"),
         ("words += ['--tmpfs', '/tmp', '--remount-ro', '/tmp']", "scratch"),
-        ("drop('--seccomp', 1)", "seccomp_in_cage"),
+        ("drop('--add-seccomp-fd', 1)", "seccomp_in_cage"),
         ("drop('--remount-ro', 1)", "read_only_root"),
     ],
 )
@@ -297,7 +295,7 @@ def test_a_layer_that_bwrap_accepts_but_does_not_make_is_found_out(
         ("--ro-bind-fd", "fd_binds"),
         ("--disable-userns", "nested_user_namespaces"),
         ("--unshare-net", "network"),
-        ("--seccomp", "seccomp_in_cage"),
+        ("--add-seccomp-fd", "seccomp_in_cage"),
     ],
 )
 def test_a_layer_that_bwrap_refuses_is_named_alone(
@@ -321,7 +319,7 @@ def test_where_no_cage_can_be_built_one_finding_says_so(dishonest: Callable[[str
 
 
 def test_layers_that_only_fail_together_do_not_pass(dishonest: Callable[[str], str]) -> None:
-    picky = dishonest("if '--seccomp' in words and '--unshare-net' in words: sys.exit(1)")
+    picky = dishonest("if '--add-seccomp-fd' in words and '--unshare-net' in words: sys.exit(1)")
     assert statuses(rehearsal.rehearse(picky, UID)) == {"cage": "missing"}
 
 
@@ -355,7 +353,9 @@ def test_a_probe_that_raises_is_a_finding() -> None:
 
 def test_only_missing_layers_that_are_required_spoil_the_verdict() -> None:
     assert not probes.unmet([Finding("seccomp", "ok", ""), Finding("core_dumps", "degraded", "")])
-    assert not probes.unmet([Finding("cgroups", "missing", "")])
+    assert not probes.unmet([Finding("memory_budget", "degraded", ""), Finding("swap", "missing", "")])
+    budget = Finding("memory_budget", "missing", "")
+    assert probes.unmet([budget]) == (budget,)
     findings = [Finding("seccomp", "missing", ""), Finding("seccomp_in_cage", "missing", "")]
     assert probes.unmet(findings) == tuple(findings)
     assert probes.unmet(findings, ["uid"]) == tuple(findings)
@@ -441,65 +441,3 @@ def test_an_interpreter_below_a_denied_path_is_a_warning(plugin_dir: Path, tmp_p
     assert status(hidden) == "degraded"
     assert status(plugin_dir / "linked") == "degraded"
     assert status(tmp_path) == "info"
-
-
-def test_cgroups_are_information_and_leave_none_behind() -> None:
-    finding = conditions.cgroups()
-    assert finding.status == "info"
-    assert finding.cause in ("v1", "v2", "hybrid", "none")
-    for hierarchy in conditions.own_cgroups():
-        assert not [name for name in os.listdir(hierarchy.directory) if name.startswith("runner-doctor")]
-
-
-def test_our_own_cgroups_are_where_the_kernel_says() -> None:
-    for hierarchy in conditions.own_cgroups():
-        members = Path(hierarchy.directory, "cgroup.procs").read_text().split()
-        assert str(os.getpid()) in members
-
-
-@pytest.mark.needs("root")
-@pytest.mark.usefixtures("nothing_left")
-def test_a_group_of_the_unified_hierarchy_is_made_joined_and_removed() -> None:
-    unified = [hierarchy for hierarchy in conditions.own_cgroups() if hierarchy.kind == "cgroup2"]
-    if not unified:
-        pytest.skip("needs a mounted cgroup v2 hierarchy")
-    before = os.listdir(unified[0].directory)
-    finding = conditions._unified(unified[0])
-    assert "not delegated" not in finding.summary
-    assert os.listdir(unified[0].directory) == before
-
-
-@pytest.mark.needs("root")
-def test_what_a_killed_doctor_left_is_swept() -> None:
-    directory = conditions.own_cgroups()[0].directory
-    gone = os.fork()
-    if gone == 0:
-        os._exit(0)
-    os.waitpid(gone, 0)
-    left, living = (f"{directory}/runner-doctor-{pid}" for pid in (gone, os.getppid()))
-    os.mkdir(left)
-    os.mkdir(living)
-    try:
-        assert conditions._child_allowed(directory) == ""
-        assert (os.path.exists(left), os.path.exists(living)) == (False, True)
-    finally:
-        os.rmdir(living)
-
-
-@pytest.mark.needs("user")
-def test_who_may_make_no_group_is_told_why(runner_as_user: Caller) -> None:
-    code = (
-        "from sandbox.doctor import conditions\n"
-        "for h in conditions.own_cgroups():\n"
-        "    if h.kind == 'cgroup2': print(conditions._unified(h)._asdict())\n"
-    )
-    argv = [*runner_as_user.prefix, *runner_as_user.python, "-c", code]
-    done = subprocess.run(
-        argv, env=dict(runner_as_user.environ), cwd="/", capture_output=True, text=True, timeout=30
-    )
-    assert done.stderr == ""
-    for line in done.stdout.splitlines():
-        finding = ast.literal_eval(line)
-        assert (finding["status"], finding["cause"]) == ("info", "v2")
-        if "not delegated" in finding["summary"]:
-            assert "Delegate=yes" in finding["remedy"]

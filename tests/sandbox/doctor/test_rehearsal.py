@@ -25,7 +25,7 @@ def test_every_wall_of_a_launch_is_rehearsed() -> None:
     slots = bwrap.Slots(
         {op.dest: 3 for op in plan.operations if isinstance(op, Bind)},
         {op.dest: 4 for op in plan.operations if isinstance(op, Text)},
-        5,
+        (5,),
         6,
     )
     used = {word for word in bwrap.options(plan, slots) if word.startswith("--")} - NOT_WALLS

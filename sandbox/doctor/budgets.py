@@ -1,0 +1,240 @@
+"""Which budgets this machine can hold a plugin to, found by making a plugin's groups and no plugin.
+
+As a launch does it: the same survey, the same choice of means, the same groups, which a process joins and
+which are removed. In a child, and with one difference: where a launch would first have to hand controllers
+down (cgroup v2), it would change a group that others may use, so there the doctor looks and does not act.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from sandbox.blockdevices import whole_disks
+from sandbox.budgets import Budget, assign
+from sandbox.cgroups import Cgroup, CgroupFault, has_swap, made
+from sandbox.doctor.trial import Note, Outcome, in_child
+from sandbox.hierarchies import CONTROLLERS, DELEGATE, Lack, Survey, own_hierarchies, survey
+from sandbox.host import Finding, Status
+from sandbox.mounts import Mounts, read_mounts
+from sandbox.policy import LimitRule, Policy
+from sandbox.spec import Grant, Limits, Network
+from sandbox.value import NamedTuple
+
+# Small enough for every machine. Nothing is used up: the process that joins ends at once.
+_LIMITS = Limits(memory=64 << 20, pids=16, cpu=0.5, cpu_time=60.0, io=64 << 20)
+TRIED = tuple(name for name in Limits._fields if getattr(_LIMITS, name) is not None)
+# As findings are called, and the probe as a whole, should it fail.
+LAYERS = frozenset((*(f"{name}_budget" for name in TRIED), "budgets"))
+
+_GRANT = Grant("", False, (), Network(), (), "default", _LIMITS, (), ())
+_MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED))
+_NO_MEMBERS = "a process may not be moved"
+_SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+
+# By version of cgroups. What a container's root can write in v1 reaches beyond the container.
+_SERVICE = "in a systemd service: ProtectControlGroups=no"
+_READ_ONLY = {
+    1: f"{_SERVICE}; in a container: on a host with cgroup v2 it can be given groups of its own",
+    2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
+    "writable-cgroups=true … (Docker 28 or later), podman run --security-opt unmask=/sys/fs/cgroup …",
+}
+_AS_A_WHOLE = "and limit the container as a whole: docker run --memory … --pids-limit …"
+_SWAP = Lack(
+    "swap is on and this kernel does not count it by group: who has no memory left would be given disk",
+    "swapoff -a, or start the kernel with swapaccount=1",
+)
+
+
+class Trial(NamedTuple):
+    """What is left of a survey when it was put to the test."""
+
+    survey: Survey
+    disks: tuple[tuple[int, int], ...]
+    later: frozenset[str] = frozenset()  # controllers that a launch hands down first
+    kills: bool = False
+    freezes: bool = False
+    causes: tuple[tuple[str, str], ...] = ()  # controller -> swap, read_only
+
+
+def budgets(rules: Iterable[tuple[str, LimitRule]]) -> list[Finding]:
+    """`rules`: those of the policy to judge by."""
+    by_name = dict(rules)
+    trial = put_to_the_test(read_mounts())
+    held = {budget.name: budget for budget in assign(_GRANT, _MAKE_DO, trial.survey, trial.disks).all}
+    findings = [_finding(held[name], by_name.get(name, LimitRule()), trial) for name in TRIED]
+    return [
+        *findings,
+        _swap(findings[0]),
+        _killing(trial),
+        _freezing(trial, by_name.get("disk", LimitRule())),
+    ]
+
+
+# --- the trial ----------------------------------------------------------------------------------------------
+
+
+def put_to_the_test(mounts: Mounts) -> Trial:
+    """The survey is this process's own: its child would find this one in the group they share."""
+    found = survey(mounts)
+    disks = whole_disks(os.stat(place).st_dev for place in ("/", "/usr"))
+    later = frozenset(name for site in found.sites for name in site.enable)
+    ready = found._replace(
+        sites=tuple(
+            site._replace(controllers=site.controllers - set(site.enable), enable=(), leave=False)
+            for site in found.sites
+        )
+    )
+    outcome = in_child(lambda note: _try(ready, disks, note))
+    lacks, causes = _read_only(found, mounts)
+    found = found._replace(lacks=tuple(sorted({**dict(found.lacks), **lacks}.items())))
+    for directory, controllers, message in _faults(outcome):
+        gone = next((site.controllers for site in found.sites if site.directory == directory), frozenset())
+        gone = gone if controllers is None else controllers
+        lack = Lack(f"cgroup {message}", "see what else makes or removes groups there, and try again")
+        if any(name in message for name in _SWAP_FILES):
+            lack = _SWAP
+            causes["memory"] = "swap"
+        found = found.without(directory, gone, lack)
+    return Trial(
+        found,
+        disks,
+        later,
+        outcome.number("kills") == 1,
+        outcome.number("freezes") == 1,
+        tuple(causes.items()),
+    )
+
+
+def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
+    """Note each fault, until what is left works."""
+    number = 0
+    while True:
+        try:
+            with made(assign(_GRANT, _MAKE_DO, found, disks).sites, _LIMITS, disks) as cgroup:
+                _join(cgroup)
+                kills = any(os.path.exists(f"{group.path}/cgroup.kill") for group in cgroup.groups)
+                note("kills", int(kills))
+                note("freezes", int(cgroup.can_freeze))
+            return
+        except CgroupFault as fault:
+            whole = str(fault).startswith((f"{fault.site.directory}: ", f"{_NO_MEMBERS}: "))
+            names = "*" if whole else ",".join(sorted(fault.controllers))
+            note(f"fault {number}", f"{fault.site.directory}\n{names}\n{fault}")
+            lack = Lack(str(fault), "")
+            found = found.without(fault.site.directory, fault.controllers, lack)
+            number += 1
+
+
+def _join(cgroup: Cgroup) -> None:
+    """In each group a process that ends at once. Raises CgroupFault."""
+    with cgroup.doors() as doors:
+        for group, door in zip(cgroup.groups, doors, strict=True):
+            member = os.fork()
+            if member == 0:
+                try:
+                    os.write(door, b"0")
+                    os._exit(0)
+                except OSError as error:
+                    os._exit(error.errno or errno.EIO)
+                finally:
+                    os._exit(errno.EIO)
+            code = os.waitstatus_to_exitcode(os.waitpid(member, 0)[1])
+            if code:
+                number = code if code > 0 else errno.EIO
+                raise CgroupFault(group.site, group.site.controllers, f"{_NO_MEMBERS}: {group.path}", number)
+
+
+def _faults(outcome: Outcome) -> Iterator[tuple[str, frozenset[str] | None, str]]:
+    """Directory, controllers (None: all of them), message."""
+    if outcome.error or outcome.late or outcome.signal:
+        raise RuntimeError(outcome.error or "the trial of cgroups did not end by itself")
+    for step, value in outcome.steps.items():
+        if step.startswith("fault "):
+            directory, names, message = str(value).split("\n", 2)
+            yield directory, None if names == "*" else frozenset(names.split(",")), message
+
+
+def _read_only(found: Survey, mounts: Mounts) -> tuple[dict[str, Lack], dict[str, str]]:
+    """Root is not refused by owner or mode, but by how the tree is mounted: as container engines do."""
+    lacking = {name for name, _ in found.lacks}
+    bound = {name for own in own_hierarchies(mounts) if own.version == 1 for name in own.controllers}
+    lacks: dict[str, Lack] = {}
+    for own in own_hierarchies(mounts):
+        try:
+            read_only = os.statvfs(own.directory).f_flag & os.ST_RDONLY
+        except OSError:  # hidden by another mount
+            continue
+        if read_only:
+            names = own.controllers if own.version == 1 else set(CONTROLLERS) - bound
+            lack = Lack(f"{own.directory} is mounted read-only, as in a container", _READ_ONLY[own.version])
+            lacks.update(dict.fromkeys(names & lacking, lack))
+    return lacks, dict.fromkeys(lacks, "read_only")
+
+
+# --- in words -----------------------------------------------------------------------------------------------
+
+
+def _finding(budget: Budget, rule: LimitRule, trial: Trial) -> Finding:
+    name, layer = budget.name, f"{budget.name}_budget"
+    if not budget.degraded:
+        summary = f"held by {budget.enforced_by}" + (f": {budget.detail}" if budget.detail else "")
+        if name in trial.later:
+            summary += ", once a launch has handed the controller down"
+            return Finding(layer, "ok", summary, "not tried: it would change a group that others may use")
+        return Finding(layer, "ok", summary)
+    required = rule.required(trial.survey.delegated)
+    status: Status = "info" if rule.default is None else "missing" if required else "degraded"
+    controller = "cpu" if name == "cpu_time" else name
+    lack = trial.survey.lack(controller)
+    if trial.survey.site(name) is not None:  # io, and no disk
+        lack = Lack(budget.detail, "")
+    # What there is instead, without the reason, which is said once.
+    weak = budget.detail.removesuffix(lack.reason).removesuffix(": ")
+    instead = f"{budget.enforced_by or 'nothing'}{f' ({weak})' if weak else ''}"
+    cause = dict(trial.causes).get(controller, "cgroup")
+    remedies = [lack.remedy]
+    if required:
+        remedies.append(
+            f'or say mode = "prefer" under [limits.{name}] in a policy, to make do with {instead},'
+        )
+        remedies.append(_AS_A_WHOLE if cause == "read_only" else "which every report will say")
+    return Finding(
+        layer,
+        status,
+        f"cannot be held in full: {lack.reason}",
+        f"a plugin that has this budget {'is not started' if required else f'makes do with {instead}'}",
+        "\n".join(filter(None, remedies)),
+        cause,
+    )
+
+
+def _swap(memory: Finding) -> Finding:
+    if not has_swap():
+        return Finding("swap", "info", "there is none")
+    if memory.status == "ok":
+        return Finding("swap", "ok", "on; who has a memory budget gets none of it")
+    return Finding("swap", "info", "on; a plugin can be pushed out to it", "see the memory budget")
+
+
+def _killing(trial: Trial) -> Finding:
+    if trial.kills:
+        return Finding("cgroup_kill", "ok", "all processes of a plugin can be killed at once")
+    return Finding(
+        "cgroup_kill",
+        "info",
+        "no cgroup.kill (cgroup v2, Linux 5.14): the end of its pid namespace is what kills a plugin",
+    )
+
+
+def _freezing(trial: Trial, disk: LimitRule) -> Finding:
+    if trial.freezes:
+        return Finding("cgroup_freeze", "ok", "a plugin can be held still while its folders are measured")
+    return Finding(
+        "cgroup_freeze",
+        "info" if disk.default is None else "degraded",
+        "no cgroup.freeze (cgroup v2): SIGSTOP holds a plugin still while its folders are measured",
+        "one of many processes may write on meanwhile, beyond its disk budget",
+        DELEGATE,
+    )

@@ -1,0 +1,67 @@
+"""Callers who have cgroups of their own, or none they could use: made by root, for root and for users."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sandbox.hierarchies import survey
+from sandbox.mounts import read_mounts
+from tests.conftest import Caller
+
+
+@contextlib.contextmanager
+def in_groups_of_their_own(
+    caller: Caller, *, owned: bool = True
+) -> Iterator[tuple[Caller, tuple[Path, ...]]]:
+    """The caller, whose processes start in fresh groups: what is made there nobody else made.
+
+    `owned`: the groups belong to the caller, as if they had been delegated. In the end they must be empty.
+    """
+    groups = []
+    for number, site in enumerate(survey(read_mounts()).sites):
+        group = Path(site.directory) / f"rt-{os.getpid()}-{time.monotonic_ns()}-{number}"
+        group.mkdir()
+        groups.append(group)
+        if owned:
+            caller.give(group)
+            if site.version == 2:
+                os.setxattr(group, "user.delegate", b"1")  # systemd's mark
+    enter = "; ".join(f"echo $$ > {shlex.quote(str(group))}/cgroup.procs" for group in groups)
+    prefix = ("/bin/sh", "-ec", f'{enter}; exec "$@"', "sh", *caller.prefix)
+    try:
+        yield replace(caller, prefix=prefix), tuple(groups)
+    finally:
+        left = [path for group in groups for path in made_in(group)]
+        for path in (*left, *groups):
+            _remove(path)
+    assert left == []
+
+
+def made_in(group: Path) -> list[Path]:
+    return [path for path in group.iterdir() if path.is_dir()]
+
+
+def _remove(group: Path) -> None:
+    """Its members may have ended a moment ago."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return group.rmdir()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.005)
+
+
+def with_read_only_groups(caller: Caller) -> Caller:
+    """In a mount namespace where nobody can change a cgroup: as in a container."""
+    points = [m.point for m in read_mounts().all if m.fstype in ("cgroup", "cgroup2")]
+    script = "; ".join(f"mount -o remount,bind,ro {shlex.quote(point)}" for point in points)
+    shell = ("/bin/sh", "-ec", f'{script}; exec "$@"', "sh")
+    return replace(caller, prefix=("/usr/bin/unshare", "--mount", *shell, *caller.prefix))

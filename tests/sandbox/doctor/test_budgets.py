@@ -1,0 +1,176 @@
+"""What the doctor says of budgets where this machine cannot show it: the answers of other machines.
+
+The rest is tried for real, through the command line: tests/runner/cli/test_doctor.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox import cgroups
+from sandbox.cgroups import Cgroup, CgroupFault
+from sandbox.doctor import budgets
+from sandbox.doctor.trial import Outcome
+from sandbox.hierarchies import DELEGATE, Hierarchy, Lack, Site, Survey, survey
+from sandbox.host import Finding
+from sandbox.mounts import read_mounts
+from sandbox.policy import LimitRule
+
+REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in budgets.TRIED]
+EVERYTHING = frozenset({"memory", "pids", "cpu", "io"})
+
+
+def told(found: list[Finding]) -> dict[str, Finding]:
+    return {finding.layer: finding for finding in found}
+
+
+def test_every_budget_that_rests_on_cgroups_is_tried() -> None:
+    assert budgets.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
+
+
+# --- swap ---
+
+
+def needs_memory_groups() -> None:
+    if survey(read_mounts()).site("memory") is None:
+        pytest.skip("needs a cgroup with the memory controller")
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
+    needs_memory_groups()
+    for module in (cgroups, budgets):
+        monkeypatch.setattr(module, "has_swap", lambda: swap)
+    found = told(budgets.budgets(REQUIRED))
+    assert found["memory_budget"].status == "ok"
+    assert found["swap"].status == ("ok" if swap else "info")
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
+    """A kernel without swap accounting has no such file."""
+    needs_memory_groups()
+    real = cgroups.settings
+
+    def settings(*args: object) -> Iterator[tuple[str, str, str]]:
+        for controller, file, text in real(*args):  # type: ignore[arg-type]
+            yield controller, file.replace("swap.max", "swap.mix").replace("memsw", "mumsw"), text
+
+    lost = ("memory.swap.mix", "memory.mumsw.limit_in_bytes")
+    monkeypatch.setattr(cgroups, "settings", settings)
+    monkeypatch.setattr(budgets, "_SWAP_FILES", lost)
+    monkeypatch.setattr(
+        cgroups, "_is_optional", lambda file, error: file in lost and error.errno == errno.ENOENT and not swap
+    )
+    monkeypatch.setattr(budgets, "has_swap", lambda: swap)
+    found = told(budgets.budgets(REQUIRED))
+    memory = found["memory_budget"]
+    assert (memory.status, found["pids_budget"].status) == ("missing" if swap else "ok", "ok")
+    if swap:
+        assert memory.cause == "swap" and "swapoff -a" in memory.remedy and "swap is on" in memory.summary
+        assert found["swap"].status == "info"
+
+
+# --- what cannot be tried here ---
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, found: Survey) -> None:
+    """A survey of another machine. Groups cannot be made there, so that is left out."""
+    monkeypatch.setattr(budgets, "survey", lambda mounts: found)
+    monkeypatch.setattr(budgets, "_try", lambda found, disks, note: note("kills", 1))
+
+
+def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Site(2, EVERYTHING, "/own", "0::/own", ("cpu", "io", "memory"), True)
+    machine(monkeypatch, Survey((own,), (), True))
+    seen: list[Survey] = []
+
+    def ready(found: Survey, disks: object, note: object) -> None:
+        seen.append(found)
+
+    monkeypatch.setattr(budgets, "in_child", lambda act: (act(None), Outcome({}))[1])
+    monkeypatch.setattr(budgets, "_try", ready)
+    found = told(budgets.budgets(REQUIRED))
+    (tried,) = seen[0].sites
+    assert (tried.controllers, tried.enable, tried.leave) == (frozenset({"pids"}), (), False)
+    assert found["memory_budget"].status == found["pids_budget"].status == "ok"
+    assert "handed the controller down" in found["memory_budget"].summary
+    assert "handed" not in found["pids_budget"].summary
+
+
+def test_the_remedy_is_the_surveys(monkeypatch: pytest.MonkeyPatch) -> None:
+    lack = Lack("/user.slice is not ours: nothing was delegated", DELEGATE)
+    machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), False))
+    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: ())
+    for name, finding in told(budgets.budgets(REQUIRED)).items():
+        if name in budgets.LAYERS:
+            assert (finding.status, finding.cause) == ("missing", "cgroup")
+            assert "systemd-run --user --scope -p Delegate=yes" in finding.remedy
+            assert f'mode = "prefer" under [limits.{name.removesuffix("_budget")}]' in finding.remedy
+            assert finding.summary.count("nothing was delegated") == 1
+
+
+def test_a_container_with_cgroup_v2_is_told_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    lack = Lack("/ is not ours: nothing was delegated", DELEGATE)
+    machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), True))
+    own = Hierarchy(2, EVERYTHING, "/proc", "/proc", "0::/")
+    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: (own,))
+    assert (
+        told(budgets.budgets(REQUIRED))["memory_budget"].cause == "cgroup"
+    )  # the control: it can be written
+
+    class ReadOnly:
+        f_flag = 1
+
+    monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
+    found = told(budgets.budgets(REQUIRED))["memory_budget"]
+    assert found.cause == "read_only" and "Delegate=yes" not in found.remedy
+    assert "--security-opt\nwritable-cgroups=true" in found.remedy and "unmask=/sys/fs/cgroup" in found.remedy
+
+
+def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, Survey((Site(1, EVERYTHING, "/own", "1:io:/own"),), (), True))
+    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: ())
+    monkeypatch.setattr(budgets, "whole_disks", lambda devices: ((8, 0),))
+    assert told(budgets.budgets(REQUIRED))["io_budget"].status == "ok"  # the control
+    monkeypatch.setattr(budgets, "whole_disks", lambda devices: ())
+    found = told(budgets.budgets(REQUIRED))["io_budget"]
+    assert (found.status, "no disk of their own" in found.summary) == ("missing", True)
+
+
+# --- what goes wrong ---
+
+
+def test_a_trial_that_does_not_end_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "in_child", lambda act: Outcome({}, late=True))
+    with pytest.raises(RuntimeError):
+        budgets.budgets(())
+
+
+@pytest.mark.needs("root")
+def test_a_group_that_nobody_can_join_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = survey(read_mounts())
+    site = found.site("pids")
+    if site is None or site.controllers != {"pids"}:
+        pytest.skip("needs the pids controller in a hierarchy of its own")
+    real = budgets._join
+
+    def refused(cgroup: Cgroup) -> None:
+        for group in cgroup.groups:
+            if group.site == site:
+                raise CgroupFault(
+                    site, site.controllers, f"{budgets._NO_MEMBERS}: {group.path}", errno.EACCES
+                )
+        real(cgroup)
+
+    monkeypatch.setattr(budgets, "_join", refused)
+    told_of = told(budgets.budgets(REQUIRED))
+    assert told_of["pids_budget"].status == "missing"
+    assert "may not be moved" in told_of["pids_budget"].summary
+    assert told_of["memory_budget"].status == "ok"
