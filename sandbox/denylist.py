@@ -38,6 +38,11 @@ HOST_PATHS: tuple[str, ...] = (
     "/boot",
 )
 
+# Where budgets are kept. The plugin of an ordinary user has the uid to which its own memory.max belongs: it
+# must not even see the place, neither here nor wherever else one of these filesystems is mounted.
+CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
+CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
+
 # The contract's home list (which its reference defines and never applies) …
 CONTRACT_HOME_PATHS: tuple[str, ...] = (
     ".aws",
@@ -125,7 +130,7 @@ _NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]  # st_dev, st_ino
-Origin = Literal["host", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
+Origin = Literal["host", "cgroups", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
 Relation = Literal["equal", "below", "above"]
 
 
@@ -168,10 +173,14 @@ def relation(path: str, denied: str) -> Relation | None:
 def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> str | None:
     """The denied path that `path` equals, lies below or lies above, judged by name alone."""
     wanted = normal(path)
-    for denied in (*HOST_PATHS, *(join(home, rest) for home in homes for rest in HOME_PATHS), *extra):
+    for denied in (*HOST_PATHS, *CGROUP_PATHS, *_home_paths(homes), *extra):
         if relation(wanted, normal(denied)):
             return denied
     return None
+
+
+def _home_paths(homes: Iterable[str]) -> Iterator[str]:
+    return (join(home, rest) for home in homes for rest in HOME_PATHS)
 
 
 # --- homes ----------------------------------------------------------------------------------------
@@ -260,6 +269,7 @@ class Hit(NamedTuple):
         }[self.how]
         why = {
             "host": "which no policy can allow",
+            "cgroups": "where budgets are kept: a plugin could raise its own",
             "home": "which holds credentials and which no policy can allow",
             "sockets": "where daemons keep their sockets",
             "whole": "which is never given away as a whole",
@@ -331,7 +341,8 @@ class Denylist:
         $XDG_RUNTIME_DIR."""
         self.mounts = mounts
         entries = [Entry(path, "host") for path in HOST_PATHS]
-        entries += [Entry(join(home, rest), "home") for home in homes for rest in HOME_PATHS]
+        entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
+        entries += [Entry(path, "home") for path in _home_paths(homes)]
         entries += [Entry(path, "sockets") for path in SOCKET_PATHS]
         if runtime_dir and lexical_fault(runtime_dir) is None and normal(runtime_dir) != "/":
             entries.append(Entry(normal(runtime_dir), "sockets"))
@@ -371,7 +382,8 @@ class Denylist:
                 self._names.add("", real, entry)
                 self._place(real, entry)
             self._at.setdefault((status.st_dev, status.st_ino), []).append(entry)
-            if stat.S_ISDIR(status.st_mode) and not entry.whole_only and not entry.write_only:
+            walked = not entry.whole_only and not entry.write_only
+            if stat.S_ISDIR(status.st_mode) and walked and entry.origin != "cgroups":  # which has no links
                 self._roots.setdefault(real, entry)
             for identity in _directories_above(fd, status, real, seen):
                 self._above.setdefault(identity, []).append(entry)
@@ -477,6 +489,14 @@ class Denylist:
             mounts = (*self.mounts.covering(root), *self.mounts.below(root))
             if any(mount.device in devices for mount in mounts):
                 yield root, entry
+
+
+def _cgroup_places(mounts: Mounts) -> Iterator[str]:
+    """The usual place, and where there is a mount elsewhere. By name each stands for all below it."""
+    yield from CGROUP_PATHS
+    for mount in mounts.all:
+        if mount.fstype in CGROUP_FILESYSTEMS and not any(contains(p, mount.point) for p in CGROUP_PATHS):
+            yield mount.point
 
 
 def _directories_above(

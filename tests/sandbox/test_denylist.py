@@ -2,25 +2,32 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandbox import denylist
+from sandbox.cgroups import made
 from sandbox.denylist import (
     CONTRACT_HOME_PATHS,
     HOME_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
     Denylist,
+    Place,
     Unproven,
     homes,
     lexical_fault,
     lexical_hit,
     normal,
 )
-from sandbox.mounts import read_mounts
-from sandbox.spec import Access
+from sandbox.hierarchies import survey
+from sandbox.mounts import Inside, parse_mountinfo, read_mounts
+from sandbox.spec import Access, Limits
+from tests.conftest import Caller
 
 HOME = "/home/someone"
 
@@ -267,3 +274,140 @@ def test_every_hit_is_a_sentence() -> None:
         hit = found.name_hit(path)
         assert hit is not None
         assert re.fullmatch(r"it (is|lies below|contains) /\S+, (which|where) .*", hit.sentence())
+
+
+# --- cgroups: where budgets are kept ---
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("/sys", True),
+        ("/sys/fs", True),
+        ("/sys/fs/cgroup", True),
+        ("/sys//fs/./cgroup/", True),
+        ("/sys/fs/cgroup/user.slice/memory.max", True),
+        ("/sys/fs/cgroups", False),
+        ("/sys/fs/fuse", False),
+    ],
+)
+def test_cgroups_are_denied_by_name(path: str, access: Access, refused: bool) -> None:
+    assert (lexical_hit(path) is not None) is refused
+    assert (Denylist(read_mounts()).name_hit(path, access) is not None) is refused
+
+
+TABLE = """\
+1 0 8:1 / / rw - ext4 /dev/sda1 rw
+2 1 0:50 / /srv/groups rw - {kind} none rw
+3 1 0:50 /user.slice/mine /opt/a\\040b/mine ro - {kind} none rw
+"""
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [("cgroup2", True), ("cgroup", True), ("fuse.lxcfs", True), ("tmpfs", False)],
+)
+def test_cgroups_are_denied_wherever_they_are_mounted(kind: str, access: Access, refused: bool) -> None:
+    found = Denylist(parse_mountinfo(TABLE.format(kind=kind).encode()))
+    for path in ("/srv/groups", "/srv/groups/x/y", "/srv", "/opt/a b/mine", "/opt/a b/mine/z", "/opt"):
+        assert (found.name_hit(path, access) is not None) is refused
+    assert found.name_hit("/srv/other", access) is None
+    # A name that tells nothing: by what is mounted there, and by what is mounted below it.
+    nothing = Place(("/innocent",), (0, 0), (), Inside("8:1", "/innocent"), ())
+    shown = nothing._replace(inside=Inside("0:50", "/user.slice/mine/z"))
+    below = nothing._replace(mounted_below=(Inside("0:50", "/elsewhere"),))
+    assert found.hit(nothing, access) is None
+    for place in (shown, below):
+        assert (found.hit(place, access) is not None) is refused
+
+
+def test_cgroups_are_not_searched_for_hard_links() -> None:
+    found = Denylist(read_mounts())
+    assert any(entry.origin == "cgroups" for entry in found.entries)
+    assert all(entry.origin != "cgroups" for entry in found._roots.values())
+
+
+RAISE = """\
+#!/bin/sh
+for file in "$@"; do
+    [ -e "$file" ] && echo "seen $file"
+    echo 1073741824 2>/dev/null > "$file" && echo "raised $file"
+done
+grep -E ' - cgroup2? ' /proc/self/mountinfo
+exit 0
+"""
+MANIFEST = """\
+[plugin]
+id = "raise"
+version = "1.0.0"
+name = "Raise"
+description = "Wants more memory than it was given."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./raise"
+[plugin.sandbox]
+enabled = true
+"""
+ANYTHING = 'version = 1\n[read]\nceiling = ["*"]\n[write]\nceiling = ["*"]\n'
+
+
+@pytest.mark.needs("root")
+def test_a_plugin_cannot_raise_its_own_budget(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """It has the uid of the group's owner, and its policy allows everything."""
+    site = survey(read_mounts()).site("memory")
+    if site is None or site.enable:
+        pytest.skip("needs a cgroup with the memory controller")
+    folder, elsewhere, plain = (plugin_dir / name for name in ("plugin", "shared/deep/innocent", "plain"))
+    write_file(folder / "raise", RAISE, 0o755)
+    manifest = write_file(folder / "nexo-plugin.toml", MANIFEST)
+    policy = write_file(plugin_dir / "policy.toml", ANYTHING)
+    elsewhere.mkdir(parents=True)
+    plain.mkdir()
+    (plain / "limit").touch()
+    plain.chmod(0o777)
+    (plain / "limit").chmod(0o666)
+
+    with made((site,), Limits()) as cgroup:
+        (group,) = (Path(each.path) for each in cgroup.groups)
+        limit = group / ("memory.max" if site.version == 2 else "memory.limit_in_bytes")
+        limit.write_text(str(256 << 20))
+        before = limit.read_text()
+        for path in (group, limit, group / "cgroup.procs"):
+            os.chown(path, *((runner_as.uid,) * 2))
+        names = {
+            str(group): limit,
+            str(group.parent): limit,
+            "/sys/fs/cgroup": limit,
+            "/sys": limit,
+            str(elsewhere): elsewhere / limit.name,
+            str(elsewhere.parent.parent): elsewhere / limit.name,  # what contains it
+        }
+        script = f'mount --bind {group} {elsewhere}; exec "$@"'
+        prefix = ("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", script, "sh")
+        caller = replace(runner_as, prefix=(*prefix, *runner_as.prefix))
+
+        # The control: in a loose cage, as the same user, by both names.
+        for file in (limit, elsewhere / limit.name):
+            loose = ["bwrap", "--dev-bind", "/", "/", str(folder / "raise"), str(file)]
+            done = subprocess.run([*caller.prefix, *loose], capture_output=True, text=True, timeout=60)
+            assert f"raised {file}" in done.stdout and limit.read_text() != before
+            limit.write_text(before)
+
+        for kind in ("read", "write"):
+            # The control: the policy does allow, and the plugin does write.
+            manifest.write_text(f'{MANIFEST}fs_{kind}_paths = ["{plain}"]\n')
+            said = caller("exec", "--policy", policy, folder, "--", str(plain / "limit"))
+            assert said.returncode == 0, said.stderr
+            assert f"seen {plain}/limit" in said.stdout
+            assert (f"raised {plain}/limit" in said.stdout) is (kind == "write")
+            assert "cgroup" not in said.stdout  # none is mounted inside
+            for name, file in names.items():
+                manifest.write_text(f'{MANIFEST}fs_{kind}_paths = ["{name}"]\n')
+                said = caller("exec", "--policy", policy, folder, "--", str(file))
+                assert (said.returncode, said.stdout) == (126, ""), name
+                assert "denylist" in said.stderr
+                assert limit.read_text() == before
