@@ -1,0 +1,169 @@
+"""A pen: groups of a test's own, in which a runner and all it makes stand apart from the machine's others.
+
+Sweeping looks at every group beside the runner's own. On a machine where several things run at once, what is
+left there by one test would be swept away by another, or by a runner that is no test at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.hierarchies import CONTROLLERS, Hierarchy, own_hierarchies, survey
+from sandbox.mounts import read_mounts
+from tests import elsewhere
+from tests.conftest import Caller
+
+_JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 99; shift; done; shift; exec "$@"'
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Pen:
+    caller: Caller  # whatever it starts is in the pen
+    directories: tuple[Path, ...]  # where its groups are made, one for each hierarchy
+    doors: tuple[Path, ...]  # the cgroup.procs of all groups in which it starts
+
+    @property
+    def legacy(self) -> tuple[Path, ...]:
+        return tuple(path for path in self.directories if not (path / "cgroup.controllers").exists())
+
+    @property
+    def unified(self) -> Path | None:
+        return next((path for path in self.directories if path not in self.legacy), None)
+
+    def groups(self) -> list[Path]:
+        """What runners have made, and have not removed."""
+        return sorted(path for each in self.directories for path in each.glob("runner-*"))
+
+
+@contextmanager
+def place(version: int | None = None) -> Iterator[Path]:
+    """One group of this process's own, empty and of no use but to make groups in."""
+    for hierarchy in own_hierarchies(read_mounts()):
+        if hierarchy.version == (version or hierarchy.version) and "cpuset" not in hierarchy.controllers:
+            path = Path(_parent(hierarchy), f"rt-{os.getpid()}-{next(_numbers)}")
+            try:
+                path.mkdir()
+            except OSError:
+                continue
+            try:
+                yield path
+            finally:
+                _demolish(path)
+            return
+    pytest.skip(f"no group{f' of cgroup v{version}' if version else ''} can be made here")
+
+
+@contextmanager
+def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
+    """Delegated to `caller`, as far as this process may make groups at all; skips the test if it may not.
+
+    `alone`: on v2 whoever starts is the only one in the group, and has to leave it to hand controllers down.
+    """
+    made: list[Path] = []
+    name = f"rt-{os.getpid()}-{next(_numbers)}"
+    sleeper = None
+    try:
+        doors: list[Path] = []
+        for hierarchy in own_hierarchies(read_mounts()):
+            if hierarchy.version == 1 and not hierarchy.controllers & {*CONTROLLERS, "cpuacct"}:
+                continue
+            place = Path(_parent(hierarchy), name)
+            try:
+                place.mkdir()
+            except OSError:
+                continue
+            made.append(place)
+            host = place
+            if hierarchy.version == 2:
+                host = place / "host"
+                host.mkdir()
+                made.append(host)
+                _delegate(place, caller)
+            _hand_over(host, caller)
+            doors.append(host / "cgroup.procs")
+        if not doors:
+            pytest.skip("no group can be made here")
+        prefix = ("/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", *caller.prefix)
+        if not alone:
+            # With somebody else in it, the nearest group on v2 hands nothing down: so the one above is taken.
+            sleeper = subprocess.Popen(
+                ["/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", "/bin/sleep", "1000"]
+            )
+            _until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
+        inside = replace(caller, name=f"{caller.name} in a pen", prefix=prefix)
+        yield Pen(inside, tuple(map(Path, elsewhere.run(inside, _directories))), tuple(doors))
+    finally:
+        if sleeper is not None:
+            sleeper.kill()
+            sleeper.wait()
+        for place in reversed(made):
+            _demolish(place)
+
+
+def _directories() -> list[str]:
+    from sandbox.hierarchies import survey
+    from sandbox.mounts import read_mounts
+
+    return [site.directory for site in survey(read_mounts()).sites]
+
+
+def _parent(hierarchy: Hierarchy) -> str:
+    """On v2 as root: beside what other units have, so that there are controllers."""
+    site = survey(read_mounts()).unified
+    if hierarchy.version == 2 and site is not None and not site.enable:
+        return site.directory
+    return hierarchy.directory
+
+
+def _delegate(place: Path, caller: Caller) -> None:
+    """As systemd does."""
+    with contextlib.suppress(OSError):
+        os.setxattr(place, "user.delegate", b"1")
+    has = set((place / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
+    for controller in has:
+        with contextlib.suppress(OSError):
+            (place / "cgroup.subtree_control").write_text(f"+{controller}")
+    _hand_over(place, caller)
+
+
+def _hand_over(place: Path, caller: Caller) -> None:
+    if os.geteuid() == 0 and caller.uid != 0:
+        for path in (place, *(place / f"cgroup.{file}" for file in ("procs", "threads", "subtree_control"))):
+            if path.exists():
+                os.chown(path, caller.uid, caller.uid)
+
+
+def _demolish(place: Path) -> None:
+    """With all that is left in it, bounded."""
+    for path, _, _ in os.walk(place, topdown=False):
+
+        def emptied(path: str = path) -> bool:
+            with contextlib.suppress(OSError):
+                for pid in Path(path, "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+            return not os.path.exists(path)
+
+        _until(emptied)
+
+
+def _until(condition: object, seconds: float = 20.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.005)
