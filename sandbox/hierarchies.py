@@ -17,7 +17,9 @@ from sandbox.value import NamedTuple
 # What budgets need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
-_DELEGATED = "user.delegate"  # systemd marks what it has handed over (Delegate=yes) with this attribute
+_UNITS = (".service", ".scope")
+# With one of these systemd marks what it has handed over (Delegate=yes); a user's own systemd may not.
+_DELEGATED = ("user.delegate", "trusted.delegate")
 
 DELEGATE = (
     "run the runner in a delegated unit: systemd-run --user --scope -p Delegate=yes runner …, "
@@ -101,13 +103,11 @@ def survey(mounts: Mounts) -> Survey:
             lacks[name] = Lack(reason, "on cgroup v1 only root can: run as root, or on a host with cgroup v2")
     unified = next((h for h in found if h.version == 2), None)
     wanted = frozenset(CONTROLLERS) - bound
-    site, why = _unified_site(unified, wanted) if unified is not None else (None, None)
+    site, why = _unified_site(unified, wanted) if unified is not None else (None, _NO_CGROUPS)
     if site is not None:
         sites.append(site)
-    if why is None:
-        why = Lack("no cgroup file system is mounted", "mount -t cgroup2 none /sys/fs/cgroup")
     for name in wanted - (site.controllers if site is not None else frozenset()):
-        lacks[name] = why
+        lacks[name] = _not_handed_down(site.directory, name) if site is not None and site.controllers else why
     handed = any(site.version == 1 or site.controllers for site in sites)
     return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed)
 
@@ -141,8 +141,16 @@ def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     return tuple(found.values())
 
 
-def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, Lack | None]:
-    """The nearest group in which groups with the most of `wanted` can be made, and what the others lack."""
+_NO_CGROUPS = Lack("no cgroup v2 file system is mounted", "mount -t cgroup2 none /sys/fs/cgroup")
+
+
+def _not_handed_down(directory: str, name: str) -> Lack:
+    remedy = f"root can: echo +{name} > {directory}/cgroup.subtree_control, in it and in every group above it"
+    return Lack(f"{directory} does not hand the {name} controller down", remedy)
+
+
+def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, Lack]:
+    """The group in which groups with the most of `wanted` can be made, and why there are not more."""
     best: Site | None = None
     why = Lack(f"{own.directory} is not ours: nothing was delegated", DELEGATE)
     for directory, ours in _candidates(own):
@@ -173,26 +181,33 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
             best = site
         if best.controllers >= wanted:
             break
-    if best is not None and best.controllers and why.reason.endswith("nothing was delegated"):
-        why = Lack(f"{best.directory} has no such controller", "enable it in the unit's Delegate= setting")
     return best, why
 
 
 def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
-    """Groups to try, nearest first, and whether we may change what they hand down.
+    """Groups to try, best first, and whether we may change what they hand down.
 
-    Up to the group that was delegated and no further: above it are limits that are meant for us. Root, where
-    nothing is delegated, may go to any group that hands its controllers down already.
+    First our own unit. A service in which its host runs too cannot hand anything down; then a group above it
+    that does so already will do, if that leaves no bounds behind which were set for us. Root goes there at
+    once where its unit was not delegated: systemd would answer an OOM kill in it by stopping it.
     """
     chain = list(_upwards(own.directory, own.root))
-    handed = next((i for i, directory in enumerate(chain) if _is_delegated(directory)), None)
-    if handed is not None:
-        yield from ((directory, True) for directory in chain[: handed + 1])
-    elif os.geteuid() == 0:
-        yield from ((directory, False) for directory in chain[1:])
-        yield chain[0], True
-    else:
-        yield chain[0], True
+    unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)
+    inside = [(directory, True) for directory in chain[: unit + 1]]
+    beyond = [
+        (directory, False)
+        for i, directory in enumerate(chain)
+        if i > unit and all(_is_unbounded(left) for left in chain[:i])
+    ]
+    delegated = os.geteuid() != 0 or any(map(_is_delegated, chain[: unit + 1]))
+    yield from (*inside, *beyond) if delegated else (*beyond, *inside)
+
+
+def _is_unbounded(directory: str) -> bool:
+    """Whether nobody has limited the memory or the processor of a group as a whole. A limit of processes is
+    no sign: systemd gives every unit one."""
+    files = ("memory.max", "memory.high", "cpu.max")
+    return all(_words(f"{directory}/{file}")[:1] in ([], ["max"]) for file in files)
 
 
 def _upwards(directory: str, root: str) -> Iterator[str]:
@@ -203,7 +218,7 @@ def _upwards(directory: str, root: str) -> Iterator[str]:
 
 
 def _is_delegated(directory: str) -> bool:
-    for name in (_DELEGATED, "trusted.delegate"):
+    for name in _DELEGATED:
         try:
             if os.getxattr(directory, name) == b"1":
                 return True
