@@ -15,6 +15,7 @@ import pytest
 from sandbox import spawner
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.sandbox.pens import pen
 
 LEASED = 61200
 
@@ -536,3 +537,222 @@ def test_what_the_program_leaves_running_ends_with_it(runner_as: Caller) -> None
     """Also if it is no bwrap and has arranged nothing: the keeper sees to it."""
     given = order(runner_as, "/bin/sh", "-c", "setsid sleep 1000 >/dev/null & exit 7")
     assert elsewhere.run(runner_as, output_of, given, timeout=20.0) == "\n7"
+
+
+# --- cgroups -----------------------------------------------------------------------------------------------
+
+
+def grouped(given: dict[str, Any], fault: str = "") -> Any:
+    """Carry out an order in groups of its own, one of which is not what it seems if there is a `fault`."""
+    import os
+    import signal
+
+    from sandbox import spawner
+    from sandbox.cgroups import made
+    from sandbox.hierarchies import survey
+    from sandbox.mounts import read_mounts
+    from sandbox.spec import Limits
+
+    def lines(pid: int) -> set[str]:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            return set(file.read().splitlines())
+
+    before = len(os.listdir("/proc/self/fd"))
+    with made(survey(read_mounts()).sites, Limits()) as cgroup:
+        with cgroup.doors() as opened:
+            doors, membership = list(opened), [os.fsencode(line) for line in cgroup.lines]
+            if fault == "a door to nowhere":
+                doors[-1] = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            elif fault == "a door that is shut":
+                doors[-1] = os.open(f"{cgroup.groups[-1].path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+            elif fault == "a door is missing":
+                doors.pop()
+            elif fault == "a line too many":
+                membership.append(membership[0] + b"x")
+            elif fault == "half a line":
+                membership[0] = membership[0][:-1]
+            given |= {"cgroups": doors, "membership": membership, "hold": cgroup.holds}
+            try:
+                pid = spawner.spawn(spawner.Order(**given))
+            except spawner.SpawnError as error:
+                return [error.stage, error.errno, list(cgroup.left())]
+            finally:
+                for fd in set(doors) - set(opened):
+                    os.close(fd)
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            (program,) = map(int, file.read().split())
+        result = [
+            set(cgroup.lines) <= lines(program),
+            lines(pid) == lines(os.getpid()),
+            list(cgroup.left()) == [program],
+        ]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return [*result, len(os.listdir("/proc/self/fd")) - before]
+
+
+def test_the_program_joins_its_groups_and_the_keeper_does_not(runner_as: Caller) -> None:
+    with pen(runner_as) as made_pen:
+        told = elsewhere.run(made_pen.caller, grouped, order(runner_as, "/bin/sleep", "1000"))
+        assert told == [True, True, True, 0]
+        assert made_pen.groups() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "stage", "code"),
+    [
+        ("a door to nowhere", "be found in its cgroups", errno.ESRCH),
+        ("a door is missing", "be found in its cgroups", errno.ESRCH),
+        ("a line too many", "be found in its cgroups", errno.ESRCH),
+        ("half a line", "be found in its cgroups", errno.ESRCH),
+        ("a door that is shut", "join its cgroups", errno.EBADF),
+    ],
+)
+def test_who_is_not_in_all_of_its_groups_does_not_start(
+    runner_as: Caller, plugin_dir: Path, fault: str, stage: str, code: int
+) -> None:
+    plugin_dir.chmod(0o777)
+    given = order(runner_as, "/bin/sh", "-c", f"touch {plugin_dir}/ran; sleep 1000")
+    with pen(runner_as) as made_pen:
+        assert elsewhere.run(made_pen.caller, grouped, given, fault) == [stage, code, []]
+        assert made_pen.groups() == []
+    assert os.listdir(plugin_dir) == []
+
+
+# --- the keeper --------------------------------------------------------------------------------------------
+
+
+def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+    """Wait for an order and do nothing else: what its keeper tells."""
+    import os
+    import time
+
+    from sandbox import spawner
+
+    read, write = os.pipe()
+    started = time.monotonic()
+    deadline = None if seconds is None else started + seconds
+    pid = spawner.spawn(spawner.Order(**{**given, "ending": write, "deadline": deadline}))
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    ending = spawner.read_ending(read)
+    told = {} if ending is None else ending._asdict()
+    return {**told, "code": os.waitstatus_to_exitcode(status), "wall": time.monotonic() - started}
+
+
+DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds"),
+    [
+        (f"{DEAF} sleep 1000", 0.3),
+        (f"{DEAF} kill -STOP $$", 0.3),
+        (f"{DEAF} while :; do :; done", 0.3),
+        (f"{DEAF} sleep 1000", -5.0),
+    ],
+    ids=["deaf", "stopped", "busy", "too late already"],
+)
+def test_the_keeper_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float) -> None:
+    # elsewhere.run reads stdout to its end, which all of them hold: nobody lives on.
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), seconds)
+    assert told["expired"] is True
+    assert os.WIFSIGNALED(told["status"]) and os.WTERMSIG(told["status"]) == signal.SIGKILL
+    assert told["code"] == 128 + signal.SIGKILL
+    assert max(0.0, seconds) <= told["wall"] < 30
+
+
+@pytest.mark.parametrize("seconds", [None, 1000.0])
+def test_a_clock_that_does_not_ring(runner_as: Caller, seconds: float | None) -> None:
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds)
+    assert (told["expired"], told["code"]) == (False, 7)
+    assert os.WEXITSTATUS(told["status"]) == 7
+
+
+def test_what_was_read_and_written(runner_as: Caller) -> None:
+    """Of the program and of all it has waited for; and not what the keeper did before it was there."""
+    script = (
+        "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
+        "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
+    )
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script))
+    if told["read"] == 0:
+        pytest.skip("this kernel does not count what is read")
+    assert 7_000_000 <= told["read"] < 7_500_000
+    assert 7_000_000 <= told["written"] < 7_100_000
+    little = elsewhere.run(runner_as, kept, order(runner_as, "/bin/true"))
+    assert little["read"] < 100_000 and little["written"] < 1000
+
+
+def looked_at(given: dict[str, Any]) -> dict[str, Any]:
+    """A keeper, from outside: whose it is, what it holds, what it is held to."""
+    import os
+    import resource
+    import signal
+
+    from sandbox import spawner
+
+    held, ending = os.memfd_create("held"), os.pipe()
+    errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    given |= {"hold": [held], "ending": ending[1], "stderr": errors}
+    pid = spawner.spawn(spawner.Order(**given))
+    with open(f"/proc/{pid}/limits", encoding="ascii") as file:
+        limits = {line[:25].strip(): line[25:].split()[:2] for line in file}
+    with open(f"/proc/{pid}/oom_score_adj", encoding="ascii") as file:
+        score = int(file.read())
+    told = {
+        "owner": os.stat(f"/proc/{pid}/io").st_uid,
+        "files": sorted(os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")),
+        "core": limits["Max core file size"],
+        "open files": limits["Max open files"][1] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        "score": score,
+        "pid": pid,
+    }
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return told
+
+
+def test_the_keeper_from_outside(runner_as: Caller) -> None:
+    given = order(runner_as, "/bin/sleep", "1000", rlimits=[[resource.RLIMIT_NOFILE, 17, 17]])
+    told = elsewhere.run(runner_as, looked_at, given)
+    # It has changed its uid, so nobody of that uid may look into it; its own account it opened before.
+    assert told["owner"] == runner_as.uid
+    pipe, *others = sorted(told["files"], key=lambda name: not name.startswith("pipe:"))
+    assert pipe.startswith("pipe:")
+    assert sorted(others) == sorted(["/memfd:held (deleted)", f"/proc/{told['pid']}/io"])
+    # The budgets are the program's: who is to end it must not run out of anything itself.
+    assert told["open files"] and told["core"] == ["0", "0"]
+
+
+def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
+    """What comes out of a descriptor given for stderr, and out of our own."""
+    import os
+
+    from sandbox import spawner
+
+    said_r, said_w = os.pipe()
+    own_r, own_w = os.pipe()
+    os.dup2(own_w, 2)
+    os.close(own_w)
+    if slot:
+        os.dup2(said_w, slot, inheritable=False)
+        os.close(said_w)
+        given |= {"stderr": slot}
+    pid = spawner.spawn(spawner.Order(**given))
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    os.close(slot or said_w)
+    with open(said_r, encoding="ascii") as said, open(own_r, encoding="ascii") as own:
+        texts = [said.read(), own.read()]  # to the end: the keeper holds neither
+    os.waitpid(pid, 0)
+    return texts
+
+
+LOOK = "import os, sys\nsys.stderr.write(' '.join(sorted(os.listdir('/proc/self/fd'), key=int)[:-1]))"
+
+
+def test_another_stderr(runner_as: Caller) -> None:
+    given = order(runner_as, "/usr/bin/python3", "-c", LOOK)
+    assert elsewhere.run(runner_as, with_stderr, given, 0) == ["", "0 1 2"]
+    for slot in (9, 77):
+        assert elsewhere.run(runner_as, with_stderr, given, slot) == ["0 1 2", ""]
