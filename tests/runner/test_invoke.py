@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from typing import get_args
 
 import pytest
 
-from runner.invoke import judge
+from runner.invoke import judge, limits_hit
+from runner.report import Outcome
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
+from sandbox.cgroups import Counters
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
@@ -21,8 +25,14 @@ def ended(
     reason: Reason | None = None,
     number: int | None = None,
     forced: bool = False,
+    limit: str | None = None,
+    counters: Counters | None = None,
+    used: float = 1.0,
+    left: tuple[int, ...] = (),
 ) -> End:
-    return End(Exit(code, code is not None, killed, USAGE), reason, number, forced)
+    usage = USAGE._replace(cpu_user=used / 2, cpu_system=used / 2)
+    exit_ = Exit(code, code is not None, killed, usage, counters=counters or Counters(), left=left)
+    return End(exit_, reason, number, forced, limit)
 
 
 def by_signal(code: int | None, number: int, *, forced: bool = False) -> End:
@@ -94,3 +104,194 @@ def test_what_an_ending_means(end: End, code: str, cause: str, status: int) -> N
         phases = {"cancelled": "teardown"}
     assert outcome.phase == phases.get(code, "run")
     assert outcome.denials == () and outcome.diagnostics == ()
+
+
+# --- budgets -----------------------------------------------------------------------------------------------
+
+XCPU, XFSZ, KILL = 128 + signal.SIGXCPU, 128 + signal.SIGXFSZ, 128 + signal.SIGKILL
+BUDGETS = Limits(
+    memory=64 << 20, pids=10, cpu=0.5, cpu_time=5.0, file_size=1000, disk=2000, teardown=1.0, launch=2.0
+)
+OOM = Counters(oom_kills=1)
+FULL_HOUSE = Counters(pids_refused=3)
+THROTTLED = Counters(throttled=9)
+NONE_OF_IT = Counters(0, 0, 0, 0.0, 0.0, 0, 0)
+
+
+def by_limit(name: str, code: int | None = KILL) -> End:
+    return ended(code, reason="limit", forced=True, limit=name)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "cause", "status", "hits"),
+    [
+        # Counters that say nothing, and counters nobody has.
+        (ended(0, counters=NONE_OF_IT), "ok", "", 0, ()),
+        (ended(7, counters=NONE_OF_IT), "crashed", "exit:7", 7, ()),
+        # Memory: whatever the exit code says. A child was killed, and the program none the wiser.
+        (ended(0, counters=OOM), "crashed", "oom", 0, ("memory",)),
+        (ended(7, counters=OOM), "crashed", "oom", 7, ("memory",)),
+        (ended(KILL, counters=OOM), "crashed", "oom", 137, ("memory",)),
+        (ended(None, killed=9, counters=OOM), "crashed", "oom", 137, ("memory",)),
+        (ended(None, counters=OOM), "crashed", "oom", 137, ("memory",)),  # bwrap itself, before it was done
+        # Processes: it was refused some. Told whenever it happened, and the cause only where it failed.
+        (ended(0, counters=FULL_HOUSE), "ok", "", 0, ("pids",)),
+        (ended(1, counters=FULL_HOUSE), "crashed", "pids", 1, ("pids",)),
+        (ended(139, counters=FULL_HOUSE), "crashed", "pids", 139, ("pids",)),
+        # Throttled is slow, not dead.
+        (ended(0, counters=THROTTLED), "ok", "", 0, ("cpu",)),
+        (ended(7, counters=THROTTLED), "crashed", "exit:7", 7, ("cpu",)),
+        # Processor time: by the kernel's signal, or by who looked; not by who ended in time.
+        (ended(XCPU, used=5.0), "crashed", "cpu_time", XCPU, ("cpu_time",)),
+        (ended(KILL, used=5.1), "crashed", "cpu_time", KILL, ("cpu_time",)),
+        (ended(KILL, used=4.9), "crashed", "signal:9", KILL, ()),
+        (ended(XCPU, used=4.9), "crashed", "signal:24", XCPU, ()),
+        (ended(0, used=5.1), "ok", "", 0, ()),
+        (ended(7, used=5.1), "crashed", "exit:7", 7, ()),
+        (by_limit("cpu_time"), "crashed", "cpu_time", KILL, ("cpu_time",)),
+        (by_limit("cpu_time", None), "crashed", "cpu_time", KILL, ("cpu_time",)),
+        # A file too large.
+        (ended(XFSZ), "crashed", "file_size", XFSZ, ("file_size",)),
+        # What the runner found used up, however it looked in the end.
+        (by_limit("memory"), "crashed", "oom", KILL, ("memory",)),
+        (by_limit("disk"), "crashed", "disk", KILL, ("disk",)),
+        (by_limit("disk", 0), "crashed", "disk", KILL, ("disk",)),
+        (by_limit("disk", None), "crashed", "disk", KILL, ("disk",)),
+        (by_limit("output"), "crashed", "output", KILL, ("output",)),
+        (by_limit("output_lines"), "crashed", "output", KILL, ("output_lines",)),
+        # Clocks.
+        (by_deadline(KILL), "timeout", "deadline", 124, ("deadline",)),
+        (ended(None, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
+        (ended(KILL, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
+        (by_signal(KILL, 15, forced=True), "cancelled", "signal:15", 143, ("teardown",)),
+        (by_signal(143, 15), "cancelled", "signal:15", 143, ()),
+        (by_signal(3, 15), "crashed", "exit:3", 3, ()),
+        # Not all of it could be killed: what it was ended for stays.
+        (
+            ended(None, reason="deadline", forced=True, left=(5, 6)),
+            "timeout",
+            "deadline",
+            124,
+            ("deadline",),
+        ),
+    ],
+)
+def test_an_ending_with_budgets(end: End, code: str, cause: str, status: int, hits: tuple[str, ...]) -> None:
+    limits = BUDGETS._replace(output=100, output_lines=10, deadline=9.0)
+    outcome, exit_status = judge(end, limits)
+    assert (outcome.code, outcome.cause, exit_status) == (code, cause, status)
+    assert limits_hit(end, limits) == hits
+    assert bool(outcome.hint) is (code in ("timeout", "launch_failed") or cause in _REMEDIABLE)
+    assert outcome.phase == _phase(outcome, end)
+
+
+_REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output")
+
+
+def _phase(outcome: Outcome, end: End) -> str:
+    if outcome.code == "cancelled":
+        return "teardown" if end.forced and end.reason == "signal" else "run"
+    return {"timeout": "invocation", "launch_failed": "launch"}.get(outcome.code, "run")
+
+
+CODES = (None, 0, 1, KILL, XCPU, XFSZ, 143, 159)
+REASONS: tuple[Reason | None, ...] = (None, *get_args(Reason))
+
+
+@pytest.mark.parametrize(("reason", "code"), list(itertools.product(REASONS, CODES)))
+def test_memory_is_the_first_cause_of_all(reason: Reason | None, code: int | None) -> None:
+    limit = "disk" if reason == "limit" else None
+    counters = Counters(oom_kills=2, pids_refused=1, throttled=1)
+    end = ended(code, reason=reason, forced=reason is not None, limit=limit, counters=counters, used=9.0)
+    outcome, status = judge(end, BUDGETS)
+    assert (outcome.code, outcome.phase, outcome.cause) == ("crashed", "run", "oom")
+    assert "64 MiB" in outcome.message
+    assert status == (KILL if code is None else code)
+
+
+@pytest.mark.parametrize(("reason", "code"), list(itertools.product(get_args(Reason), CODES)))
+def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | None) -> None:
+    """Refused processes, used-up time and signals do not hide that we were the ones."""
+    end = ended(
+        code,
+        reason=reason,
+        number=15 if reason == "signal" else None,
+        forced=True,
+        limit="disk" if reason == "limit" else None,
+        counters=FULL_HOUSE,
+        used=9.0,
+    )
+    outcome, status = judge(end, BUDGETS)
+    assert (outcome.code, outcome.cause, status) == {
+        "deadline": ("timeout", "deadline", 124),
+        "launch": ("launch_failed", "deadline", 124),
+        "limit": ("crashed", "disk", KILL),
+        "signal": ("cancelled", "signal:15", 143),
+        "caller_died": ("cancelled", "caller_died", KILL),
+    }[reason]
+    assert "pids" in limits_hit(end, BUDGETS)  # it is told all the same
+
+
+@pytest.mark.parametrize(
+    ("counters", "code", "cause"),
+    [
+        (FULL_HOUSE, KILL, "cpu_time"),
+        (FULL_HOUSE, XCPU, "cpu_time"),
+        (FULL_HOUSE, XFSZ, "file_size"),
+        (FULL_HOUSE, 1, "pids"),
+    ],
+)
+def test_of_several_budgets_the_one_that_ends(counters: Counters, code: int, cause: str) -> None:
+    outcome, _ = judge(ended(code, counters=counters, used=9.0), BUDGETS)
+    assert outcome.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("end", "limits", "hits"),
+    [
+        # Without a budget nothing is met, whatever the numbers.
+        (ended(XCPU, used=99.0), Limits(), ()),
+        (ended(XFSZ), Limits(), ()),
+        (ended(XFSZ), Limits(disk=5), ("file_size",)),  # one file cannot be larger than all of them
+        (by_signal(KILL, 15, forced=True), Limits(), ()),  # the runner's own patience is no budget
+        # All of them, in the order of the budgets and not of the events.
+        (
+            ended(
+                KILL,
+                reason="limit",
+                forced=True,
+                limit="output",
+                counters=Counters(oom_kills=1, pids_refused=1, throttled=1),
+                used=9.0,
+            ),
+            BUDGETS,
+            ("memory", "pids", "cpu", "cpu_time", "output"),
+        ),
+        # Counted and met are two things.
+        (ended(KILL, counters=NONE_OF_IT), BUDGETS, ()),
+        (ended(KILL, counters=Counters()), BUDGETS, ()),
+    ],
+)
+def test_which_budgets_were_met(end: End, limits: Limits, hits: tuple[str, ...]) -> None:
+    assert limits_hit(end, limits) == hits
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (ended(0, counters=OOM), ("ran out of memory", "64 MiB")),
+        (by_limit("disk"), ("disk budget of 1.95 KiB",)),
+        (by_limit("cpu_time"), ("cpu_time budget of 5s",)),
+        (ended(None, reason="launch", forced=True), ("did not run after 2s",)),
+        (ended(XFSZ), ("ended by signal 25", "largest file")),
+        (ended(1, counters=FULL_HOUSE), ("ended with status 1", "refused more processes")),
+    ],
+)
+def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
+    outcome, _ = judge(end, BUDGETS)
+    assert all(word in outcome.message for word in words), outcome.message
+
+
+def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
+    assert ended(None, left=(4,)).exit.kill_incomplete
+    assert not ended(None).exit.kill_incomplete
