@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     """As a report of a launch that has not taken place, with the command line."""
     full = report(prepared, outcome, None, EXIT[outcome.code])
-    kept = ("runner", "plugin", "outcome", "grant", "layers", "diagnostics")
+    kept = ("runner", "plugin", "outcome", "grant", "layers", "budgets", "degraded", "diagnostics")
     command = _command_line(prepared) if prepared.open_plan is not None else None
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
@@ -89,7 +89,7 @@ def _command_line(prepared: Prepared) -> str:
     return bwrap.command_line(plan, prepared.bwrap, profile, os.environ)
 
 
-Row = tuple[str, str, str, str]
+Row = tuple[str, ...]  # all of one table are equally long
 
 
 def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
@@ -140,15 +140,11 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         value = getattr(spec.limits, name)
         if value is not None:
             got = getattr(granted.limits, name)
-            by = dict(granted.decided_by).get(name, "manifest")
-            why = "" if got == value else f"{format_limit(name, got)}, by the {by}"
-            rows.append(
-                (
-                    "limit",
-                    f"{name} {format_limit(name, value)}",
-                    *verdict(dict(spec.where).get(name, ("-",)), name, why),
-                )
-            )
+            word, why = verdict(dict(spec.where).get(name, ("-",)), name)
+            if got != value:
+                by = f"{_amount(name, got)}, by the {dict(granted.decided_by).get(name, 'manifest')}"
+                word, why = "lowered", f"{by}; {why}" if why else by
+            rows.append(("limit", f"{name} {_amount(name, value)}", word, why))
     return rows
 
 
@@ -172,6 +168,9 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(prepared, denial))}"
     if prepared.open_plan is not None:
         yield from _cage(prepared, prepared.open_plan.plan)
+    if budgets := list(_budgets(prepared, outcome)):
+        yield ""
+        yield from _table("budgets", budgets)
     yield ""
     if outcome.code == "ok":
         yield "It would be launched."
@@ -202,14 +201,41 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
         yield f"note: {printable(note)}"
 
 
+def _budgets(prepared: Prepared, outcome: Outcome) -> Iterable[Row]:
+    """One row for each budget: name, how much, whose word it is, what holds it, and what is weak about that.
+
+    Whoever set it: manifest, policy or command line. The lowest of them decided.
+    """
+    granted = prepared.grant
+    if granted is None:
+        return
+    if prepared.budgets.all:
+        for budget in prepared.budgets.all:
+            amount = _amount(budget.name, budget.requested)
+            if budget.effective not in (None, budget.requested):
+                amount += f" (in effect {_amount(budget.name, budget.effective)})"
+            words = [*(["DEGRADED"] if budget.degraded else []), *([budget.detail] if budget.detail else [])]
+            yield budget.name, amount, budget.decided_by, budget.enforced_by or "nothing", ": ".join(words)
+        return
+    # The launch was refused before each had its means, most often for want of one.
+    decided = dict(granted.decided_by)
+    for name in granted.limits._fields:
+        value = getattr(granted.limits, name)
+        if value is not None:
+            lacking = outcome.code == "sandbox_unavailable" and outcome.cause == name
+            held = "CANNOT BE HELD" if lacking else ""
+            yield name, _amount(name, value), decided.get(name, "policy"), held, ""
+
+
+def _amount(name: str, value: float | None) -> str:
+    unit = {"io": "/s on each disk", "cpu": " core" if value == 1 else " cores"}.get(name, "")
+    return format_limit(name, value) + unit
+
+
 def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
     yield f"{title}:"
     clean = [tuple(printable(cell) for cell in row) for row in rows]
-    widths = [min(48, max(len(row[i]) for row in clean)) for i in range(3)]
-    for row in clean:
-        yield (
-            "  "
-            + "  ".join(
-                (*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3])
-            ).rstrip()
-        )
+    widths = [min(48, max(map(len, column))) for column in list(zip(*clean, strict=True))[:-1]]
+    for *cells, last in clean:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        yield f"  {'  '.join((*padded, last))}".rstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.sandbox.doctor.groups import with_read_only_groups
 
 Write = Callable[..., Path]
 
@@ -122,3 +124,135 @@ def test_without_a_cage_it_says_so_in_capitals(
     assert "UNSANDBOXED" not in said.stdout + said.stderr
     if verb == "exec":
         assert said.stdout.splitlines()[0] == "65534"
+
+
+# --- budgets ---
+
+
+def budgets(said: str) -> dict[str, list[str]]:
+    """By name: how much, whose word, what holds it, and the rest of the line."""
+    lines = said.partition("\nbudgets:\n")[2].partition("\n\n")[0].splitlines()
+    return {row[0]: row[1:] for row in (re.split(r"  +", line.strip()) for line in lines)}
+
+
+ASKED = """\
+[plugin.limits]
+memory = "512M"
+pids = 100
+cpu = 2
+open_files = 64
+file_size = "3M"
+disk = "2M"
+call = "30s"
+"""
+DECIDING = """\
+version = 1
+[limits.memory]
+ceiling = "256M"
+mode = "prefer"
+[limits.pids]
+ceiling = 200
+mode = "prefer"
+[limits.cpu]
+ceiling = 4
+mode = "prefer"
+[limits.shm]
+default = "8M"
+[limits.output]
+default = "1M"
+"""
+
+
+def test_whose_word_each_budget_is(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+    """The lowest of three: each of them decides something."""
+    write_file(plugin / "nexo-plugin.toml", NEXO + ASKED)
+    policy = write_file(plugin / "policy.toml", DECIDING)
+    options = (
+        "--policy",
+        policy,
+        "--cpu",
+        "0.5",
+        "--pids",
+        "150",
+        "--deadline",
+        "90",
+        "--limit",
+        "output=2M",
+    )
+    said = runner_as("explain", *options, plugin)
+    assert said.returncode == 0, said.stderr
+    found = {name: row[:2] for name, row in budgets(said.stdout).items()}
+    assert found == {
+        "memory": ["256 MiB", "policy"],
+        "pids": ["100", "manifest"],
+        "cpu": ["0.5 cores", "command line"],
+        "open_files": ["64", "manifest"],
+        "file_size": ["3 MiB (in effect 2 MiB)", "manifest"],
+        "disk": ["2 MiB", "manifest"],
+        "tmp": ["256 MiB", "policy"],
+        "shm": ["8 MiB", "policy"],
+        "output": ["2 MiB", "command line"],
+        "call": ["30s", "manifest"],
+        "deadline": ["1m30s", "command line"],
+    }
+    held = {name: row[2] for name, row in budgets(said.stdout).items()}
+    assert (held["open_files"], held["tmp"], held["deadline"]) == ("rlimit", "size of the mount", "clock")
+    assert (held["call"], held["output"]) == ("caller", "runner")
+    asked = {line.split()[1]: line for line in said.stdout.splitlines() if line.startswith("  limit ")}
+    assert "lowered  256 MiB, by the policy" in asked["memory"] and "limit_ceiling" in asked["memory"]
+    assert "lowered  0.5 cores, by the command line" in asked["cpu"]
+    assert asked["pids"].endswith("granted")
+
+
+@pytest.mark.parametrize("weak", [False, pytest.param(True, marks=pytest.mark.needs("root"))])
+def test_what_holds_each_budget_is_what_a_launch_reports(
+    runner_as: Caller, plugin: Path, write_file: Write, weak: bool
+) -> None:
+    """Also where nobody can make groups: then it says what is weak, and why."""
+    caller = with_read_only_groups(runner_as) if weak else runner_as
+    write_file(plugin / "nexo-plugin.toml", NEXO + ASKED)
+    policy = write_file(plugin / "policy.toml", DECIDING)
+    where = runner_as.home / "report.json"
+    told = json.loads(caller("explain", "--format", "json", "--policy", policy, plugin).stdout)
+    assert caller("exec", "--policy", policy, "--report", where, plugin).returncode == 5
+    report = json.loads(where.read_text())
+    promised, kept = (
+        [{key: row[key] for key in row if key not in ("peak", "effective")} for row in document["budgets"]]
+        for document in (told, report)
+    )
+    assert promised == kept and promised
+    assert told["degraded"] == report["degraded"]
+    rows = budgets(caller("explain", "--policy", policy, plugin).stdout)
+    for budget in promised:
+        assert rows[budget["name"]][2] == (budget["enforced_by"] or "nothing")
+        assert rows[budget["name"]][3:] == [
+            ": ".join(filter(None, ("DEGRADED" if budget["degraded"] else "", budget["detail"])))
+        ] or (not budget["degraded"] and not budget["detail"])
+    if weak:
+        assert told["degraded"] == ["memory", "pids", "cpu"]
+        assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith("DEGRADED: each process")
+        assert rows["cpu"][2] == "nothing"
+
+
+@pytest.mark.needs("root")
+def test_a_budget_that_is_required_and_cannot_be_held(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    policy = write_file(plugin / "policy.toml", "version = 1\n[limits.pids]\ndefault = 50\n")
+    said = with_read_only_groups(runner_as)("explain", "--policy", policy, "--deadline", "9", plugin)
+    assert said.returncode == 22
+    rows = budgets(said.stdout)
+    assert rows["pids"] == ["50", "policy", "CANNOT BE HELD"]
+    assert rows["deadline"] == ["9s", "command line"]
+    assert "It would NOT be launched: sandbox_unavailable: the pids budget cannot be enforced" in said.stdout
+    assert 'mode = "prefer" under [limits.pids]' in said.stdout.splitlines()[-1]
+
+
+def test_without_a_cage_budgets_that_are_walls_are_gone(
+    runner_as_user: Caller, plugin: Path, write_file: Write
+) -> None:
+    write_file(plugin / "nexo-plugin.toml", NEXO.replace("enabled = true", "enabled = false"))
+    policy = write_file(plugin / "policy.toml", 'version = 1\nunsandboxed = "allow"\n')
+    runner_as_user.give(policy)
+    rows = budgets(runner_as_user("explain", "--policy", policy, plugin).stdout)
+    assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: there is no cage"]
