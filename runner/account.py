@@ -26,7 +26,6 @@ def report(
 ) -> dict[str, Any]:
     """What `--report` writes."""
     plugin = prepared.plugin
-    limits = None if prepared.grant is None else prepared.grant.limits
     return {
         "schema": SCHEMA,
         "runner": __version__,
@@ -66,7 +65,8 @@ def report(
             for layer in described_layers(prepared)
         ],
         "budgets": list(_budget_documents(prepared, end, confined)),
-        "limits_hit": [] if end is None or limits is None else list(limits_hit(end, limits)),
+        "degraded": list(degraded(prepared)),
+        "limits_hit": [] if end is None else _hits(prepared, end, confined),
         "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
         "timings": dict(prepared.timings.phases),
         "usage": None if end is None else end.exit.usage._asdict(),
@@ -74,24 +74,46 @@ def report(
     }
 
 
+def degraded(prepared: Prepared) -> Iterator[str]:
+    """The names of all that is weaker than it was meant to be. No layer is called like a budget."""
+    for layer in prepared.layers:
+        if layer.degraded:
+            yield layer.name
+    for budget in prepared.budgets.all:
+        if budget.degraded:
+            yield budget.name
+
+
+def _hits(prepared: Prepared, end: End, confined: Confined | None) -> list[str]:
+    """Also what was found out when the plugin had ended: its last words are read after it."""
+    assert prepared.grant is not None
+    limits = prepared.grant.limits
+    met = set(limits_hit(end, limits))
+    if confined is not None and confined.relay is not None and confined.relay.exceeded is not None:
+        met.add(confined.relay.exceeded)
+    return [name for name in limits._fields if name in met]
+
+
 def _budget_documents(
     prepared: Prepared, end: End | None, confined: Confined | None
 ) -> Iterator[dict[str, Any]]:
-    seen = _peaks(end, confined)
+    seen = _peaks(prepared, end, confined)
     for budget in prepared.budgets.all:
         yield {**budget._asdict(), "peak": seen.get(budget.name)}
 
 
-def _peaks(end: End | None, confined: Confined | None) -> dict[str, float]:
+def _peaks(prepared: Prepared, end: End | None, confined: Confined | None) -> dict[str, float]:
     """The most that was seen of each budget, where somebody looked."""
     if end is None:
         return {}
     usage = end.exit.usage
+    phases = prepared.timings.phases
     seen: dict[str, float | None] = {
         "memory": usage.memory_peak,
         "pids": usage.pids_peak,
         "cpu_time": usage.cpu_user + usage.cpu_system,
-        "deadline": usage.wall,
+        # From the start of all, as the clock runs, and not of the plugin.
+        "deadline": sum(seconds for phase, seconds in phases.items() if phase != "teardown"),
     }
     for meter in confined.meters if confined is not None else ():
         seen.update(meter.peaks())

@@ -126,15 +126,16 @@ def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path, forget
 def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir: Path) -> None:
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
     where = runner_as_user.home / "report.json"
-    runner_as_user("exec", "--report", where, plugin_dir / "demo", "--", "/home")
+    runner_as_user("exec", "--limit", "output=1M", "--report", where, plugin_dir / "demo", "--", "/home")
     report = json.loads(where.read_text())
     page = (ROOT / "docs/report.md").read_text()
     sections = re.split(r"^## `(\w+)`$", page, flags=re.MULTILINE)
     tables = {"": sections[0], **dict(zip(sections[1::2], sections[2::2], strict=True))}
     documented = {name: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for name, text in tables.items()}
     assert sorted(documented[""]) == sorted(report)
-    for part in ("exit", "grant"):
+    for part in ("exit", "grant", "stderr", "usage"):
         assert sorted(documented[part]) == sorted(report[part])
+    assert sorted(documented["budgets"]) == sorted(report["budgets"][0])
     assert set(documented["outcome"]) < set(get_args(Code))
 
 

@@ -11,11 +11,16 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from runner import __version__
+from runner import __version__, account
+from runner.invoke import judge
+from runner.prepare import Invocation, Prepared
 from runner.report import EXIT, SCHEMA, Code, Phase, schema
-from runner.watch import Reason
-from sandbox.spec import Limits
+from runner.watch import End, Reason
+from sandbox.budgets import Budget
+from sandbox.cell import Exit, Usage
+from sandbox.spec import SIZES, Grant, Limits, Network
 from tests.conftest import ROOT, Caller
+from tests.sandbox.doctor.groups import with_read_only_groups
 
 Write = Callable[..., Path]
 
@@ -65,6 +70,10 @@ def test_every_key_is_described() -> None:
 
 def test_the_schema_knows_every_word() -> None:
     properties = schema()["properties"]
+    budget = properties["budgets"]["items"]["properties"]
+    assert budget["name"]["enum"] == properties["limits_hit"]["items"]["enum"] == list(Limits._fields)
+    assert list(budget) == [*Budget._fields, "peak"]
+    assert list(properties["usage"]["properties"]) == list(Usage._fields)
     assert properties["outcome"]["properties"]["code"]["enum"] == list(get_args(Code)) == list(EXIT)
     assert properties["outcome"]["properties"]["phase"]["enum"] == list(get_args(Phase))
     assert properties["exit"]["properties"]["ended_by"]["enum"] == [*get_args(Reason), None]
@@ -95,12 +104,22 @@ def test_readers_bear_keys_of_later_versions(launches: dict[str, Launch]) -> Non
         ("exit.status", 256),
         ("exit.reached_exec", False),  # with a code
         ("exit.ended_by", "boredom"),
+        ("exit.kill_incomplete", True),  # with nobody left
+        ("exit.left", [7]),  # with nothing incomplete
         ("grant.paths.0.access", "execute"),
         ("grant.env", ["A", "A"]),
         ("grant.decided_by.tmp", "nobody"),
         ("layers.0.effective", None),
+        ("budgets.0.name", "patience"),
+        ("budgets.0.decided_by", "environment"),
+        ("budgets.0.effective", "much"),
+        ("budgets.0.peak", -1),
+        ("degraded", ["memory", "memory"]),
+        ("limits_hit", ["patience"]),
+        ("stderr", "text"),
         ("timings.run", -1),
         ("usage.max_rss", 1.5),
+        ("usage.pids_peak", 1.5),
     ],
 )
 def test_the_schema_refuses(launches: dict[str, Launch], path: str, value: Any) -> None:
@@ -131,18 +150,57 @@ class Case(NamedTuple):
     options: tuple[str, ...] = ()
     manifest: str = ""  # more of it
     head: str = 'id = "told"\nversion = "1.2.3"\n'
+    env: tuple[tuple[str, str], ...] = ()
 
+
+STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
+HOG = "b = bytearray(256 << 20); b[::4096] = bytes([1]) * len(b[::4096])"
 
 CASES = {
     "success": Case('echo "$TOKEN"', ("--env", f"TOKEN={CANARY}")),
     "failure": Case("exit 7"),
     "crash": Case("kill -SEGV $$"),
-    "timeout": Case("sleep 1000", ("--deadline", "0.3")),
-    "state": Case("exit 0", manifest='[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'),
+    "timeout": Case("sleep 1000", ("--deadline", "3")),
+    "state": Case("exit 0", manifest=STATE),
     "refusal": Case("exit 0", manifest='[plugin.sandbox]\nenabled = true\nfs_read_paths = ["/srv"]\n'),
-    "no such budget": Case("exit 0", manifest='[plugin.limits]\nmemory = "1M"\n'),
     "invalid": Case("exit 0", head='id = "told"\n'),
     "not found": Case(""),
+    "network": Case(
+        "exit 0",
+        manifest='[plugin.sandbox]\nenabled = true\nnetwork = "host"\n',
+        env=(("NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW", "1"),),
+    ),
+    # Endings by budgets.
+    "memory": Case(f"exec /usr/bin/python3 -c '{HOG}'", ("--memory", "64M")),
+    "memory of a child": Case(f"/usr/bin/python3 -c '{HOG}'; exit 0", ("--memory", "64M")),
+    "processes": Case("for n in 1 2 3 4 5 6 7 8 9; do sleep 9 & done; wait", ("--pids", "6")),
+    "processor time": Case("while :; do :; done", ("--cpu-time", "1500ms")),
+    "share": Case("while :; do :; done", ("--cpu", "0.1", "--deadline", "3")),
+    "file size": Case("exec dd if=/dev/zero of=/tmp/x bs=64k count=9", ("--limit", "file_size=65536")),
+    "disk": Case(
+        'cd "$RUNNER_STATE_DIR"\nfor n in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=$n bs=1M count=1; done\n'
+        "sleep 1000",
+        ("--limit", "disk=2M"),
+        STATE,
+    ),
+    "output": Case("yes >&2", ("--limit", "output=4096")),
+    "lines": Case("yes >&2", ("--limit", "output_lines=100")),
+    "last words": Case("printf '%010000d' 1 >&2", ("--limit", "output=1000")),
+    "everything": Case(
+        "exit 0",
+        tuple(
+            word
+            for name, value in {
+                **dict.fromkeys(Limits._fields, "60"),
+                **dict.fromkeys(SIZES, "64M"),
+                "cpu": "0.5",
+                "pids": "64",
+                "message_queues": "64K",
+            }.items()
+            for word in ("--limit", f"{name}={value}")
+        ),
+        STATE,
+    ),
 }
 
 
@@ -165,7 +223,9 @@ def launch(caller: Caller, plugin_dir: Path, write_file: Write, name: str) -> La
     where = caller.home / "report.json"
     state = plugin_dir / "kept"  # not root's own place for it: a test leaves nothing there
     done = caller(
-        "exec", "--report", where, "--state-dir", state, *case.options, folder, env={"OTHER_SECRET": CANARY}
+        *("exec", "--report", str(where), "--state-dir", str(state), *case.options, str(folder)),
+        env={"OTHER_SECRET": CANARY, **dict(case.env)},
+        timeout=300,
     )
     return Launch(done.returncode, done.stdout, json.loads(where.read_text()))
 
@@ -179,9 +239,10 @@ def launch(caller: Caller, plugin_dir: Path, write_file: Write, name: str) -> La
         ("timeout", "timeout", "deadline", 124),
         ("state", "ok", "", 0),
         ("refusal", "policy_denied", "read_ceiling", 126),
-        ("no such budget", "sandbox_unavailable", "memory", 125),
         ("invalid", "manifest_invalid", None, 126),
         ("not found", "launch_failed", "not_found", 127),
+        ("network", "ok", "", 0),
+        ("everything", "ok", "", 0),
     ],
 )
 def test_a_report_of_each_kind(
@@ -200,13 +261,149 @@ def test_a_report_of_each_kind(
     assert report["outcome"]["code"] == code
     assert cause is None or report["outcome"]["cause"] == cause
     assert report["exit"]["status"] == done.status == status
-    ran = name in ("success", "failure", "crash", "timeout", "state")
+    ran = name not in ("refusal", "invalid", "not found")
     assert (report["usage"] is not None) == ran
     assert ("run" in report["timings"]) == ran
     assert (report["plugin"] is None) == (name == "invalid")
     if report["plugin"] is not None:
         assert report["plugin"]["id"] == "told" and report["plugin"]["version"] == "1.2.3"
     assert CANARY not in json.dumps(report)
+    if report["grant"] is not None:
+        assert [budget["name"] for budget in report["budgets"]] in ([], list(report["grant"]["limits"]))
+        weak = {budget["name"] for budget in report["budgets"] if budget["degraded"]}
+        weak |= {row["layer"] for row in report["layers"] if row["requested"] != row["effective"]}
+        assert set(report["degraded"]) == weak
+
+
+# What is told where a cgroup holds the budget, and where it does not: cause, status, limits hit.
+Told = tuple[str, int | None, set[str]]
+BY_BUDGET: dict[str, tuple[str, Told, Told]] = {
+    "memory": ("memory", ("oom", 137, {"memory"}), ("exit:1", 1, set())),
+    "memory of a child": ("memory", ("oom", None, {"memory"}), ("", 0, set())),
+    "processes": ("pids", ("pids", 2, {"pids"}), ("exit:2", 2, set())),
+    "processor time": ("cpu_time", ("cpu_time", 137, {"cpu_time"}), ("cpu_time", None, {"cpu_time"})),
+    "share": ("cpu", ("deadline", 124, {"cpu", "deadline"}), ("deadline", 124, {"deadline"})),
+    "file size": ("", ("file_size", 153, {"file_size"}), ("file_size", 153, {"file_size"})),
+    "disk": ("", ("disk", 137, {"disk"}), ("disk", 137, {"disk"})),
+    "output": ("", ("output", 137, {"output"}), ("output", 137, {"output"})),
+    "lines": ("", ("output", 137, {"output_lines"}), ("output", 137, {"output_lines"})),
+}
+
+
+@pytest.mark.parametrize("name", BY_BUDGET)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_report_of_each_budget(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, documented: set[tuple[str, str]], name: str
+) -> None:
+    done = launch(runner_as, plugin_dir, write_file, name)
+    report = done.report
+    assert faults(report) == []
+    budget, by_cgroup, otherwise = BY_BUDGET[name]
+    held = {each["name"]: each for each in report["budgets"]}
+    in_full = not budget or held[budget]["enforced_by"].startswith("cgroup")
+    cause, status, hits = by_cgroup if in_full else otherwise
+    assert (report["outcome"]["cause"], set(report["limits_hit"])) == (cause, hits), report
+    assert status in (None, done.status) and report["exit"]["status"] == done.status
+    if cause:
+        assert (report["outcome"]["code"], re.sub(r":\d+", ":N", cause)) in documented
+    if budget:
+        assert held[budget]["degraded"] == (not in_full) == (budget in report["degraded"])
+    for hit in hits & {"memory", "cpu_time", "disk", "output", "output_lines", "deadline"}:
+        peak, most = held[hit]["peak"], held[hit]["effective"]
+        # Memory ends at its budget, give or take what the kernel holds back for each core; of the time, a
+        # moment passes before anybody counts.
+        assert peak >= most * {"memory": 0.9, "deadline": 0.95}.get(hit, 1), held[hit]
+    assert (report["stderr"] is not None) == (name in ("output", "lines"))
+    if report["stderr"] is not None:
+        assert report["stderr"]["dropped"] > 0
+        assert report["stderr"]["tail"] == "y\n" * (2048 if name == "output" else 100)
+    assert (report["usage"]["memory_peak"] is None) == (
+        not held["memory"]["enforced_by"].startswith("cgroup")
+    )
+
+
+def test_what_was_printed_last_counts_too(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """Also if the plugin has ended before anybody looked."""
+    report = launch(runner_as, plugin_dir, write_file, "last words").report
+    assert faults(report) == []
+    assert report["limits_hit"] == ["output"]
+    assert (report["stderr"]["bytes"], report["stderr"]["dropped"]) == (10000, 9000)
+
+
+def test_a_launch_that_takes_too_long(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, documented: set[tuple[str, str]]
+) -> None:
+    """A millisecond is over before bubblewrap is ready, unless the machine is elsewhere meanwhile."""
+    CASES["launch"] = Case("sleep 1", ("--limit", "launch=1ms"))
+    for _ in range(20):
+        done = launch(runner_as, plugin_dir, write_file, "launch")
+        assert faults(done.report) == []
+        if done.status:
+            break
+    outcome = done.report["outcome"]
+    assert (outcome["code"], outcome["phase"], outcome["cause"]) == ("launch_failed", "launch", "deadline")
+    assert ("launch_failed", "deadline") in documented
+    assert (done.status, done.report["exit"]["ended_by"], done.report["limits_hit"]) == (
+        124,
+        "launch",
+        ["launch"],
+    )
+
+
+def test_a_signal_that_is_not_obeyed(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    write_file(plugin_dir / "run", "#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 1; done\n", 0o755)
+    write_file(
+        plugin_dir / "nexo-plugin.toml",
+        '[plugin]\nid = "t"\nversion = "1.0.0"\nname = "T"\ndescription = "d"\nmin_nexo_version = ">=0.1"\n'
+        '[plugin.entrypoint]\ncommand = "./run"\n',
+    )
+    where = runner_as.home / "report.json"
+    process = runner_as.start("exec", "--report", where, "--limit", "teardown=100ms", plugin_dir)
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.terminate()
+        process.communicate(timeout=60)
+    report = json.loads(where.read_text())
+    assert faults(report) == []
+    assert report["outcome"]["cause"] == "signal:15" and report["outcome"]["phase"] == "teardown"
+    assert (report["exit"]["ended_by"], report["exit"]["forced"]) == ("signal", True)
+    assert report["limits_hit"] == ["teardown"]
+
+
+@pytest.mark.needs("root")
+def test_a_budget_that_is_required_and_cannot_be_held(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    policy = write_file(plugin_dir / "policy.toml", 'version = 1\n[limits.memory]\ndefault = "1G"\n')
+    CASES["required"] = Case("exit 0", ("--policy", str(policy)))
+    done = launch(with_read_only_groups(runner_as), plugin_dir, write_file, "required")
+    assert faults(done.report) == []
+    outcome = done.report["outcome"]
+    assert (outcome["code"], outcome["cause"], done.status) == ("sandbox_unavailable", "memory", 125)
+    assert 'mode = "prefer" under [limits.memory]' in outcome["hint"]
+    assert done.report["grant"]["limits"]["memory"] == 1 << 30
+    assert (done.report["budgets"], done.report["degraded"]) == ([], [])
+
+
+def test_who_cannot_be_killed_is_named() -> None:
+    """Nobody here can hang a process in the kernel at will: the ending is made up, the report is not."""
+    prepared = Prepared(Invocation("/nowhere"))
+    prepared.grant = Grant("default", False, (), Network(), (), "default", Limits(), (), ())
+    end = End(Exit(None, True, None, Usage(1.0, 0.0, 0.0, 0), left=(7, 8)), "deadline", None, True)
+    outcome, status = judge(end, Limits())
+    told = account.report(prepared, outcome, end, status)
+    assert faults(told) == []
+    assert (told["exit"]["kill_incomplete"], told["exit"]["left"]) == (True, [7, 8])
+
+
+@pytest.fixture
+def documented() -> set[tuple[str, str]]:
+    """Code and cause, as the page has them."""
+    page = (ROOT / "docs/report.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (`[^|]+) \|", page, re.MULTILINE)
+    found = {(code, cause) for code, causes in rows for cause in re.findall(r"`([^`]+)`", causes)}
+    assert len(found) > 15
+    return found
 
 
 def test_values_of_variables_are_not_in_it(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
@@ -235,8 +432,10 @@ def test_what_a_timeout_tells(runner_as: Caller, plugin_dir: Path, write_file: W
         "ended_by": "deadline",
         "signal": None,
         "forced": True,
+        "kill_incomplete": False,
+        "left": [],
     }
-    assert report["grant"]["limits"]["deadline"] == 0.3
+    assert report["grant"]["limits"]["deadline"] == 3
     assert report["grant"]["decided_by"]["deadline"] == "command line"
     assert list(report["timings"]) == ["manifest", "policy", "plan", "launch", "run", "teardown"]
 
