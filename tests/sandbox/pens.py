@@ -87,10 +87,12 @@ def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
             made.append(place)
             host = place
             if hierarchy.version == 2:
-                host = place / "host"
+                host = place / "host.scope"
                 host.mkdir()
                 made.append(host)
-                _delegate(place, caller)
+                _hand_down(place)
+                _mark(host if alone else place)
+            _hand_over(place, caller)
             _hand_over(host, caller)
             doors.append(host / "cgroup.procs")
         if not doors:
@@ -127,15 +129,17 @@ def _parent(hierarchy: Hierarchy) -> str:
     return hierarchy.directory
 
 
-def _delegate(place: Path, caller: Caller) -> None:
-    """As systemd does."""
+def _mark(place: Path) -> None:
+    """As systemd does for a unit with Delegate=yes."""
     with contextlib.suppress(OSError):
         os.setxattr(place, "user.delegate", b"1")
+
+
+def _hand_down(place: Path) -> None:
     has = set((place / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
     for controller in has:
         with contextlib.suppress(OSError):
             (place / "cgroup.subtree_control").write_text(f"+{controller}")
-    _hand_over(place, caller)
 
 
 def _hand_over(place: Path, caller: Caller) -> None:
