@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
+from runner.report import schema
 from tests.conftest import Caller
 
 PYTHON = "#!/usr/bin/python3 -I\n"
@@ -125,6 +128,23 @@ class Result:
         return json.loads(self.out.splitlines()[-1])
 
 
+def _is_sound(result: Result) -> None:
+    """What holds for every report, whatever it tells of."""
+    _schema().validate(result.report)
+    assert result.exit["status"] == result.status
+    assert bool(result.exit["left"]) == result.exit["kill_incomplete"]
+    budgets = result.report["budgets"]
+    assert {b["name"] for b in budgets if b["degraded"]} <= set(result.report["degraded"])
+    assert all(b["enforced_by"] or (b["degraded"] and b["effective"] is None) for b in budgets)
+    assert all(b["effective"] is None or b["effective"] <= b["requested"] for b in budgets)
+    assert set(result.hits) <= {b["name"] for b in budgets}
+
+
+@functools.cache
+def _schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema())
+
+
 class Running:
     """A plugin that runs. `end` closes its stdin, waits for it and returns the Result."""
 
@@ -167,6 +187,8 @@ class Running:
             out, err = ((data or b"").decode("utf-8", "surrogateescape") for data in streams)
             report = json.loads(self._report.read_bytes()) if self._report.exists() else {}
             self.result = Result(self.process.returncode, out, err, report)
+            if report:
+                _is_sound(self.result)
         return self.result
 
 
@@ -282,12 +304,13 @@ class Box:
     def groups_left(self) -> list[str]:
         """Groups of runners that were started here. A runner's own leaf (v2) is not one: it stays until the
         unit goes, or the next runner comes."""
+        ours = tuple(f"runner-{pid}-" for pid in self.runners)
         return [
-            str(path)
-            for pid in self.runners
+            f"{folder}/{name}"
             for mount, _, _ in _cgroup_mounts()
-            for path in Path(mount).rglob(f"runner-{pid}-*")
-            if not path.name.endswith("-self")
+            for folder, names, _ in os.walk(mount)  # skips what others remove meanwhile
+            for name in names
+            if name.startswith(ours) and not name.endswith("-self")
         ]
 
 

@@ -138,7 +138,7 @@ def test_a_whole_second_among_many(request: pytest.FixtureRequest, box: Box) -> 
     if not by_cgroup(box, "cpu_time"):
         reason = "killed when the account says 0.9 of 1 second, and so called signal:9; not every time"
         request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
-    result = box.run("import os\nos.fork(), os.fork()\n" + FOR_EVER, limits={"cpu_time": "1s"})
+    result = box.run("import os\nos.fork() and os.fork()\n" + FOR_EVER, limits={"cpu_time": "1s"})
     assert (result.status, result.outcome, result.hits) == (KILLED, USED_UP, ["cpu_time"])
 
 
@@ -148,6 +148,7 @@ def test_what_is_in_effect_where_only_seconds_count(box: Box) -> None:
         pytest.skip("here fractions count")
     result = box.run("pass", limits={"cpu_time": "500ms"})
     assert result.budget("cpu_time")["effective"] == 1
+    assert result.budget("cpu_time")["requested"] == 0.5
 
 
 def test_two_together(box: Box) -> None:
@@ -182,7 +183,9 @@ def test_a_daemon_while_the_program_sleeps(box: Box) -> None:
 
 def test_a_child_does_not_outlive_the_program(box: Box) -> None:
     """The program ends well, and so does the plugin: what it left running ended with it."""
-    result = box.run("import os\nif os.fork() == 0:\n    while True:\n        pass", limits={"cpu_time": "1s"})
+    result = box.run(
+        "import os\nif os.fork() == 0:\n    while True:\n        pass", limits={"cpu_time": "1s"}
+    )
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     as_asked(result, box, "cpu_time", 1)
 

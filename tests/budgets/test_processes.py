@@ -1,7 +1,7 @@
 """Processes and threads: exactly as many as granted, and a fork bomb that hurts nobody but itself.
 
-Where a cgroup counts them, a refused fork is told in the report. Where an rlimit does, just as many can exist,
-but nobody learns of a refusal except the plugin.
+Where a cgroup counts them, a refused fork is told in the report. Where an rlimit does, just as many can
+exist, but nobody learns of a refusal except the plugin.
 """
 
 from __future__ import annotations
@@ -123,6 +123,26 @@ def test_one_is_enough_to_run(box: Box) -> None:
     as_asked(result, box, 1)
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        1 << 20,
+        pytest.param(
+            *[1 << 22],
+            marks=pytest.mark.xfail(
+                strict=True, reason="with those of the cage it is more than pids.max takes"
+            ),
+        ),
+    ],
+)
+def test_as_many_as_there_can_be(box: Box, number: int) -> None:
+    if not by_cgroup(box, "pids"):
+        pytest.skip("an rlimit takes any number")
+    result = box.run("pass", limits={"pids": number})
+    assert result.outcome == OK
+    as_asked(result, box, number, peak=1)
+
+
 def test_who_fails_of_it(box: Box) -> None:
     result = box.run(count(status=3), limits={"pids": 4})
     assert result.told[0] == 3 and result.status == 3
@@ -162,8 +182,7 @@ def test_a_fork_bomb_is_over_with_its_deadline(box: Box) -> None:
     as_asked(result, box, TASKS)
     assert result.exit["ended_by"] == "deadline"
     # The promise itself: all of them are gone within 5 seconds of the deadline.
-    assert result.usage["wall"] < seconds + 5
-    assert result.budget("deadline")["peak"] == result.usage["wall"]
+    assert seconds <= result.budget("deadline")["peak"] < seconds + 5
 
 
 BESIDE = """
