@@ -1,0 +1,103 @@
+"""Who starts what is measured: we ourselves and, if we are root, an ordinary user as well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandbox.value import NamedTuple
+
+USER_UID = 54321  # nobody's
+RUNNER = str(Path(sys.executable).with_name("runner"))
+
+
+class Unable(Exception):
+    """Something that must work to be measured did not."""
+
+
+class Caller(NamedTuple):
+    name: str
+    uid: int
+    folder: str  # everybody may enter it; for plugins and what else they need
+    home: str
+
+    def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+        """Not by way of setpriv: its own start would be measured too."""
+        if self.uid != os.geteuid():
+            popen.update(user=self.uid, group=self.uid, extra_groups=())
+        return subprocess.Popen(argv, env=self.environ(), cwd="/", **popen)
+
+    def environ(self) -> Mapping[str, str]:
+        """Ours is not passed on: PYTHONDONTWRITEBYTECODE and its like change what is measured."""
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": self.home,
+            "XDG_CACHE_HOME": f"{self.home}/cache",
+            "XDG_STATE_HOME": f"{self.home}/state",
+        }
+
+    def said(self, argv: Sequence[str]) -> str:
+        """What a command prints. Raises Unable if it fails."""
+        with self.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate()
+        if process.returncode:
+            raise failed(argv, process.returncode, err)
+        return out.decode()
+
+    def write(self, name: str, text: str) -> str:
+        """A file of root's that everybody may read, in a folder of its own; its path."""
+        path = Path(self.folder, name)
+        path.parent.mkdir(exist_ok=True)
+        path.parent.chmod(0o755)
+        path.write_text(text)
+        path.chmod(0o644)
+        return str(path)
+
+
+def failed(argv: Sequence[str], status: int, said: bytes) -> Unable:
+    return Unable(f"{' '.join(argv)} ended with {status}:\n{said.decode(errors='replace')}")
+
+
+@contextmanager
+def callers() -> Iterator[list[Caller]]:
+    # Not TMPDIR's choice: the plugin's uid must be able to reach its own folder.
+    top = Path(tempfile.mkdtemp(prefix="runner-bench.", dir="/tmp"))
+    try:
+        top.chmod(0o755)
+        mine = "root" if os.geteuid() == 0 else "ordinary user"
+        found = [_caller(top, mine, os.geteuid())]
+        if os.geteuid() == 0:
+            other = _caller(top, "ordinary user", USER_UID)
+            found[0].said([RUNNER, "--version"])  # byte code is written by who may
+            if _can_run(other):
+                found.append(other)
+            else:
+                print(f"An ordinary user cannot run {RUNNER}: only root is measured.")
+        yield found
+    finally:
+        shutil.rmtree(top)
+
+
+def _caller(top: Path, name: str, uid: int) -> Caller:
+    folder, home = top / f"for-{uid}", top / f"home-{uid}"
+    for path, mode in ((folder, 0o755), (home, 0o700)):
+        path.mkdir()
+        path.chmod(mode)
+    os.chown(home, uid, uid if uid != os.geteuid() else os.getegid())
+    return Caller(name, uid, str(folder), str(home))
+
+
+def _can_run(caller: Caller) -> bool:
+    try:
+        caller.said([RUNNER, "--version"])
+    except (OSError, subprocess.SubprocessError, Unable):
+        return False
+    return True

@@ -1,0 +1,23 @@
+"""Numbers from samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_FEW = 100  # below that, the 99th percentile is the largest
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """By nearest rank: always one that was measured."""
+    return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]
+
+
+def median(samples: Sequence[float]) -> float:
+    return percentile(samples, 50)
+
+
+def tail(samples: Sequence[float]) -> str:
+    """The 99th percentile, or what can be said instead with too few for one."""
+    name = "p99" if len(samples) >= _FEW else "max"
+    return f"{name} {percentile(samples, 99):8.1f}"

@@ -1,0 +1,155 @@
+"""How long an end takes: from when it is asked for until the runner has returned and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from scripts.benches.caller import RUNNER, Caller, Unable, failed
+from scripts.benches.figures import median, tail
+
+PIDS = 512
+TASKS = 400
+PATIENCE = 120.0
+
+MANIFEST = """\
+[plugin]
+id = "endless"
+version = "1.0.0"
+name = "Endless"
+description = "Does not end by itself."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "{command}"
+args = {arguments}
+"""
+
+# Both ignore the polite signals, so that it takes SIGKILL, and both end by themselves some time, so that a
+# runner that fails here leaves nothing for ever. The last argument is the mark they are known by.
+IDLE = """trap "" TERM INT; echo ready; exec sleep "$0" """
+
+BOMB = f"""\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead
+until = time.monotonic() + {PATIENCE}
+
+def task():
+    os.close(begin)
+    os.read(wait, 1)
+    while time.monotonic() < until:
+        try:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            os.write(tell, b".")
+        except OSError:  # the budget; each refused fork costs as much as one that is not
+            time.sleep(0.01)
+    os._exit(0)
+
+# All at once: the first would leave no room for the last. No task ends without a successor: from here on
+# there are always so many.
+wait, begin = os.pipe()
+hear, tell = os.pipe2(os.O_NONBLOCK)
+os.set_blocking(hear, True)
+for number in range({TASKS}):
+    if os.fork() == 0:
+        task()
+os.close(begin)
+heard = 0
+while heard < {TASKS}:
+    heard += len(os.read(hear, {TASKS}))
+os.write(1, b"ready\\n")
+time.sleep({PATIENCE})
+"""
+
+
+def bench(caller: Caller, idles: int, bombs: int) -> None:
+    idle = _manifest(caller, "idle", "/bin/sh", "-c", IDLE)
+    script = caller.write("bomb/bomb.py", BOMB)
+    bomb = _manifest(caller, "bomb", "/usr/bin/python3", "-ISE", script)
+    print(
+        f"\nkill, as {caller.name}, pids held by {_means(caller, idle)}: from two signals to the runner "
+        "until it has returned\nand every process is gone, in milliseconds"
+    )
+    for name, manifest, rounds in (
+        ("an idle plugin", idle, idles),
+        (f"a fork bomb of {TASKS} tasks", bomb, bombs),
+    ):
+        taken = [end(caller, manifest) for _ in range(rounds)]
+        figures = f"p50 {median(taken):7.1f}   {tail(taken)}   min {min(taken):7.1f}"
+        print(f"  {name:24} {figures}   ({rounds} times)")
+
+
+def _manifest(caller: Caller, name: str, command: str, *arguments: str) -> str:
+    text = MANIFEST.format(command=command, arguments=json.dumps(arguments))
+    return caller.write(f"{name}/nexo-plugin.toml", text)
+
+
+def _means(caller: Caller, manifest: str) -> str:
+    argv = [RUNNER, "explain", "--format", "json", "--pids", str(PIDS), manifest]
+    budgets = json.loads(caller.said(argv))["budgets"]
+    return next(str(budget["enforced_by"]) for budget in budgets if budget["name"] == "pids")
+
+
+def end(caller: Caller, manifest: str) -> float:
+    """Start it, wait until it does its worst, end it, and see that it has ended. Milliseconds."""
+    # A number, because it is what the idle one sleeps; so long that no other process has the same.
+    mark = f"{PATIENCE:.0f}.{secrets.randbits(64):020}"
+    argv = [RUNNER, "exec", "--pids", str(PIDS), "--memory", "2G", manifest, "--", mark]
+    # All of the plugin's processes inherit its stdout: its end of file is the end of the last of them.
+    read, write = os.pipe()
+    with (
+        open(read, "rb", buffering=0) as stdout,
+        caller.start(argv, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE) as process,
+    ):
+        os.close(write)
+        try:
+            if not _readable(read) or stdout.read(6) != b"ready\n":
+                process.kill()
+                raise failed(argv, process.wait(), process.stderr.read() if process.stderr else b"")
+            start = time.perf_counter()
+            # Two different ones: two of the same kind can become one on the way.
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            over = _readable(read) and stdout.read(1) == b""
+            status = process.wait(PATIENCE)
+            taken = time.perf_counter() - start
+        except BaseException:
+            process.kill()
+            raise
+    left = marked(mark)
+    groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/runner-{process.pid}-*[0-9]")]
+    if not over or left or groups:
+        raise Unable(f"{manifest} was not ended: left are the processes {left} and the groups {groups}")
+    if status != 128 + signal.SIGTERM:
+        raise Unable(f"{manifest} ended by itself, with status {status}")
+    return taken * 1000
+
+
+def _readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], PATIENCE)[0])
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes with `mark` among their arguments. A fork has its parent's.
+
+    Not for a bomb that lives: it makes new processes faster than a listing gets to its end.
+    """
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # gone since the listing
+            if mark.encode() in words:
+                found.append(int(name))
+    return found
