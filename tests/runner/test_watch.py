@@ -7,16 +7,21 @@ what is read from it to its end was written by nobody who still lives.
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from runner import watch
+from sandbox.cell import Cell, Exit, Usage
+from sandbox.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -44,8 +49,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
         signal.signal(number, signal.SIG_IGN)
     for number in how.get("blocked", ()):
         signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    seconds = how.get("deadline")
-    deadline = None if seconds is None else time.monotonic() + seconds
+    clocks = {"deadline": time.monotonic() + how["deadline"]} if "deadline" in how else {}
     with (
         watch.watched_caller() as caller,
         watch.watched_signals() as signals,
@@ -53,7 +57,13 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     ):
         if how.get("not there yet"):
             cell.signal_program = lambda _: False
-        end = watch.wait(cell, signals, caller, watch.Clocks(deadline))
+        if how.get("launch is over"):
+            while not cell.runs():
+                time.sleep(0.001)
+            clocks["launch"] = time.monotonic()
+        if "teardown" in how:
+            clocks["teardown"] = how["teardown"]
+        end = watch.wait(cell, signals, caller, watch.Clocks(**clocks))
     return [end.exit.code, end.reason, end.signal, end.forced]
 
 
@@ -299,8 +309,6 @@ def test_a_caller_outside_of_our_pid_namespace(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["reaped", "still a zombie"])
 def test_a_caller_that_dies_while_we_look(monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
-    import select
-
     dead = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     if gone:
@@ -315,3 +323,248 @@ def test_a_caller_that_dies_while_we_look(monkeypatch: pytest.MonkeyPatch, gone:
         assert [fd for fd, _ in poll.poll(0)] == [caller]
     assert os.listdir("/proc/self/fd") == before
     dead.wait()
+
+
+# --- the time to end ---------------------------------------------------------------------------------------
+
+
+def test_a_teardown_limit_stands_in_for_our_patience(start: Start, runner_as: Caller) -> None:
+    running = start(runner_as, sh(DEAF), grace=1000.0, teardown=0.2)
+    running.says("ready")
+    running.signal(signal.SIGTERM)
+    assert running.end() == [137, "signal", signal.SIGTERM, True]
+
+
+def test_a_long_teardown_is_waited_for(start: Start, runner_as: Caller) -> None:
+    running = start(runner_as, sh(POLITE), grace=0.001, teardown=1000.0)
+    running.says("ready")
+    running.signal(signal.SIGTERM)
+    running.says("heard")
+    running.hear("goodbye")
+    running.says("goodbye")
+    assert running.end() == [3, "signal", signal.SIGTERM, False]
+
+
+def test_a_deadline_holds_also_during_a_teardown(start: Start, runner_as: Caller) -> None:
+    running = start(runner_as, sh(DEAF), deadline=1.0, teardown=1000.0)
+    running.says("ready")
+    running.signal(signal.SIGTERM)
+    assert running.end() == [137, "signal", signal.SIGTERM, True]
+
+
+# --- the launch --------------------------------------------------------------------------------------------
+
+
+def test_a_launch_that_was_in_time(start: Start, runner_as: Caller) -> None:
+    """When the time comes the program runs, and that is all there is to be seen to."""
+    running = start(runner_as, sh("echo ready; read word; exit 5"), **{"launch is over": True})
+    running.says("ready")
+    running.hear("go")
+    assert running.end() == [5, None, None, False]
+
+
+# --- one that cannot be killed, and what runs out ----------------------------------------------------------
+
+
+class Stubborn(Cell):
+    """A cell that says what is done to it. It ends when its test says so, or never."""
+
+    def __init__(self, runs: bool = True, hears: bool = True) -> None:
+        self.done: list[str] = []
+        self.process = subprocess.Popen(["/bin/sleep", "1000"])
+        self.pid = self.process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.dies_of: str | None = None
+        self._runs = runs
+        self._hears = hears
+
+    def _told(self, word: str) -> None:
+        self.done.append(word)
+        if word == self.dies_of:
+            self.process.kill()
+
+    def end(self) -> None:
+        self._told("end")
+
+    def kill(self) -> None:
+        self._told("kill")
+
+    def runs(self) -> bool:
+        self._told("runs?")
+        return self._runs
+
+    def signal_program(self, number: int) -> bool:
+        self._told(f"signal {number}")
+        return self._hears
+
+    def wait(self) -> Exit:
+        self._told("wait")
+        self.process.wait()
+        return Exit(137, True, None, Usage(0.0, 0.0, 0.0, 0))
+
+    def give_up(self) -> Exit:
+        self._told("give up")
+        return Exit(None, True, None, Usage(0.0, 0.0, 0.0, 0), left=(self.pid,))
+
+
+class Empty(Meter):
+    """A budget that runs out when it is looked at for the `nth` time, or when something is to be read."""
+
+    def __init__(self, name: str, nth: int = 1, fd: int | None = None) -> None:
+        self.name, self.nth, self.fd = name, nth, fd
+        self.looks = 0
+        self.due = math.inf if fd is not None else 0.0
+
+    def interest(self) -> Mapping[int, int]:
+        return {} if self.fd is None else {self.fd: select.POLLIN}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        self.looks += 1
+        if self.fd is not None:
+            return self.name if self.fd in ready else None
+        return self.name if self.looks >= self.nth else None
+
+
+@pytest.fixture
+def stubborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stubborn]]:
+    """With little patience, so that a test need not have any."""
+    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(watch, "KILL_SECONDS", 0.05)
+    made: list[Stubborn] = []
+
+    def make(**how: Any) -> Stubborn:
+        made.append(Stubborn(**how))
+        return made[-1]
+
+    yield make
+    for cell in made:
+        cell.process.kill()
+        cell.process.wait()
+        os.close(cell.pidfd)
+
+
+def ending(cell: Stubborn, *meters: Meter, sent: tuple[int, ...] = (), **clocks: float) -> watch.End:
+    """Watch it, with clocks in seconds from now."""
+    now = time.monotonic()
+    set_to = {name: value if name == "teardown" else now + value for name, value in clocks.items()}
+    with watch.watched_signals() as signals:
+        for number in sent:
+            os.kill(os.getpid(), number)
+        return watch.wait(cell, signals, None, watch.Clocks(**set_to), meters)
+
+
+def test_every_step_is_bounded(stubborn: Callable[..., Stubborn]) -> None:
+    """From within, then from outside, then no more; and who is left is named."""
+    cell = stubborn()
+    end = ending(cell, deadline=0.01)
+    assert cell.done == ["end", "kill", "give up"]
+    assert (end.reason, end.forced, end.exit.kill_incomplete) == ("deadline", True, True)
+    assert end.exit.left == (cell.pid,)
+
+
+@pytest.mark.parametrize(("dies_of", "done"), [("end", ["end", "wait"]), ("kill", ["end", "kill", "wait"])])
+def test_no_step_more_than_needed(
+    stubborn: Callable[..., Stubborn], monkeypatch: pytest.MonkeyPatch, dies_of: str, done: list[str]
+) -> None:
+    cell = stubborn()
+    cell.dies_of = dies_of
+    monkeypatch.setattr(watch, "PATIENCE" if dies_of == "end" else "KILL_SECONDS", 20.0)
+    end = ending(cell, deadline=0.01)
+    assert cell.done == done
+    assert (end.reason, end.exit.kill_incomplete) == ("deadline", False)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"meters": ["disk"]}, "limit"),
+        ({"launch": 0.01}, "launch"),
+        ({"sent": (signal.SIGTERM,), "teardown": 0.05}, "signal"),
+        ({"sent": (signal.SIGTERM, signal.SIGINT)}, "signal"),
+    ],
+    ids=["limit", "launch", "signal", "two signals"],
+)
+def test_whatever_the_reason_it_is_bounded(
+    stubborn: Callable[..., Stubborn], how: dict[str, Any], reason: str
+) -> None:
+    cell = stubborn(runs=False)
+    meters = [Empty(name) for name in how.pop("meters", ())]
+    end = ending(cell, *meters, **how)
+    assert (end.reason, end.exit.left) == (reason, (cell.pid,))
+    assert [word for word in cell.done if word in ("end", "kill", "give up")] == ["end", "kill", "give up"]
+
+
+def test_the_first_reason_stays(stubborn: Callable[..., Stubborn]) -> None:
+    """Two budgets, a deadline that passes meanwhile and a signal: it was the first budget."""
+    first, second = Empty("disk"), Empty("output")
+    end = ending(stubborn(), first, second, deadline=0.02, launch=0.02)
+    assert (end.reason, end.limit) == ("limit", "disk")
+    assert second.looks > 1  # looked at to the end: a relay has to be emptied
+    end = ending(stubborn(), Empty("output", nth=5), deadline=-1.0)
+    assert (end.reason, end.limit) == ("deadline", None)
+    end = ending(stubborn(), Empty("disk"), sent=(signal.SIGTERM,), teardown=0.05)
+    assert (end.reason, end.limit, end.signal) == ("signal", None, signal.SIGTERM)
+
+
+def test_a_signal_after_the_end_was_decided(stubborn: Callable[..., Stubborn]) -> None:
+    """Changes nothing, and does not start the steps anew."""
+    cell = stubborn()
+
+    class Late(Empty):
+        def look(self, ready: Mapping[int, int], now: float) -> str | None:
+            if self.looks == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().look(ready, now)
+
+    end = ending(cell, Late("disk"))
+    assert (end.reason, end.limit) == ("limit", "disk")
+    assert cell.done == ["end", "kill", "give up"]
+
+
+def test_a_meter_that_always_wants_to_look(stubborn: Callable[..., Stubborn]) -> None:
+    """It keeps the loop busy, and nobody else from being heard."""
+    cell = stubborn()
+    cell.dies_of = "end"
+    meter = Empty("disk", nth=10**9)
+    end = ending(cell, meter, deadline=0.2)
+    assert (end.reason, end.exit.code) == ("deadline", 137)
+    assert meter.looks > 10
+
+
+def test_a_meter_with_a_descriptor(stubborn: Callable[..., Stubborn]) -> None:
+    read, write = os.pipe()
+    os.write(write, b"!")
+    quiet_r, quiet_w = os.pipe()
+    cell, quiet, meter = stubborn(), Empty("disk", fd=quiet_r), Empty("output", fd=read)
+    cell.dies_of = "end"
+    end = ending(cell, quiet, meter)
+    assert (end.reason, end.limit) == ("limit", "output")
+    for fd in (read, write, quiet_r, quiet_w):
+        os.close(fd)
+
+
+def test_the_launch_is_looked_at_once(stubborn: Callable[..., Stubborn]) -> None:
+    cell = stubborn(runs=True)
+    cell.dies_of = "end"
+    end = ending(cell, launch=0.01, deadline=0.3)
+    assert cell.done == ["runs?", "end", "wait"]
+    assert end.reason == "deadline"
+    late = stubborn(runs=False)
+    late.dies_of = "end"
+    assert ending(late, launch=0.01, deadline=20.0).reason == "launch"
+    assert late.done == ["runs?", "end", "wait"]
+
+
+def test_the_keepers_clock_is_a_deadline_too(stubborn: Callable[..., Stubborn]) -> None:
+    """It rang while we were stopped. If we had a reason of our own before, that stays."""
+    cell = stubborn()
+    cell.process.kill()
+    expired = Exit(137, True, None, Usage(0.0, 0.0, 0.0, 0), expired=True)
+    cell.wait = lambda: expired  # type: ignore[method-assign]
+    end = ending(cell, deadline=1000.0)
+    assert (end.reason, end.forced) == ("deadline", True)
+    cell = stubborn()
+    cell.dies_of = "end"
+    cell.wait = lambda: expired  # type: ignore[method-assign]
+    end = ending(cell, Empty("disk"))
+    assert (end.reason, end.limit, end.forced) == ("limit", "disk", True)
