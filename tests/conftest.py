@@ -65,12 +65,29 @@ def _lacks_program(name: str, package: str) -> str:
     return "" if shutil.which(name, path=SYSTEM_PATH) else f"needs {name} (apt-get install {package})"
 
 
+# Who makes units for us.
+MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
+
+
+def _lacks_systemd() -> str:
+    probe = [*MANAGER, "--scope", "-q", "-p", "Delegate=yes", "true"]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=60)
+    except OSError:
+        return "needs systemd"
+    unified = any(line.startswith("0::") for line in Path("/proc/self/cgroup").read_text().splitlines()[:1])
+    if done.returncode == 0 and not unified:
+        return "needs a pure cgroup v2"
+    return "" if done.returncode == 0 else f"needs a systemd that makes units for us: {done.stderr.strip()}"
+
+
 # Each says why not, or nothing.
 _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "root": _lacks_root,
     "user": _lacks_user,
     "node": lambda: _lacks_program("node", "nodejs"),
     "gcc": lambda: _lacks_program("gcc", "gcc libc6-dev"),
+    "systemd": _lacks_systemd,
 }
 
 
@@ -125,7 +142,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             continue
         why = lacks(name)
         terminalreporter.line(
-            f"{name:6} {ran[name]:5} ran" + (f", {skipped[name]} skipped: {why}" if skipped[name] else ""),
+            f"{name:7} {ran[name]:5} ran" + (f", {skipped[name]} skipped: {why}" if skipped[name] else ""),
             yellow=bool(skipped[name]),
         )
 
