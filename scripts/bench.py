@@ -34,6 +34,7 @@ def main() -> int:
         f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
     )
+    os.closerange(3, 1024)  # what a shell left open could stand where bwrap's own are to be
     try:
         with callers() as found:
             for caller in found:
