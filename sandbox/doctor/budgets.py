@@ -224,7 +224,7 @@ def _killing(trial: Trial) -> Finding:
     return Finding(
         "cgroup_kill",
         "info",
-        "no cgroup.kill (cgroup v2, Linux 5.14): the end of its pid namespace is what kills a plugin",
+        "no group with cgroup.kill (cgroup v2, Linux 5.14): the end of its pid namespace kills a plugin",
     )
 
 
@@ -234,7 +234,7 @@ def _freezing(trial: Trial, disk: LimitRule) -> Finding:
     return Finding(
         "cgroup_freeze",
         "info" if disk.default is None else "degraded",
-        "no cgroup.freeze (cgroup v2): SIGSTOP holds a plugin still while its folders are measured",
+        "no group with cgroup.freeze (cgroup v2): SIGSTOP holds a plugin still while folders are measured",
         "one of many processes may write on meanwhile, beyond its disk budget",
         DELEGATE,
     )
