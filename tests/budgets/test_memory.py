@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.budgets.cage import SH, Box, Result, by_cgroup, held, rlimit_of
+from tests.conftest import vanished
 
 MIB = 1 << 20
 OOM = ("crashed", "run", "oom")
@@ -121,7 +122,7 @@ def test_within_the_budget_nothing_happens(box: Box) -> None:
 def test_a_child_while_the_program_ends_well(box: Box) -> None:
     """Whoever is faster, the kernel with the rest of the group, the runner, or the program with its status 0:
     the plugin lost a part of itself, and that is told."""
-    for _ in range(4):
+    for _ in range(3):
         result = box.run(ONLY_A_CHILD.format(then="os._exit(0)"), limits={"memory": "32M"})
         if by_cgroup(box, "memory"):
             ran_out(result, box, 32 * MIB)
@@ -129,6 +130,29 @@ def test_a_child_while_the_program_ends_well(box: Box) -> None:
         else:
             assert (result.status, result.outcome, result.hits) == (0, OK, [])
             as_asked(result, box, 32 * MIB)
+
+
+def test_a_program_that_was_faster_than_the_runner(box: Box) -> None:
+    """The runner is stopped, so that nobody but the kernel has a hand in it, and learns of all at once."""
+    code = "print('ready', flush=True)\ninput()\n" + ONLY_A_CHILD.format(then="os._exit(0)")
+    with box.running(code, limits={"memory": "32M"}) as running:
+        keeper = running.family["keeper"]
+        running.process.send_signal(signal.SIGSTOP)
+        try:
+            running.say("now")
+            assert vanished({keeper}, 60)
+        finally:
+            running.process.send_signal(signal.SIGCONT)
+    result = running.result
+    assert result is not None
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 32 * MIB)
+        # v2 kills all of the group; on v1 the program lived to say that all is well.
+        code_and_status = (137, None) if held(box, "memory") == "cgroup v2" else (0, 0)
+        assert (result.status, result.exit["code"]) == code_and_status
+        assert result.exit["ended_by"] is None
+    else:
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
 
 def test_a_child_and_a_program_that_would_go_on(box: Box) -> None:
