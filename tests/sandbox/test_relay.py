@@ -425,6 +425,31 @@ def test_a_sink_that_nobody_reads_stops_the_plugin_and_loses_nothing(sink: Sink)
     assert reader.end() == data[:written]
 
 
+def test_small_writes_fill_a_pipe_as_densely_as_ever(sink: Sink) -> None:
+    """A caller may wait for the end first and read then: what fitted into its pipe must still fit."""
+    relay = Relay(sink.fd, size=1 << 20, lines=None)
+    for _ in range(1000):
+        os.write(relay.source, b"a log line\n")
+        settle(relay)
+    assert relay.passed == 11_000
+    assert relay.finish(0)
+    assert read_exactly(sink.other, 11_000) == b"a log line\n" * 1000
+
+
+@pytest.mark.parametrize("sink", [terminal_sink], indirect=True)
+def test_a_terminal_that_has_room_for_a_part_takes_a_part(sink: Sink) -> None:
+    """It says that it is ready when it has room for one character; a write of more would wait."""
+    relay = Relay(sink.fd, size=1 << 20, lines=None)
+    data = os.urandom(BUFFER)
+    os.write(relay.source, data)
+    settle(relay)
+    assert 0 < relay.passed < len(data)
+    reader = Reader(sink.other)
+    assert relay.finish(60)
+    os.close(sink.fd)
+    assert reader.end() == data
+
+
 @every_read_sink
 def test_slow_reader_and_process(sink: Sink, tmp_path: Path) -> None:
     data = os.urandom(300_000)
