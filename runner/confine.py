@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.prepare import Prepared
 from runner.report import EXEC_REFUSED, Failure, Outcome
-from runner.watch import Clocks
+from runner.watch import Clocks, End
 from sandbox.cell import Bounds, Cell, launched
 from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.cgroups import Cgroup
@@ -20,7 +20,6 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.disk import DiskMeter
-
     from sandbox.relay import Relay
 
 # The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
@@ -36,6 +35,18 @@ class Confined(NamedTuple):
     clocks: Clocks
     meters: tuple[Meter, ...]
     relay: Relay | None  # of its stderr, where output is limited
+    disk: DiskMeter | None
+
+    def settle(self, end: End) -> tuple[End, bool]:
+        """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
+        looked. And whether our own stderr can be written to: its reader may be stuck."""
+        writable = self.relay is None or self.relay.finish(_RELAY_PATIENCE)
+        over = self.relay.exceeded if self.relay is not None else None
+        if over is None and self.disk is not None and self.disk.measure():
+            over = "disk"
+        if over is not None and end.reason is None:
+            end = end._replace(reason="limit", limit=over)
+        return end, writable
 
 
 @contextmanager
@@ -52,7 +63,7 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
             stack.callback(disk.close)
         relay = _relay(limits)
         if relay is not None:
-            stack.callback(relay.finish, _RELAY_PATIENCE)
+            stack.callback(relay.close)
         bounds = Bounds(
             rlimits(limits, prepared.budgets.fallbacks),
             cgroup,
@@ -75,10 +86,10 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
         if cgroup is not None and limits.cpu_time is not None:
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
         for meter in meters:
-            stack.callback(meter.close)
+            stack.callback(meter.close)  # twice is as good as once
         if disk is not None:
             meters.append(disk)
-        yield Confined(cell, clocks, tuple(meters), relay)
+        yield Confined(cell, clocks, tuple(meters), relay, disk)
 
 
 def _relay(limits: Limits) -> Relay | None:

@@ -22,7 +22,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         assert end.limit is not None
         message = f"the plugin used up its {end.limit} budget of {_amount(end.limit, limits)}"
         cause = "output" if end.limit == "output_lines" else end.limit
-        return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL
+        return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL if end.forced else status
     if end.reason == "launch":
         outcome = Outcome(
             "launch_failed",

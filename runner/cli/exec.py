@@ -19,6 +19,7 @@ from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outc
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
+from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -47,13 +48,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"runner exec: {error}", file=sys.stderr)
         return USAGE_ERROR
     prepared = Prepared(invocation)
-    end: End | None = None
-    confined: Confined | None = None
+    lived: Lived | None = None
     try:
         with watched_caller() as caller:
-            end, confined = _live(prepared, caller, started)
+            lived = _live(prepared, caller, started)
         assert prepared.grant is not None
-        outcome, status = judge(end, prepared.grant.limits)
+        outcome, status = judge(lived.end, prepared.grant.limits)
     except Failure as failure:
         outcome, status = failure.outcome, failure.exec_status
     except SpawnError as error:
@@ -77,27 +77,41 @@ def run(args: argparse.Namespace) -> int:
             if sink.wanted:
                 from runner.account import report
 
+                end, confined = (lived.end, lived.confined) if lived is not None else (None, None)
                 sink.write(report(prepared, outcome, end, status, confined))
         except SinkError as error:
             print(f"runner exec: {error}", file=sys.stderr, flush=True)
-    with suppress(OSError):
-        # A plugin that failed by itself has said so itself. That a budget ended it, only we can tell.
-        if outcome.code not in ("ok", "crashed", "cancelled") or (end is not None and _is_ours(end, outcome)):
-            from runner.cli import printing
-
-            printing.failure(prepared, outcome)
-        if end is not None and end.exit.kill_incomplete:
-            pids = ", ".join(map(str, end.exit.left))
-            print(f"runner exec: kill_incomplete: could not be killed: {pids}", file=sys.stderr)
-        sys.stderr.flush()
+    if lived is None or lived.writable:
+        with suppress(OSError):
+            _say(prepared, outcome, lived)
     return status
+
+
+def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
+    """A plugin that failed by itself has said so itself. That a budget ended it, only we can tell."""
+    if outcome.code not in ("ok", "crashed", "cancelled") or (lived and _is_ours(lived.end, outcome)):
+        from runner.cli import printing
+
+        printing.failure(prepared, outcome)
+    if lived is not None and lived.end.exit.kill_incomplete:
+        pids = ", ".join(map(str, lived.end.exit.left))
+        print(f"runner exec: kill_incomplete: could not be killed: {pids}", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def _is_ours(end: End, outcome: Outcome) -> bool:
     return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in ("oom", "cpu_time"))
 
 
-def _live(prepared: Prepared, caller: int | None, started: float) -> tuple[End, Confined]:
+class Lived(NamedTuple):
+    """What became of a plugin that was started."""
+
+    end: End
+    confined: Confined
+    writable: bool  # our stderr
+
+
+def _live(prepared: Prepared, caller: int | None, started: float) -> Lived:
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
     with ready(prepared, os.environ) as opened:
@@ -108,17 +122,18 @@ def _live(prepared: Prepared, caller: int | None, started: float) -> tuple[End, 
                 printing.warn(
                     "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
                 )
-        ended = _watch(prepared, opened, caller, started)
+        lived = _watch(prepared, opened, caller, started)
     prepared.timings.mark("teardown")
-    return ended
+    return lived
 
 
-def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> tuple[End, Confined]:
+def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> Lived:
     with watched_signals() as signals, confine(prepared, opened, started) as confined:
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
+        end, writable = confined.settle(end)
         prepared.timings.mark("run")
-        return end, confined
+        return Lived(end, confined, writable)
 
 
 def _refuse_directories() -> None:
