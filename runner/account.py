@@ -85,7 +85,7 @@ def degraded(prepared: Prepared) -> Iterator[str]:
 
 
 def _hits(prepared: Prepared, end: End, confined: Confined | None) -> list[str]:
-    """Also what was found out when the plugin had ended: its last words are read after it."""
+    """Also what was found out when it was over, whatever had ended it: last words are read after the end."""
     assert prepared.grant is not None
     limits = prepared.grant.limits
     met = set(limits_hit(end, limits))

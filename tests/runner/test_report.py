@@ -326,7 +326,8 @@ def test_what_was_printed_last_counts_too(runner_as: Caller, plugin_dir: Path, w
     """Also if the plugin has ended before anybody looked."""
     report = launch(runner_as, plugin_dir, write_file, "last words").report
     assert faults(report) == []
-    assert report["limits_hit"] == ["output"]
+    assert (report["outcome"]["cause"], report["limits_hit"]) == ("output", ["output"])
+    assert report["exit"]["ended_by"] == "limit"
     assert (report["stderr"]["bytes"], report["stderr"]["dropped"]) == (10000, 9000)
 
 
