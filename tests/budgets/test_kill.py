@@ -1,0 +1,333 @@
+"""The end is bounded, and what could not be ended is said.
+
+Who hangs in the kernel cannot be killed by anybody. A process in a frozen v1 freezer is as good: SIGKILL
+takes effect when it is thawed, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sandbox.hierarchies import own_hierarchies
+from sandbox.mounts import read_mounts
+from tests.budgets.altered import altered
+from tests.budgets.cage import PREFER, SH, Box, Result, by_cgroup, group_of, wait_for
+from tests.conftest import lacks
+
+TIMEOUT = ("timeout", "invocation", "deadline")
+
+# What would take ten seconds, and two for each group, takes one here.
+BRISK = """
+import runner.watch, sandbox.cell, sandbox.cgroups
+runner.watch.KILL_SECONDS = sandbox.cell.KILL_SECONDS = 0.5
+runner.watch.PATIENCE = 0.2
+sandbox.cgroups._REMOVE_SECONDS = 0.1
+"""
+# How long a runner may take then, on a machine that is slow. A runner that waits for ever takes longer.
+RETURNS = 30.0
+
+
+class Freezer:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def freeze(self, *pids: int) -> None:
+        for pid in pids:
+            (self.path / "cgroup.procs").write_text(str(pid))
+        (self.path / "freezer.state").write_text("FROZEN")
+        assert wait_for(lambda: (self.path / "freezer.state").read_text().strip() == "FROZEN")
+
+    def thaw(self) -> None:
+        (self.path / "freezer.state").write_text("THAWED")
+
+    def processes(self) -> set[int]:
+        return set(map(int, (self.path / "cgroup.procs").read_text().split()))
+
+
+@pytest.fixture
+def freezer(nothing_left: None, plugin_dir: Path) -> Iterator[Freezer]:
+    """A v1 freezer group of our own; the hierarchy is mounted for us where nobody else has."""
+    if reason := lacks("root"):
+        pytest.skip(reason)
+    found = [each for each in own_hierarchies(read_mounts()) if each.controllers == {"freezer"}]
+    with contextlib.ExitStack() as stack:
+        if found:
+            above = Path(found[0].directory)
+        else:
+            above = plugin_dir / "freezer"
+            above.mkdir()
+            mount = ["mount", "-t", "cgroup", "-o", "freezer", "none", str(above)]
+            if subprocess.run(mount, capture_output=True).returncode != 0:
+                pytest.skip("there is no v1 freezer here, and none can be mounted")
+            stack.callback(subprocess.run, ["umount", str(above)], check=True)
+        path = above / f"rt-{os.getpid()}"
+        path.mkdir()
+        group = Freezer(path)
+        try:
+            yield group
+        finally:
+            group.thaw()
+            for pid in group.processes():
+                os.kill(pid, signal.SIGKILL)
+            assert wait_for(partial(_removed, path))
+
+
+def _removed(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        path.rmdir()
+    return not path.exists()
+
+
+@pytest.fixture
+def brisk(freezer: Freezer, box: Box) -> Box:
+    """The freezer first: it is thawed when the box is looked at."""
+    box.caller = altered(box.caller, BRISK)
+    return box
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def is_gone(pid: int) -> bool:
+    return not lives(pid)
+
+
+def sweep(box: Box) -> None:
+    """What was left is swept by the next runner, or by the one after: the dead take a moment."""
+
+    def swept() -> bool:
+        assert box.run(f"{SH}exit 0\n", "--memory", "64M", "--pids", "20", "--cpu", "1").status == 0
+        return box.groups_left() == []
+
+    assert wait_for(swept)
+
+
+def is_incomplete(result: Result) -> list[int]:
+    """Says who is left. Fails if the report and stderr do not say the same."""
+    left = list(result.exit["left"])
+    assert result.exit["kill_incomplete"] and left, result
+    assert f"kill_incomplete: could not be killed: {', '.join(map(str, left))}" in result.err
+    return left
+
+
+SLEEPS = f"{SH}echo ready; sleep 1000\n"
+BUDGETS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
+
+
+# --- one that cannot be killed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["program", "everybody"])
+@pytest.mark.parametrize("budgets", [BUDGETS, ()], ids=["in groups", "in none"])
+def test_the_runner_returns_and_says_who_is_left(
+    brisk: Box, freezer: Freezer, who: str, budgets: tuple[str, ...]
+) -> None:
+    with brisk.running(SLEEPS, *budgets, "--deadline", "1h") as running:
+        family = running.family
+        frozen = {family["program"]} if who == "program" else set(family.values())
+        groups = [running.group(name) for name in ("memory", "cpu")] if budgets else []
+        freezer.freeze(*frozen)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)  # at once, then
+        assert running.process.wait(RETURNS) == 143
+        assert all(lives(pid) for pid in frozen), "they could be killed, so nothing was shown"
+        quota = _quota(groups[1]) if groups else ""
+        freezer.thaw()
+        assert wait_for(lambda: not any(lives(pid) for pid in family.values()))
+        result = running.end()  # not before: who lives holds our pipes open
+    assert result.outcome == ("cancelled", "teardown", "signal:15")
+    left = is_incomplete(result)
+    assert result.exit["code"] is None
+    if budgets and by_cgroup(brisk, "memory"):
+        keeper = family.pop("keeper")
+        assert frozen - {keeper} <= set(left) <= set(family.values())
+        assert quota in ("max", "-1") or not by_cgroup(brisk, "cpu")  # dying takes time, once it can
+    else:
+        assert left == [family["keeper"]]  # whoever waits for it waits for all
+    sweep(brisk)
+
+
+def _quota(group: Path) -> str:
+    for name in ("cpu.max", "cpu.cfs_quota_us"):
+        with contextlib.suppress(FileNotFoundError):
+            return (group / name).read_text().split()[0]
+    return ""
+
+
+def test_the_deadline_too(brisk: Box, freezer: Freezer) -> None:
+    folder = brisk.plugin(SLEEPS)
+    for seconds in (2, 4, 8, 16, 32):
+        began = time.monotonic()
+        with brisk._started(folder, ("--deadline", f"{seconds}s", *BUDGETS), PREFER, {}) as running:
+            if running.line() != "ready" or time.monotonic() > began + seconds / 2:
+                running.process.kill()  # too busy a machine to tell
+                continue
+            pid = running.pid
+            freezer.freeze(pid)
+            assert running.process.wait(seconds + RETURNS) == 124
+            assert lives(pid)
+            freezer.thaw()
+            assert wait_for(partial(is_gone, pid))
+            result = running.end()
+            assert (result.outcome, result.hits[-1:]) == (TIMEOUT, ["deadline"])
+            is_incomplete(result)
+            break
+    sweep(brisk)
+
+
+def test_a_quota_is_lifted_from_the_dying(brisk: Box, freezer: Freezer) -> None:
+    """The control of the above: until then it is there."""
+    if not by_cgroup(brisk, "cpu"):
+        pytest.skip("there is no quota here")
+    with brisk.running(SLEEPS, "--cpu", "0.05") as running:
+        assert _quota(running.group("cpu")) == "5000"
+        running.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.xfail(
+    raises=subprocess.TimeoutExpired,
+    reason="when the program has ended, its keeper waits for the others without end, and the runner for it",
+)
+def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
+    """The program itself ends, in order. That is bounded as well."""
+    code = f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n"
+    folder = brisk.plugin(code)
+    with brisk._started(folder, BUDGETS, PREFER, {}) as running:
+        assert running.line() == "ready"
+        assert wait_for(lambda: _children(running.pid))
+        (daemon,) = _children(running.pid)
+        freezer.freeze(daemon)
+        try:
+            running.say("end")
+            running.process.wait(5.0)  # RETURNS, once it does
+        finally:
+            freezer.thaw()
+            result = running.end()
+        assert daemon in is_incomplete(result)
+        assert result.exit["code"] == 7
+    sweep(brisk)
+
+
+def _children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+# --- without a cage ----------------------------------------------------------------------------------------
+
+
+def unsandboxed(box: Box, code: str) -> tuple[Path, str]:
+    """A plugin that asks for no cage, and a policy that gives it none."""
+    folder = box.plugin(code)
+    manifest = folder / "nexo-plugin.toml"
+    manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
+    return folder, PREFER.replace("version = 1\n", 'version = 1\nunsandboxed = "allow"\n')
+
+
+def test_without_a_cage_it_is_said_too(brisk: Box, freezer: Freezer) -> None:
+    folder, policy = unsandboxed(brisk, SLEEPS)
+    with brisk._started(folder, BUDGETS, policy, {}) as running:
+        assert running.line() == "ready"
+        (program,) = _children(running.process.pid)
+        freezer.freeze(program)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(RETURNS) == 143
+        assert lives(program)
+        freezer.thaw()
+        assert wait_for(lambda: not lives(program))
+        assert program in is_incomplete(running.end())
+    sweep(brisk)
+
+
+@pytest.mark.xfail(reason="BareCell.wait() does not look whether its killing was of any use")
+def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
+    folder, policy = unsandboxed(brisk, f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n")
+    with brisk._started(folder, BUDGETS, policy, {}) as running:
+        assert running.line() == "ready"
+        (program,) = _children(running.process.pid)
+        assert wait_for(lambda: _children(program))
+        (daemon,) = _children(program)
+        freezer.freeze(daemon)
+        try:
+            running.say("end")
+            running.process.wait(RETURNS)
+        finally:
+            freezer.thaw()
+        result = running.end()
+        assert wait_for(lambda: not lives(daemon))
+    sweep(brisk)
+    assert daemon in is_incomplete(result)
+
+
+# --- held still, as the runner itself does it --------------------------------------------------------------
+
+
+def test_what_is_frozen_by_v2_dies(box: Box) -> None:
+    """As the disk meter may have left it at that very moment."""
+    with box.running(f"{SH}trap '' TERM; echo ready; sleep 1000\n", *BUDGETS) as running:
+        group = group_of(running.pid, "")
+        if not group.name.startswith("runner-") or not (group / "cgroup.freeze").exists():
+            running.process.kill()
+            pytest.skip("there is no v2 group here that can freeze")
+        pids = set(running.family.values())
+        (group / "cgroup.freeze").write_text("1")
+        assert wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text())
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
+        result = running.end()
+    assert result.status == 143
+    assert not result.exit["kill_incomplete"]
+    assert not any(lives(pid) for pid in pids)
+
+
+# --- the order ---------------------------------------------------------------------------------------------
+
+# More than a single look can list, all of them deaf, in sessions of their own and busy under a small quota.
+CROWD = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
+for _ in range(15):
+    if os.fork() == 0:
+        os.setsid()
+        while True: pass
+print('ready', flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_crowd_under_a_small_quota(box: Box) -> None:
+    """Dying takes processor time. Without it being lifted, a hundredth of a core for sixteen takes long."""
+    with box.running(CROWD, "--cpu", "0.05", "--pids", "30") as running:
+        pids = set(running.family.values())
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
+        result = running.end()
+    assert result.status == 143 and not result.exit["kill_incomplete"]
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_the_keeper_lives_to_tell_what_was_used(box: Box) -> None:
+    """It is ended from within first: whoever kills the keeper kills the account."""
+    busy = "import sys, time\nsys.stdout.write('ready\\n'); sys.stdout.flush()\n"
+    busy += "while time.process_time() < 0.3: pass\nprint('done', flush=True)\ntime.sleep(1000)\n"
+    with box.running(busy) as running:
+        assert running.line() == "done"
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
+        result = running.end()
+    assert result.exit["code"] in (137, 143)
+    assert result.cpu >= 0.3
+    assert result.usage["read"] > 0
