@@ -63,7 +63,7 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
             stack.callback(disk.close)
         relay = _relay(limits)
         if relay is not None:
-            stack.callback(relay.close)
+            stack.callback(relay.finish, _RELAY_PATIENCE)  # the second time there is nothing left
         bounds = Bounds(
             rlimits(limits, prepared.budgets.fallbacks),
             cgroup,
@@ -77,18 +77,16 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
         else:
             cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
         live.append(cell)
-        meters: list[Meter] = []
         if relay is not None:
             relay.release()
-            meters.append(relay)
+        meters: list[Meter] = []
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
         if cgroup is not None and limits.cpu_time is not None:
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
         for meter in meters:
-            stack.callback(meter.close)  # twice is as good as once
-        if disk is not None:
-            meters.append(disk)
+            stack.callback(meter.close)
+        meters += [meter for meter in (relay, disk) if meter is not None]
         yield Confined(cell, clocks, tuple(meters), relay, disk)
 
 

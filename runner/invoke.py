@@ -6,6 +6,7 @@ from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, Outcome, Phase
 from runner.watch import End
 from sandbox.spec import Limits
 
+_TICKS_ASIDE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
 
@@ -100,12 +101,16 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
     /tmp) is not among them."""
     code, counters = end.exit.code, end.exit.counters
     used = end.exit.usage.cpu_user + end.exit.usage.cpu_system
-    cpu_signals = (None, 128 + _SIGXCPU, 128 + _SIGKILL)
     met = {
         "memory": bool(counters.oom_kills),
         "pids": bool(counters.pids_refused),
         "cpu": bool(counters.throttled),
-        "cpu_time": limits.cpu_time is not None and used >= limits.cpu_time and code in cpu_signals,
+        "cpu_time": limits.cpu_time is not None
+        and (
+            (code in (None, 128 + _SIGKILL) and used >= limits.cpu_time)
+            # The kernel's limit counts in ticks, and may be a few ahead of the account.
+            or (code == 128 + _SIGXCPU and used >= _TICKS_ASIDE * limits.cpu_time)
+        ),
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
         "launch": end.reason == "launch",

@@ -139,7 +139,9 @@ class _Watch:
         self.reason: Reason | None = None
         self.number: int | None = None
         self.limit: str | None = None
-        self.steps = 0  # towards the end: 1 ended from within, 2 killed
+        self.steps = 0  # towards the end: 1 ended from within, or by itself; 2 killed
+        self.forced = False
+        self.over = cell.over_fd
 
     def wait(self) -> End:
         while True:
@@ -147,6 +149,9 @@ class _Watch:
             now = time.monotonic()
             if self.cell.pidfd in ready:
                 return self._end(self.cell.wait())
+            if self.over is not None and self.over in ready:
+                self.over = None
+                self._outlive(now)
             if self.caller is not None and self.caller in ready:
                 self.caller = None
                 self._finish("caller_died")  # nobody is left to hear a goodbye
@@ -169,6 +174,8 @@ class _Watch:
         wanted = {self.cell.pidfd: select.POLLIN, self.signals.fd: select.POLLIN}
         if self.caller is not None:
             wanted[self.caller] = select.POLLIN
+        if self.over is not None:
+            wanted[self.over] = 0  # a hang-up is told unasked
         for meter in self.meters:
             wanted.update(meter.interest())
         for fd, events in wanted.items():
@@ -193,9 +200,15 @@ class _Watch:
 
     def _finish(self, reason: Reason) -> None:
         self.reason = self.reason or reason
+        self.forced = True
         if self.steps == 0:
             self.cell.end()
             self.steps, self.until = 1, time.monotonic() + PATIENCE
+
+    def _outlive(self, now: float) -> None:
+        """The program has ended, and its keeper kills what it left. That is not waited for without end."""
+        if self.steps == 0:
+            self.steps, self.until, self.launch = 1, now + KILL_SECONDS / 2, None
 
     def _press(self) -> bool:
         """The time is up. Whether there is nothing left to try."""
@@ -210,4 +223,4 @@ class _Watch:
 
     def _end(self, ended: Exit) -> End:
         reason: Reason | None = self.reason or ("deadline" if ended.expired else None)
-        return End(ended, reason, self.number, self.steps > 0 or ended.expired, self.limit)
+        return End(ended, reason, self.number, self.forced or ended.expired, self.limit)

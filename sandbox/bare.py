@@ -11,19 +11,24 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
-from sandbox.spawner import set_rlimits
+from sandbox.spawner import be_found, join_cgroups, set_rlimits
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005
 
 
 class BareCell(Cell):
+    def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float, bounds: Bounds) -> None:
+        super().__init__(pid, status_fd, ending_fd, started, bounds.cgroup)
+        self.over_fd = None  # there is no bwrap: when the program has ended, so has `pid`
+        self._deadline = bounds.deadline
+
     def end(self) -> None:
         self.kill()
 
@@ -69,6 +74,9 @@ class BareCell(Cell):
             counters, usage = self._counted(usage)
             self._exit = Exit(None if failed else code, not failed, None, usage, counters=counters)
             self.kill()  # what it left running
+            left = tuple(pid for pid in descendants(os.getpid()) if not _is_zombie(pid))
+            expired = self._deadline is not None and time.monotonic() >= self._deadline
+            self._exit = self._exit._replace(left=left, expired=expired and code == 128 + signal.SIGKILL)
         return self._exit
 
 
@@ -103,12 +111,38 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
             _become(plan, bounds, doors, parent, status_w)
     os.close(status_w)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    cell = BareCell(pid, status_r, null, time.monotonic(), bounds.cgroup)
+    cell = BareCell(pid, status_r, null, time.monotonic(), bounds)
     try:
+        if bounds.deadline is not None:
+            _start_clock(bounds.deadline, cell)
         yield cell
     finally:
         cell.close()
         prctl.set_child_subreaper(False)
+
+
+def _start_clock(deadline: float, cell: BareCell) -> None:
+    """A process that ends the plugin when its time is up, should the runner be stopped or busy then. In a
+    cage the keeper has that clock."""
+    import prctl
+
+    runner = os.getpid()
+    if os.fork():
+        return
+    try:
+        prctl.set_pdeathsig(signal.SIGKILL)
+        os.closerange(0, 0x7FFFFFFF)
+        while os.getppid() == runner and (left := deadline - time.monotonic()) > 0:
+            time.sleep(left)
+        if cell.cgroup is not None:
+            cell.cgroup.kill()
+        for _ in range(_PASSES):
+            for pid in set(descendants(runner)) - {os.getpid()}:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_PAUSE)
+    finally:
+        os._exit(0)
 
 
 def _become(plan: LaunchPlan, bounds: Bounds, doors: tuple[int, ...], parent: int, status_w: int) -> NoReturn:
@@ -119,8 +153,8 @@ def _become(plan: LaunchPlan, bounds: Bounds, doors: tuple[int, ...], parent: in
         prctl.set_pdeathsig(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(125)
-        for door in doors:
-            os.write(door, b"0")
+        join_cgroups(doors)
+        be_found(() if bounds.cgroup is None else [os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
         if bounds.stderr != 2:
             os.dup2(bounds.stderr, 2)

@@ -6,11 +6,13 @@ all. Less than in full stops the launch unless the policy prefers it only; then 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 
 from sandbox.hierarchies import Lack, Site, Survey
 from sandbox.layers import LayerUnavailable
+from sandbox.limits import CAGE_PROCESSES
 from sandbox.policy import Policy
 from sandbox.spec import Grant, Limits
 from sandbox.value import NamedTuple
@@ -67,6 +69,7 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
                 raise _unavailable(name, survey)
             if budget.enforced_by.startswith("RLIMIT"):
                 fallbacks.add(name)
+                budget = _within(budget)
         elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
             budget = budget._replace(effective=None, degraded=True, detail="there is no cage")
         else:
@@ -80,7 +83,8 @@ def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budge
     if name == "cpu_time":
         if (site := survey.counts_cpu) is not None:
             return budget._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
-        return budget._replace(enforced_by="RLIMIT_CPU", degraded=True, detail=_PER_PROCESS)
+        whole = math.ceil(budget.requested)  # seconds, and no part of one
+        return budget._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
     site = survey.site(name)
     if site is not None and name == "io" and not list(disks):
         return budget._replace(
@@ -108,11 +112,10 @@ def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budge
 def _by_other(budget: Budget, limits: Limits, grant: Grant) -> Budget:
     match budget.name:
         case "open_files" | "locked_memory" | "message_queues":
-            return budget._replace(enforced_by="rlimit", effective=_within(budget))
+            return _within(budget._replace(enforced_by="rlimit"))
         case "file_size":
-            return budget._replace(
-                enforced_by="rlimit", effective=min(budget.requested, limits.disk or budget.requested)
-            )
+            most = min(budget.requested, limits.disk or budget.requested)
+            return _within(budget._replace(enforced_by="rlimit", effective=most))
         case "tmp" | "shm":
             return budget._replace(enforced_by="size of the mount")
         case "disk":
@@ -131,17 +134,25 @@ def _by_other(budget: Budget, limits: Limits, grant: Grant) -> Budget:
             return budget._replace(enforced_by="clock")
 
 
-def _within(budget: Budget) -> float:
+def _within(budget: Budget) -> Budget:
     """Nobody can be given more than the runner itself may have."""
     import resource
 
     kinds = {
         "open_files": resource.RLIMIT_NOFILE,
+        "file_size": resource.RLIMIT_FSIZE,
         "locked_memory": resource.RLIMIT_MEMLOCK,
         "message_queues": resource.RLIMIT_MSGQUEUE,
+        "memory": resource.RLIMIT_DATA,
+        "pids": resource.RLIMIT_NPROC,
+        "cpu_time": resource.RLIMIT_CPU,
     }
     _, ceiling = resource.getrlimit(kinds[budget.name])
-    return budget.requested if ceiling == resource.RLIM_INFINITY else min(budget.requested, ceiling)
+    if ceiling == resource.RLIM_INFINITY or budget.effective is None:
+        return budget
+    if budget.name == "pids":
+        ceiling = max(0, ceiling - CAGE_PROCESSES)
+    return budget._replace(effective=min(budget.effective, ceiling))
 
 
 def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
@@ -169,5 +180,9 @@ def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
 
 
 def _release() -> tuple[int, ...]:
-    words = os.uname().release.split(".")
-    return tuple(int(digits) for word in words[:2] if (digits := "".join(c for c in word if c.isdigit())))
+    """Of the kernel: 6.1.0-13-arm64, 5.10-rc7."""
+    found = []
+    for word in os.uname().release.split(".")[:2]:
+        digits = word[: len(word) - len(word.lstrip("0123456789"))]
+        found.append(int(digits or 0))
+    return tuple(found)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox import bwrap, spawner
 from sandbox.cgroups import Cgroup, Counters
@@ -24,9 +25,9 @@ _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 # who takes longer hangs in the kernel, on a dead disk or server, and nobody can end it.
 KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
+_CROWD = 32  # processes
 
 
-_HIGH = 200  # more than bwrap and the runner have open themselves
 _PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
 
 
@@ -82,9 +83,12 @@ class Cell:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
         self.cgroup = cgroup
+        # Hung up when bwrap is gone: the program has ended, whatever is left of it.
+        self.over_fd: int | None = status_fd
         self._status_fd = status_fd
         self._ending_fd = ending_fd
         self._started = started
+        self._ran = False  # seen to
         self._exit: Exit | None = None
 
     def end(self) -> None:
@@ -94,13 +98,18 @@ class Cell:
         namespace ends it does not count, so its init is not the one to kill.
         """
         self._hasten()
+        self._ran = self._ran or self.runs()
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
+        elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD:
+            # bwrap's init would wait for its turn among all of them. The cgroup counts what they used.
+            self.cgroup.kill()
 
     def kill(self) -> None:
         """End all of it. The kernel does: `pid` is the init of a namespace around everything. Then by the
         cgroup as well: what a plugin could not leave in one way it cannot leave in the other."""
         if self._exit is None:
+            self._ran = self._ran or self.runs()
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             except ProcessLookupError:
@@ -122,15 +131,15 @@ class Cell:
         return descendants(self.pid)
 
     def runs(self) -> bool:
-        """Whether the program itself runs, and not bwrap on the way to it."""
+        """Whether the program itself runs, and not bwrap on the way to it: by their words, which everybody
+        may read. Root in a container may not look which file a process of another uid executes."""
         try:
             pid = self.pid
             for _ in range(_PROGRAM):
                 pid = children(pid)[0]
-            program, outer = (os.stat(f"/proc/{each}/exe") for each in (pid, children(self.pid)[0]))
+            return _words(pid) != _words(children(self.pid)[0])
         except (IndexError, OSError):
             return False
-        return not os.path.samestat(program, outer)
 
     def signal_program(self, number: int) -> bool:
         """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
@@ -155,7 +164,7 @@ class Cell:
             counters, usage = self._counted(usage)
             self._exit = Exit(
                 code=code,
-                reached_exec=code is not None,
+                reached_exec=code is not None or self._ran,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 usage=usage,
                 expired=ending is not None and ending.expired,
@@ -190,14 +199,19 @@ class Cell:
             left = tuple(self.cgroup.left()) if self.cgroup is not None else ()
             wall = time.monotonic() - self._started
             counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
-            self._exit = Exit(None, True, None, usage, counters=counters, left=left or (self.pid,))
+            os.set_blocking(self._status_fd, False)  # bwrap may be among those who do not end
+            code = self._reported_code()
+            self._exit = Exit(
+                code, code is not None, None, usage, counters=counters, left=left or (self.pid,)
+            )
         return self._exit
 
     def _reported_code(self) -> int | None:
         """bwrap's status: one JSON document per line; {"exit-code": N} only if the program was executed."""
         raw = b""
-        while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
-            raw += part
+        with suppress(BlockingIOError):
+            while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
+                raw += part
         import json
 
         for line in raw.splitlines():
@@ -225,6 +239,11 @@ class Cell:
 def children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(word) for word in file.read().split()]
+
+
+def _words(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(4096)
 
 
 def descendants(pid: int) -> list[int]:
@@ -269,17 +288,19 @@ def launched(
         ending_r, ending_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
         stack.callback(os.close, ending_w)
-        # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
-        # has them all. What is open above the limit stays open.
-        lowest = _HIGH if plan.limits.open_files is not None else 0
-        sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
-        slots = bwrap.Slots(
-            sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
-            texts={text.dest: _data(stack, text.content, lowest) for text in texts},
-            filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
-            status=status_w,
-        )
         try:
+            # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
+            # has them all. What is open above the limit stays open.
+            lowest = _high_numbers() if plan.limits.open_files is not None else 0
+            sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
+            slots = bwrap.Slots(
+                sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()}
+                if lowest
+                else sources,
+                texts={text.dest: _data(stack, text.content, lowest) for text in texts},
+                filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
+                status=status_w,
+            )
             arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
             doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
             order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
@@ -338,6 +359,12 @@ def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
         return _lifted(stack, fd, lowest)
     finally:
         os.close(fd)
+
+
+def _high_numbers() -> int:
+    """From where on descriptors are out of bwrap's way, and still within what we may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(200, soft // 2) if soft > 0 else 200
 
 
 def _lifted(stack: ExitStack, fd: int, lowest: int) -> int:

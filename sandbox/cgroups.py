@@ -26,6 +26,7 @@ _OWN = "-self"  # end of the name of the group the runner itself moves to
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2
 
+_PIDS = 1 << 22  # more the kernel does not have
 _PERIOD = 100_000  # microseconds; the kernel's default
 _SHORTEST_QUOTA = 1_000
 _REMOVE_SECONDS = 2.0
@@ -268,7 +269,8 @@ def settings(
             yield "memory", "memory.limit_in_bytes", str(limits.memory)
             yield "memory", "memory.memsw.limit_in_bytes", str(limits.memory)  # memory and swap together
     if limits.pids is not None and "pids" in has:
-        yield "pids", "pids.max", str(limits.pids + CAGE_PROCESSES)
+        most = limits.pids + CAGE_PROCESSES
+        yield "pids", "pids.max", str(most) if most <= _PIDS else "max"
     if limits.cpu is not None and "cpu" in has:
         quota = max(_SHORTEST_QUOTA, round(limits.cpu * _PERIOD))
         if v2:
@@ -336,7 +338,7 @@ def _made_and_locked(path: str) -> int | None:
     """A new directory's descriptor with the lock on it; None if somebody was faster, to make it or to sweep
     it away before it was locked."""
     try:
-        os.mkdir(path)
+        os.mkdir(path, 0o700)  # who can open it can lock it, and keep it from being swept
     except FileExistsError:
         return None
     fd = -1
@@ -379,8 +381,8 @@ def _rmdir(path: str) -> bool:
     return True
 
 
-# Locks on the groups this process has moved to: held until it ends.
-_left_for: list[int] = []
+# The groups this process has moved to, with the locks on them: held until it ends.
+_left_for: dict[str, int] = {}
 
 
 def _hand_down(site: Site) -> None:
@@ -392,10 +394,11 @@ def _hand_down(site: Site) -> None:
     try:
         if site.leave:
             leaf = f"{site.directory}/{PREFIX}{_identity()}{_OWN}"
-            held = _made_and_locked(leaf)
-            if held is None:
-                raise OSError(errno.EEXIST, "")
-            _left_for.append(held)
+            if leaf not in _left_for:
+                held = _made_and_locked(leaf)
+                if held is None:
+                    raise OSError(errno.EEXIST, "")
+                _left_for[leaf] = held
             _write(f"{leaf}/cgroup.procs", "0")
         _write(f"{site.directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in site.enable))
     except OSError as error:
@@ -413,7 +416,7 @@ def _write(path: str, text: str) -> None:
 def sweep(directory: str) -> None:
     """Remove the groups of runners that are gone. What still runs in one has no right to: it is killed."""
     for name in os.listdir(directory):
-        if not name.startswith(PREFIX):
+        if not _is_ours(name):
             continue
         path = f"{directory}/{name}"
         try:
@@ -429,6 +432,13 @@ def sweep(directory: str) -> None:
             pass  # its runner lives
         finally:
             os.close(fd)
+
+
+def _is_ours(name: str) -> bool:
+    """runner-PID-START-NUMBER, or -self. Others call theirs runner-something too: those of build farms."""
+    words = name.removesuffix(_OWN).removeprefix(PREFIX).split("-")
+    numbers = 2 if name.endswith(_OWN) else 3
+    return name.startswith(PREFIX) and len(words) == numbers and all(word.isdecimal() for word in words)
 
 
 def _version(path: str) -> Literal[1, 2]:

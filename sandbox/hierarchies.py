@@ -116,7 +116,7 @@ def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     """This process in every mounted hierarchy it can see."""
     places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
     with open("/proc/self/cgroup", "rb") as file:
-        for raw in file.read().splitlines():
+        for raw in filter(None, file.read().split(b"\n")):  # a name may hold any other end of a line
             line = os.fsdecode(raw)
             _, names, path = line.split(":", 2)
             places[frozenset(filter(None, names.split(",")))] = line, path

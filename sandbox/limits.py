@@ -11,7 +11,7 @@ from sandbox.spec import Limits
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
 # Where processes are counted by user namespace, those of the cage count too: keeper, bwrap and its init.
-_CAGE_PROCESSES = 3
+CAGE_PROCESSES = 3
 
 
 def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...]:
@@ -34,14 +34,14 @@ def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...
         found.append(_both(resource.RLIMIT_FSIZE, min(sizes)))
     if limits.cpu_time is not None:
         # Whole seconds, and each process on its own. Where somebody counts all of them this is for the case
-        # that he is stopped, and comes second.
-        spare = 0 if "cpu_time" in fallbacks else 1
-        found.append(_both(resource.RLIMIT_CPU, math.ceil(limits.cpu_time) + spare))
+        # that he is stopped, and comes second. Soft before hard: SIGXCPU says why, SIGKILL does not.
+        seconds = math.ceil(limits.cpu_time) + (0 if "cpu_time" in fallbacks else 1)
+        found.append((resource.RLIMIT_CPU, seconds, seconds + 1))
     if limits.memory is not None and "memory" in fallbacks:
         # Not RLIMIT_AS: what is reserved and never touched (node: a gigabyte) would count.
         found.append(_both(resource.RLIMIT_DATA, limits.memory))
     if limits.pids is not None and "pids" in fallbacks:
-        found.append(_both(resource.RLIMIT_NPROC, limits.pids + _CAGE_PROCESSES))
+        found.append(_both(resource.RLIMIT_NPROC, limits.pids + CAGE_PROCESSES))
     return tuple(found)
 
 

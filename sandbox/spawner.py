@@ -235,6 +235,20 @@ def read_ending(fd: int) -> Ending | None:
     return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written)
 
 
+def join_cgroups(doors: Sequence[int]) -> None:
+    """Each a descriptor of a cgroup.procs."""
+    for door in doors:
+        os.write(door, b"0")
+
+
+def be_found(membership: Sequence[bytes]) -> None:
+    """In all the groups that were joined, by the kernel's own word; or go no further."""
+    if membership:
+        with open("/proc/self/cgroup", "rb") as file:
+            if not set(membership) <= set(file.read().split(b"\n")):
+                raise OSError(errno.ESRCH, "")
+
+
 def set_rlimits(rlimits: Sequence[tuple[int, int, int]]) -> None:
     """(kind, soft, hard) each, as far as this process's own limits allow."""
     for kind, soft, hard in rlimits:
@@ -475,17 +489,6 @@ def _steps(
 def _program_steps(order: Order) -> Sequence[Callable[[], Any]]:
     """The steps of the process that becomes bwrap, in the order of _STAGES."""
 
-    def join_cgroups() -> None:
-        for fd in order.cgroups:
-            os.write(fd, b"0")
-
-    def be_found() -> None:
-        if order.membership:
-            with open("/proc/self/cgroup", "rb") as file:
-                lines = file.read().splitlines()
-            if not set(order.membership) <= set(lines):
-                raise OSError(errno.ESRCH, "")
-
     def start() -> NoReturn:
         if order.stderr != 2:
             os.dup2(order.stderr, 2)
@@ -494,4 +497,9 @@ def _program_steps(order: Order) -> Sequence[Callable[[], Any]]:
         # An empty environment: bwrap's own stays readable in /proc/1/environ inside.
         os.execve(order.program, order.argv, {})
 
-    return (join_cgroups, be_found, lambda: set_rlimits(order.rlimits), start)
+    return (
+        lambda: join_cgroups(order.cgroups),
+        lambda: be_found(order.membership),
+        lambda: set_rlimits(order.rlimits),
+        start,
+    )

@@ -32,6 +32,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "memory": (1 << 20, "no program starts with less"),
     "cpu": (0.01, "the kernel gives no smaller share"),
     "open_files": (16, "the cage itself needs as many to start"),
+    "file_size": (4096, "the cage itself has files of that size"),
     **dict.fromkeys(("io", "disk", "tmp", "shm", "locked_memory"), (4096, "it is counted in pages")),
     **dict.fromkeys(DURATIONS, (0.001, "no clock here is finer")),
 }

@@ -140,7 +140,6 @@ def test_a_file_as_large_as_it_may_be(box: Box) -> None:
     assert result.usage["written"] >= MIB
 
 
-@pytest.mark.xfail(strict=True, reason="bwrap, which is held to it too, cannot write the cage's /etc/passwd")
 def test_a_file_size_that_the_cage_cannot_live_with(box: Box) -> None:
     """Said where it is asked for, as it is of too few open files; or the plugin runs. But no riddle."""
     result = box.run("pass", limits={"file_size": 1})
@@ -234,7 +233,7 @@ def test_what_was_set_cannot_be_raised(box: Box) -> None:
     assert (result.status, result.outcome) == (0, OK), result.err
     for name, (soft, hard, worked, after, lowered) in result.told.items():
         # Two of them are for the cage as well, or come second to something that counts better.
-        spare = {"RLIMIT_NPROC": 3, "RLIMIT_CPU": 1}.get(name, 0)
+        spare = {"RLIMIT_NPROC": 3, "RLIMIT_CPU": 2}.get(name, 0)
         assert expected[name] <= soft <= hard <= expected[name] + spare, name
         assert worked == [] and after == [soft, hard], f"{name} could be raised: {worked}"
         assert lowered, f"{name}: the attempts cannot have worked at all"
@@ -249,10 +248,7 @@ def test_what_was_set_cannot_be_raised(box: Box) -> None:
         ("open_files", "RLIMIT_NOFILE", 256),
         ("locked_memory", "RLIMIT_MEMLOCK", 64 * KIB),
         ("message_queues", "RLIMIT_MSGQUEUE", 16 * KIB),
-        pytest.param(
-            *("file_size", "RLIMIT_FSIZE", 512 * KIB),
-            marks=pytest.mark.xfail(strict=True, reason="the report says what was asked, not what is so"),
-        ),
+        ("file_size", "RLIMIT_FSIZE", 512 * KIB),
     ],
 )
 def test_nobody_gets_more_than_the_runner_has(box: Box, name: str, kind: str, own: int) -> None:
@@ -264,7 +260,6 @@ def test_nobody_gets_more_than_the_runner_has(box: Box, name: str, kind: str, ow
     as_asked(result, name, 1024 * KIB if own > 1024 else 1024, effective=own)
 
 
-@pytest.mark.xfail(strict=True, reason="the report says what was asked, not what is so")
 @pytest.mark.parametrize(
     ("name", "kind", "own", "asked", "effective"),
     [

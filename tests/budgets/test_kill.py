@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.hierarchies import own_hierarchies
-from sandbox.mounts import read_mounts
 from tests.budgets.altered import altered
 from tests.budgets.cage import PREFER, SH, Box, Result, by_cgroup, group_of, wait_for
 from tests.conftest import lacks
+from tests.sandbox import pens
+from tests.sandbox.pens import Freezer
 
 TIMEOUT = ("timeout", "invocation", "deadline")
 
@@ -36,55 +36,12 @@ sandbox.cgroups._REMOVE_SECONDS = 0.1
 RETURNS = 30.0
 
 
-class Freezer:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def freeze(self, *pids: int) -> None:
-        for pid in pids:
-            (self.path / "cgroup.procs").write_text(str(pid))
-        (self.path / "freezer.state").write_text("FROZEN")
-        assert wait_for(lambda: (self.path / "freezer.state").read_text().strip() == "FROZEN")
-
-    def thaw(self) -> None:
-        (self.path / "freezer.state").write_text("THAWED")
-
-    def processes(self) -> set[int]:
-        return set(map(int, (self.path / "cgroup.procs").read_text().split()))
-
-
 @pytest.fixture
 def freezer(nothing_left: None, plugin_dir: Path) -> Iterator[Freezer]:
-    """A v1 freezer group of our own; the hierarchy is mounted for us where nobody else has."""
     if reason := lacks("root"):
         pytest.skip(reason)
-    found = [each for each in own_hierarchies(read_mounts()) if each.controllers == {"freezer"}]
-    with contextlib.ExitStack() as stack:
-        if found:
-            above = Path(found[0].directory)
-        else:
-            above = plugin_dir / "freezer"
-            above.mkdir()
-            mount = ["mount", "-t", "cgroup", "-o", "freezer", "none", str(above)]
-            if subprocess.run(mount, capture_output=True).returncode != 0:
-                pytest.skip("there is no v1 freezer here, and none can be mounted")
-            stack.callback(subprocess.run, ["umount", str(above)], check=True)
-        path = above / f"rt-{os.getpid()}"
-        path.mkdir()
-        group = Freezer(path)
-        try:
-            yield group
-        finally:
-            group.thaw()
-            for pid in group.processes():
-                os.kill(pid, signal.SIGKILL)
-            assert wait_for(partial(_removed, path))
-
-
-def _removed(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        path.rmdir()
-    return not path.exists()
+    with pens.freezer(plugin_dir) as group:
+        yield group
 
 
 @pytest.fixture

@@ -374,6 +374,7 @@ class Stubborn(Cell):
         self.process = subprocess.Popen(["/bin/sleep", "1000"])
         self.pid = self.process.pid
         self.pidfd = os.pidfd_open(self.pid)
+        self.over_fd = None
         self.dies_of: str | None = None
         self._runs = runs
         self._hears = hears

@@ -65,6 +65,48 @@ def place(version: int | None = None) -> Iterator[Path]:
     pytest.skip(f"no group{f' of cgroup v{version}' if version else ''} can be made here")
 
 
+class Freezer:
+    """A v1 freezer's group: who is in it when it is frozen does not die of SIGKILL before it is thawed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def freeze(self, *pids: int) -> None:
+        for pid in pids:
+            (self.path / "cgroup.procs").write_text(str(pid))
+        (self.path / "freezer.state").write_text("FROZEN")
+        _until(lambda: (self.path / "freezer.state").read_text().strip() == "FROZEN")
+
+    def thaw(self) -> None:
+        (self.path / "freezer.state").write_text("THAWED")
+
+
+@contextmanager
+def freezer(folder: Path) -> Iterator[Freezer]:
+    """One of our own. Where nobody has mounted that hierarchy, it is mounted in `folder`."""
+    found = [each for each in own_hierarchies(read_mounts()) if each.controllers == {"freezer"}]
+    with contextlib.ExitStack() as stack:
+        if found:
+            above = Path(found[0].directory)
+        else:
+            above = folder / "freezer"
+            above.mkdir()
+            stack.callback(above.rmdir)
+            mount = ["mount", "-t", "cgroup", "-o", "freezer", "none", str(above)]
+            if subprocess.run(mount, capture_output=True).returncode != 0:
+                pytest.skip("there is no v1 freezer here, and none can be mounted")
+            stack.callback(subprocess.run, ["umount", str(above)], check=True)
+        path = above / f"rt-{os.getpid()}-{next(_numbers)}"
+        try:
+            path.mkdir()
+        except OSError as error:
+            pytest.skip(f"no v1 freezer of our own: {error.strerror}")
+        stack.callback(_demolish, path)
+        group = Freezer(path)
+        stack.callback(group.thaw)
+        yield group
+
+
 @contextmanager
 def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
     """Delegated to `caller`, as far as this process may make groups at all; skips the test if it may not.

@@ -262,7 +262,6 @@ def test_who_cannot_join_does_not_start(inside: Pen, plugin_dir: Path) -> None:
     assert (plugin_dir / "ran").exists()
 
 
-@pytest.mark.xfail(reason="without a cage nobody looks whether it is in its groups before it starts")
 def test_who_is_not_in_its_groups_does_not_start(inside: Pen, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)

@@ -590,7 +590,6 @@ def test_a_name_that_is_no_utf8(machine: Machine) -> None:
     assert os.path.samefile(found["directory"], own)
 
 
-@pytest.mark.xfail(raises=ValueError, reason="own_hierarchies splits lines at \\r, which a name may contain")
 def test_a_name_with_a_carriage_return(machine: Machine) -> None:
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
     own = machine.legacy(point / "a\rb")
