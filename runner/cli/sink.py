@@ -35,7 +35,7 @@ class ReportSink:
         path = os.path.realpath(target)  # the operator's own links, followed once
         folder, self._name = os.path.split(path)
         try:
-            kind = os.stat(path).st_mode
+            kind = os.stat(target).st_mode  # of what is behind a link that has no name: /dev/stdout
         except FileNotFoundError:
             kind = stat.S_IFREG
         if stat.S_ISDIR(kind):

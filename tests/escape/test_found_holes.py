@@ -197,6 +197,14 @@ def test_a_report_replaces_no_device_and_no_fifo(runner_as_root: Caller, plugin:
         assert json.loads(reader.communicate(timeout=30)[0])["outcome"]["code"] == "ok"
 
 
+@pytest.mark.needs("user")
+def test_a_report_to_a_pipe_that_has_no_name(runner_as_user: Caller, plugin: Path) -> None:
+    """/dev/stdout is a link to a link to something that only looks like a path."""
+    done = runner_as_user("exec", "--report", "/dev/stdout", plugin)
+    assert json.loads(done.stdout.splitlines()[-1])["schema"] == "runner.report.v1", done.stderr
+
+
+
 def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     """Into a folder the plugin can write: it swaps that for a link while it runs."""
     victim = plugin.parent / "victim"
