@@ -7,9 +7,7 @@ takes effect when it is thawed, and not before.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -154,10 +152,6 @@ def test_a_quota_is_lifted_from_the_dying(brisk: Box, freezer: Freezer) -> None:
         running.process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.xfail(
-    raises=subprocess.TimeoutExpired,
-    reason="when the program has ended, its keeper waits for the others without end, and the runner for it",
-)
 def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
     """The program itself ends, in order. That is bounded as well."""
     code = f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n"
@@ -165,16 +159,17 @@ def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
     with brisk._started(folder, BUDGETS, PREFER, {}) as running:
         assert running.line() == "ready"
         assert wait_for(lambda: _children(running.pid))
-        (daemon,) = _children(running.pid)
+        (daemon,), keeper = _children(running.pid), running.family["keeper"]
         freezer.freeze(daemon)
-        try:
-            running.say("end")
-            running.process.wait(5.0)  # RETURNS, once it does
-        finally:
-            freezer.thaw()
-            result = running.end()
-        assert daemon in is_incomplete(result)
-        assert result.exit["code"] == 7
+        running.say("end")
+        assert running.process.wait(RETURNS) == 7
+        assert lives(daemon)
+        freezer.thaw()
+        assert wait_for(lambda: not lives(daemon))
+        result = running.end()
+    left = is_incomplete(result)
+    assert daemon in left if by_cgroup(brisk, "memory") else left == [keeper]
+    assert (result.exit["code"], result.exit["ended_by"]) == (7, None)
     sweep(brisk)
 
 
@@ -209,7 +204,6 @@ def test_without_a_cage_it_is_said_too(brisk: Box, freezer: Freezer) -> None:
     sweep(brisk)
 
 
-@pytest.mark.xfail(reason="BareCell.wait() does not look whether its killing was of any use")
 def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
     folder, policy = unsandboxed(brisk, f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n")
     with brisk._started(folder, BUDGETS, policy, {}) as running:
@@ -218,15 +212,13 @@ def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Free
         assert wait_for(lambda: _children(program))
         (daemon,) = _children(program)
         freezer.freeze(daemon)
-        try:
-            running.say("end")
-            running.process.wait(RETURNS)
-        finally:
-            freezer.thaw()
-        result = running.end()
+        running.say("end")
+        assert running.process.wait(RETURNS) == 7
+        assert lives(daemon)
+        freezer.thaw()
         assert wait_for(lambda: not lives(daemon))
+        assert daemon in is_incomplete(running.end())
     sweep(brisk)
-    assert daemon in is_incomplete(result)
 
 
 # --- held still, as the runner itself does it --------------------------------------------------------------
