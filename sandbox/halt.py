@@ -1,0 +1,73 @@
+"""Holding a plugin still without a cgroup that can: by SIGSTOP to each of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+
+# Who forks faster than it is stopped is not stopped; it is measured all the same.
+_ROUNDS = 8
+_MOST = 256  # one descriptor is held for each
+
+
+class Halt:
+    """Called with True it stops, with False it lets go on whom it has stopped, and nobody else.
+
+    Who was stopped already stays so. Our own child is never stopped: it is the keeper, whose clock must go on
+    when we ourselves are stopped, half-way.
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
+        self._processes = processes
+        self._held: dict[int, int] = {}  # pid to pidfd
+
+    def __call__(self, on: bool) -> None:
+        if on:
+            for _ in range(_ROUNDS):
+                if not self._stop():
+                    break
+        else:
+            while self._held:
+                _, fd = self._held.popitem()
+                _send(fd, signal.SIGCONT)
+                os.close(fd)
+
+    def _stop(self) -> bool:
+        """Whether there were new ones."""
+        opened: dict[int, int] = {}
+        try:
+            for pid in self._processes():
+                if pid not in self._held and len(self._held) + len(opened) < _MOST and _goes_on(pid):
+                    try:
+                        opened[pid] = os.pidfd_open(pid)
+                    except OSError:
+                        continue
+            # Looked at again with the descriptors held: a number may have been given to somebody else.
+            new = opened.keys() & set(self._processes()) if opened else set()
+            for pid in new:
+                self._held[pid] = opened.pop(pid)
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+        # The others as well: one who was not stopped yet may have let them go on.
+        for fd in self._held.values():
+            _send(fd, signal.SIGSTOP)
+        return bool(new)
+
+
+def _send(pidfd: int, number: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except OSError:
+        pass  # gone
+
+
+def _goes_on(pid: int) -> bool:
+    """Whether it is to be stopped: alive, not stopped yet, and not our child."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b") ")[2].split()[:2]
+    except OSError:
+        return False
+    return state not in (b"T", b"t", b"Z", b"X") and int(parent) != os.getpid()

@@ -1,0 +1,161 @@
+"""Files without a name that processes hold open: deleted, or never named (O_TMPFILE).
+
+They take space in a folder and are found nowhere in it. The kernel shows them only beside who holds them:
+in the table of descriptors, which each *thread* can have for itself, and in the mappings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Generator, Iterable
+
+from sandbox.value import NamedTuple
+
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILES = 2
+_DELETED = " (deleted)"
+_STEP = 32
+_COMPARED = 4  # a thread's table with those of so many others, before it is read again
+
+
+class File(NamedTuple):
+    device: int | None  # st_dev; None: not known, and more may be taken than is said
+    inode: int
+    taken: int  # bytes on its filesystem
+    length: int
+    path: str | None  # where it was, as its holder sees it; None: too long to be told
+
+
+class Findings(NamedTuple):
+    files: tuple[File, ...]
+    # Something may be held where we cannot look: descriptors on their way through a socket, or given to an
+    # io_uring, or of a process that does not let us.
+    unseen: bool
+    blind: bool  # not one process lets us look: we have not the right to
+
+
+def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
+    """All that these processes hold. In steps: between two of them the caller may do something else."""
+    found = _Search()
+    for pid in pids:
+        yield from found.process(pid)
+    certain = {(file.inode, file.path) for file in found.files.values() if file.device is not None}
+    files = [
+        file
+        for file in found.files.values()
+        if file.device is not None or (file.inode, file.path) not in certain
+    ]
+    blind = found.closed > 0 and found.looked == 0
+    return Findings(tuple(files), (found.unseen or found.closed > 0) and not blind, blind)
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.files: dict[tuple[int | None, int], File] = {}
+        self.unseen = False
+        self.looked = 0
+        self.closed = 0
+        self._libc = ctypes.CDLL(None)
+        self._kcmp = _KCMP.get(os.uname().machine)
+
+    def process(self, pid: int) -> Generator[None, None, None]:
+        try:
+            read: list[str] = []
+            mapped = False
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                yield
+                if not any(self._same_table(thread, other) for other in read[:_COMPARED]):
+                    read.append(thread)
+                    yield from self._descriptors(f"/proc/{pid}/task/{thread}")
+                # One memory for all of them. Only a thread that has ended shows none.
+                mapped = mapped or (yield from self._mappings(pid, thread))
+            self.looked += 1
+        except PermissionError:
+            self.closed += 1
+        except OSError:
+            pass  # it has ended
+
+    def _same_table(self, one: str, other: str) -> bool:
+        """A program with forty threads shows one table of descriptors forty times. kcmp fails where the
+        kernel was built without it: then each is read."""
+        if self._kcmp is None:
+            return False
+        return int(self._libc.syscall(self._kcmp, int(one), int(other), _KCMP_FILES, 0, 0)) == 0
+
+    def _descriptors(self, thread: str) -> Generator[None, None, None]:
+        for at, name in enumerate(os.listdir(f"{thread}/fd")):
+            if at % _STEP == 0:
+                yield
+            link = f"{thread}/fd/{name}"
+            try:
+                status = os.stat(link)
+            except OSError:
+                continue  # closed since it was listed
+            kind = stat.S_IFMT(status.st_mode)
+            if kind == stat.S_IFREG:
+                if status.st_nlink == 0 and (status.st_dev, status.st_ino) not in self.files:
+                    self._add(status, _was(link))
+            elif kind == stat.S_IFSOCK:
+                self.unseen = self.unseen or _carries(f"{thread}/fdinfo/{name}")
+            elif kind == 0:
+                self.unseen = self.unseen or _was(link) == "anon_inode:[io_uring]"
+
+    def _mappings(self, pid: int, thread: str) -> Generator[None, None, bool]:
+        """Whether there were any."""
+        with open(f"/proc/{pid}/task/{thread}/maps", "rb") as file:
+            raw = file.read()
+        mark = _DELETED.encode() + b"\n"
+        if mark in raw:
+            known: set[bytes] = set()
+            for at, line in enumerate(raw.splitlines(keepends=True)):
+                if at % _STEP == 0:
+                    yield
+                if line.endswith(mark):
+                    self._mapping(pid, line, known)
+        return bool(raw)
+
+    def _mapping(self, pid: int, line: bytes, known: set[bytes]) -> None:
+        """proc_pid_maps(5): start-end rights offset device inode path."""
+        span, _, offset, _, inode, path = line.split(maxsplit=5)
+        if inode in known:
+            return
+        start, end = (int(word, 16) for word in span.split(b"-"))
+        was = os.fsdecode(path[: -len(_DELETED) - 1]).replace("\\012", "\n")
+        try:
+            status = os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+        except OSError:
+            # Only root may ask, and not for who has threads but no main thread any more. The file is at least
+            # as long as what is mapped of it.
+            key = (None, int(inode))
+            length = int(offset, 16) + end - start
+            if key not in self.files or self.files[key].taken < length:
+                self.files[key] = File(None, int(inode), length, length, was)
+            return
+        known.add(inode)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+            self._add(status, was)
+
+    def _add(self, status: os.stat_result, path: str | None) -> None:
+        file = File(status.st_dev, status.st_ino, status.st_blocks * 512, status.st_size, path)
+        self.files.setdefault((file.device, file.inode), file)
+
+
+def _was(link: str) -> str | None:
+    try:
+        return os.readlink(link).removesuffix(_DELETED)
+    except OSError:  # longer than a page
+        return None
+
+
+def _carries(information: str) -> bool:
+    """Whether descriptors are waiting in a unix socket to be received."""
+    try:
+        with open(information, "rb") as file:
+            for line in file:
+                if line.startswith(b"scm_fds:"):
+                    return int(line[8:]) > 0
+    except OSError:
+        pass  # closed since it was listed
+    return False
