@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,30 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     import os
     import resource
     import time
-    from contextlib import ExitStack
+    from contextlib import ExitStack, contextmanager, suppress
 
     from runner import confine
     from runner.prepare import Invocation, Prepared, ready
     from runner.report import Failure
+    from sandbox.cgroups import Cgroup
     from sandbox.grants import Overrides
+    from sandbox.spawner import SpawnError
     from sandbox.spec import Limits
+
+    doors = Cgroup.doors
 
     errors, saved = os.pipe(), os.dup(2)
     os.set_blocking(errors[0], False)
     bounds: list[Any] = []
     real: Any = getattr(confine, "launched")  # noqa: B009 -- imported there, not exported
+
+    @contextmanager
+    def nowhere(self: Cgroup) -> Iterator[tuple[int, ...]]:
+        with doors(self) as opened:
+            null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, opened[-1], inheritable=False)
+            os.close(null)
+            yield opened
 
     def noted(*words: Any) -> Any:
         bounds.append(words[3])
@@ -51,7 +64,9 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         state_dir=given["state"],
         overrides=Overrides(limits=Limits(**given["limits"])),
     )
-    with ExitStack() as warm:  # what is opened once stays open, and is no leak
+    if given["how"] == "a door to nowhere":
+        Cgroup.doors = nowhere  # type: ignore[method-assign]
+    with suppress(Failure), ExitStack() as warm:  # what is opened once stays open, and is no leak
         warm.enter_context(ready(Prepared(invocation), os.environ, rehearse=True))
     before = len(os.listdir("/proc/self/fd"))
     started = time.monotonic()
@@ -79,6 +94,8 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     except Failure as failure:
         outcome = failure.outcome
         result["failure"] = [outcome.code, outcome.phase, outcome.cause, outcome.message]
+    except SpawnError as error:
+        result["not started"] = error.stage
     except KeyError:
         result["accident"] = True
     finally:
@@ -186,3 +203,12 @@ def test_what_nobody_has_looked_at_is_passed_on(box: Box) -> None:
 
 def test_without_a_relay_it_is_the_same(box: Box) -> None:
     assert look(box, WRITES, how="ends")["stderr"] == "one\ntwo\n"
+
+
+def test_who_is_not_in_its_groups_is_not_started(box: Box) -> None:
+    """Whatever went wrong on the way there: what the kernel says counts."""
+    if not by_cgroup(box, "memory"):
+        pytest.skip("there are no groups here")
+    told = look(box, how="a door to nowhere", memory=256 << 20)
+    assert told.get("not started") == "be found in its cgroups", told
+    assert "meters" not in told
