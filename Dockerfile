@@ -30,10 +30,11 @@
 # are out of its reach by ownership as well. With `--user 1000:1000` it works too, with one uid for all plugins; give
 # it a home then: `-e HOME=/tmp`. State that is to outlive the container: `-v plugin-state:/var/lib/runner`.
 #
-# Budgets: Docker shows a container its cgroups read-only, so the runner can limit memory and processes of a plugin only
-# process by process. The shipped default policy would not start a plugin as root then; the image's own policy, which
+# Budgets: Docker shows a container its cgroups read-only, so the runner can limit the memory of a plugin only process by
+# process. The shipped default policy would not start a plugin as root then; the image's own policy, which
 # differs in nothing else, prefers these two budgets, and every report says what is missing. Put bounds on the container
-# as a whole (--memory, --pids-limit), or make its cgroups writable and use `--policy default`.
+# as a whole (--memory, --pids-limit), or make its cgroups writable (Docker 28: --security-opt writable-cgroups=true) and
+# use `--policy default`.
 #
 # `docker run … runner doctor` says what is missing, layer by layer.
 

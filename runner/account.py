@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import __version__
 from runner.confine import Confined
-from runner.invoke import limits_hit
+from runner.invoke import TIMEOUT, limits_hit
 from runner.manifest import position
 from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome
@@ -15,7 +15,7 @@ from runner.watch import End
 from sandbox import seccomp
 from sandbox.diagnostic import Diagnostic
 from sandbox.layers import Layer
-from sandbox.spec import Denial
+from sandbox.spec import Denial, Limits
 
 if TYPE_CHECKING:
     from sandbox.relay import Relay
@@ -26,6 +26,7 @@ def report(
 ) -> dict[str, Any]:
     """What `--report` writes."""
     plugin = prepared.plugin
+    limits = None if prepared.grant is None else prepared.grant.limits
     return {
         "schema": SCHEMA,
         "runner": __version__,
@@ -66,7 +67,7 @@ def report(
         ],
         "budgets": list(_budget_documents(prepared, end, confined)),
         "degraded": list(degraded(prepared)),
-        "limits_hit": [] if end is None else _hits(prepared, end, confined),
+        "limits_hit": _hits(outcome, end, limits),
         "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
         "timings": dict(prepared.timings.phases),
         "usage": None if end is None else end.exit.usage._asdict(),
@@ -84,14 +85,10 @@ def degraded(prepared: Prepared) -> Iterator[str]:
             yield budget.name
 
 
-def _hits(prepared: Prepared, end: End, confined: Confined | None) -> list[str]:
-    """Also what was found out when it was over, whatever had ended it: last words are read after the end."""
-    assert prepared.grant is not None
-    limits = prepared.grant.limits
-    met = set(limits_hit(end, limits))
-    if confined is not None and confined.relay is not None and confined.relay.exceeded is not None:
-        met.add(confined.relay.exceeded)
-    return [name for name in limits._fields if name in met]
+def _hits(outcome: Outcome, end: End | None, limits: Limits | None) -> list[str]:
+    if end is None or limits is None:
+        return ["deadline"] if outcome == TIMEOUT else []  # it can pass before anything was started
+    return list(limits_hit(end, limits))
 
 
 def _budget_documents(

@@ -7,14 +7,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from runner.prepare import Prepared
-from runner.report import EXEC_REFUSED, Failure, Outcome
 from runner.watch import Clocks, End
 from sandbox.cell import Bounds, Cell, launched
 from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.cgroups import Cgroup
 from sandbox.limits import rlimits
 from sandbox.meter import Meter
-from sandbox.plan import Bind, OpenPlan
+from sandbox.plan import OpenPlan
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
@@ -41,17 +40,18 @@ class Confined(NamedTuple):
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
         looked. And whether our own stderr can be written to: its reader may be stuck."""
         writable = self.relay is None or self.relay.finish(_RELAY_PATIENCE)
-        over = self.relay.exceeded if self.relay is not None else None
-        if over is None and self.disk is not None and self.disk.measure():
-            over = "disk"
-        if over is not None and end.reason is None:
-            end = end._replace(reason="limit", limit=over)
+        late = [self.relay.exceeded] if self.relay is not None and self.relay.exceeded is not None else []
+        if self.disk is not None and self.disk.measure():
+            late.append("disk")
+        end = end._replace(late=tuple(late))
+        if late and end.reason is None:
+            end = end._replace(reason="limit", limit=late[0])
         return end, writable
 
 
 @contextmanager
 def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Confined]:
-    """Start what `ready` has made ready. Raises SpawnError, and Failure for a folder that is full already."""
+    """Start what `ready` has made ready. Raises SpawnError, and OSError if the runner lacks something."""
     assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
     limits, cgroup = opened.plan.limits, prepared.cgroup
     clocks = _clocks(limits, started)
@@ -99,29 +99,15 @@ def _relay(limits: Limits) -> Relay | None:
 
 
 def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
-    """For the folders the plugin may write. Raises Failure if one is full before it starts."""
+    """For the folders the plugin may write."""
     from sandbox.disk import DiskMeter
 
-    folders = {
-        bind.dest: opened.descriptors[bind.dest]
-        for bind in opened.plan.operations
-        if isinstance(bind, Bind) and bind.writable
-    }
-    meter = DiskMeter(
-        folders,
+    return DiskMeter(
+        opened.writable,
         budget,
         lambda: live[0].processes() if live else (),
         cgroup.freeze if cgroup is not None and cgroup.can_freeze else None,
     )
-    if meter.measure():
-        from sandbox.units import format_limit
-
-        most = format_limit("disk", budget)
-        message = f"{meter.where} holds more than the plugin's disk budget of {most} already"
-        hint = "make room there, or give it more"
-        meter.close()
-        raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
-    return meter
 
 
 def _clocks(limits: Limits, started: float) -> Clocks:

@@ -10,6 +10,11 @@ _TICKS_ASIDE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
 
+TIMEOUT = Outcome(
+    "timeout", "invocation", "the deadline passed", "deadline", "give it more time, if it deserves more"
+)
+
+
 def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on. First cause wins."""
     code = end.exit.code
@@ -19,10 +24,13 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         # Whatever the exit code says: a child may have been killed and the program none the wiser.
         message = f"the plugin ran out of memory: its budget is {_amount('memory', limits)}"
         return Outcome("crashed", "run", message, "oom", _RAISE), status
+    if end.exit.counters.oom_kills:
+        message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
+        return Outcome("crashed", "run", message, "oom", "look what else takes the memory there"), status
     if end.reason == "limit":
         assert end.limit is not None
         message = f"the plugin used up its {end.limit} budget of {_amount(end.limit, limits)}"
-        cause = "output" if end.limit == "output_lines" else end.limit
+        cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
         return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL if end.forced else status
     if end.reason == "launch":
         outcome = Outcome(
@@ -34,9 +42,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         )
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
-        return Outcome(
-            "timeout", "invocation", "the deadline passed", "deadline", "raise --deadline"
-        ), EXEC_DEADLINE
+        return TIMEOUT, EXEC_DEADLINE
     if end.reason == "caller_died":
         return Outcome(
             "cancelled", "run", "the process that started the runner is gone", "caller_died"
@@ -70,7 +76,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
         return Outcome(
             "crashed",
             "run",
-            "the plugin was killed for a system call of a foreign architecture",
+            "the plugin was killed for a system call: most likely one of a foreign architecture",
             "seccomp",
             "build it for this machine",
         )
@@ -90,6 +96,12 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
 _RAISE = "give it more, if it deserves more: in its manifest, or by option, up to the policy's ceiling"
 
 
+def _is_full(end: End, pids: int) -> bool:
+    """Whether it was its own limit: a group around the runner may have one as well."""
+    peak = end.exit.counters.pids_peak
+    return peak is None or peak >= pids
+
+
 def _amount(name: str, limits: Limits) -> str:
     from sandbox.units import format_limit  # only for who is told
 
@@ -102,8 +114,8 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
     code, counters = end.exit.code, end.exit.counters
     used = end.exit.usage.cpu_user + end.exit.usage.cpu_system
     met = {
-        "memory": bool(counters.oom_kills),
-        "pids": bool(counters.pids_refused),
+        "memory": bool(counters.oom_kills) and counters.own_oom,
+        "pids": bool(counters.pids_refused) and limits.pids is not None and _is_full(end, limits.pids),
         "cpu": bool(counters.throttled),
         "cpu_time": limits.cpu_time is not None
         and (
@@ -114,8 +126,11 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
         "launch": end.reason == "launch",
-        "teardown": end.reason == "signal" and end.forced and limits.teardown is not None,
+        "teardown": end.rang == "teardown" and limits.teardown is not None,
     }
-    if end.limit is not None:
-        met[end.limit] = True
+    met["deadline"] = met["deadline"] or (end.rang == "deadline" and limits.deadline is not None)
+    for name in (end.limit, *end.late):
+        # Of memory the kernel knows more than who looked.
+        if name is not None and (name != "memory" or not counters.oom_kills):
+            met[name] = True
     return tuple(name for name in limits._fields if met.get(name))

@@ -227,6 +227,8 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     owner = prepared.owner
     prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
     _require_reachable(prepared.state_dir, owner)
+    if granted.limits.disk is not None and not granted.unsandboxed:
+        _require_room(opened, granted.limits.disk)
     if not rehearse and prepared.budgets.sites:
         _group(prepared, found, opened.plan, stack)
     prepared.timings.mark("plan")
@@ -265,6 +267,22 @@ def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack
         prepared.cgroup = cgroup
         prepared.budgets = prepared.budgets.confirmed(cgroup.effective)
         return
+
+
+def _require_room(opened: OpenPlan, budget: int) -> None:
+    from sandbox.disk import DiskMeter
+    from sandbox.units import format_limit
+
+    meter = DiskMeter(opened.writable, budget, lambda: ())
+    try:
+        if meter.measure():
+            message = (
+                f"{meter.where} holds more already than the disk budget of {format_limit('disk', budget)}"
+            )
+            outcome = Outcome("policy_denied", "plan", message, "disk", "make room there, or give it more")
+            raise Failure(outcome, EXEC_REFUSED)
+    finally:
+        meter.close()
 
 
 def _devices(plan: LaunchPlan) -> Iterator[int]:

@@ -39,6 +39,8 @@ class End(NamedTuple):
     signal: int | None  # which signal made us
     forced: bool  # it had to be killed
     limit: str | None = None  # which budget had run out
+    late: tuple[str, ...] = ()  # budgets found overdrawn when it was over
+    rang: Literal["deadline", "teardown"] | None = None  # which clock made us force it
 
 
 class Clocks(NamedTuple):
@@ -134,8 +136,9 @@ class _Watch:
         self.caller = caller
         self.meters = meters
         self.teardown = GRACE if clocks.teardown is None else clocks.teardown
-        self.until = clocks.deadline
+        self.until = self.deadline = clocks.deadline
         self.launch = clocks.launch
+        self.rang: Literal["deadline", "teardown"] | None = None
         self.reason: Reason | None = None
         self.number: int | None = None
         self.limit: str | None = None
@@ -154,8 +157,9 @@ class _Watch:
                 self._outlive(now)
             if self.caller is not None and self.caller in ready:
                 self.caller = None
-                self._finish("caller_died")  # nobody is left to hear a goodbye
-            elif self.signals.fd in ready and (arrived := self.signals.arrived()):
+                if not self.has_ended:
+                    self._finish("caller_died")  # nobody is left to hear a goodbye
+            elif self.signals.fd in ready and (arrived := self.signals.arrived()) and not self.has_ended:
                 self._asked(arrived, now)
             for meter in self.meters:
                 ran_out = meter.look(ready, now)
@@ -168,6 +172,11 @@ class _Watch:
                     self._finish("launch")
             if self.until is not None and now >= self.until and self._press():
                 return self._end(self.cell.give_up())
+
+    @property
+    def has_ended(self) -> bool:
+        """The program itself, by its own doing: whatever comes now is not the reason."""
+        return self.over is None and self.cell.over_fd is not None and self.reason is None
 
     def _poll(self) -> dict[int, int]:
         poll = select.poll()
@@ -206,15 +215,20 @@ class _Watch:
             self.steps, self.until = 1, time.monotonic() + PATIENCE
 
     def _outlive(self, now: float) -> None:
-        """The program has ended, and its keeper kills what it left. That is not waited for without end."""
+        """The program has ended, and its keeper kills what it left. That is not waited for without end; half
+        of the time we give to a kill, since then comes the kill."""
         if self.steps == 0:
-            self.steps, self.until, self.launch = 1, now + KILL_SECONDS / 2, None
+            self.steps, self.launch = 1, None
+            self.until = min(self.until or math.inf, now + KILL_SECONDS / 2)
 
     def _press(self) -> bool:
         """The time is up. Whether there is nothing left to try."""
         if self.steps == 0:
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            self.rang = "deadline" if late else "teardown"
             self._finish("deadline")
         elif self.steps == 1:
+            self.forced = True
             self.cell.kill()
             self.steps, self.until = 2, time.monotonic() + KILL_SECONDS
         else:
@@ -223,4 +237,4 @@ class _Watch:
 
     def _end(self, ended: Exit) -> End:
         reason: Reason | None = self.reason or ("deadline" if ended.expired else None)
-        return End(ended, reason, self.number, self.forced or ended.expired, self.limit)
+        return End(ended, reason, self.number, self.forced or ended.expired, self.limit, rang=self.rang)

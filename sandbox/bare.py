@@ -101,17 +101,25 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
     import prctl
 
     bounds = bounds or Bounds(rlimits(plan.limits))
-    prctl.set_child_subreaper(True)
-    status_r, status_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     with ExitStack() as stack:
+        # All that can fail comes before the plugin starts: from then on there must be somebody to end it.
         doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, null)
+        status_r, status_w = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, status_w)
+        stack.callback(os.close, status_r)
+        prctl.set_child_subreaper(True)
         pid = os.fork()
         if pid == 0:
             _become(plan, bounds, doors, parent, status_w)
-    os.close(status_w)
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    cell = BareCell(pid, status_r, null, time.monotonic(), bounds)
+        try:
+            cell = BareCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
     try:
         if bounds.deadline is not None:
             _start_clock(bounds.deadline, cell)

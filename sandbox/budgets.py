@@ -1,7 +1,8 @@
 """Which means holds a plugin to which of its limits, on this machine, under this policy.
 
 A limit is held in full, or by something weaker (an rlimit, which counts each process on its own), or not at
-all. Less than in full stops the launch unless the policy prefers it only; then explain and report say so.
+all. Less than in full stops the launch unless the policy prefers it only; then explain and report say so. The
+clocks of a protocol are for who speaks it: `exec` hands them on, as it does the streams.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from sandbox.hierarchies import Lack, Site, Survey
 from sandbox.layers import LayerUnavailable
-from sandbox.limits import CAGE_PROCESSES
+from sandbox.limits import COUNTED_BESIDE
 from sandbox.policy import Policy
 from sandbox.spec import Grant, Limits
 from sandbox.value import NamedTuple
@@ -22,7 +23,8 @@ _CGROUPS = ("memory", "pids", "cpu", "io")
 # a plugin of an ordinary user would be counted with all else that user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
 _PER_PROCESS = "each process on its own"
-_NO_DISK = "its files are on no disk of their own that could be limited"
+_NO_CAGE = "there is no cage around the plugin"
+_NO_DISK = "the plugin's files are on no disk of their own that could be limited"
 
 
 class Budget(NamedTuple):
@@ -71,7 +73,8 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
                 fallbacks.add(name)
                 budget = _within(budget)
         elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
-            budget = budget._replace(effective=None, degraded=True, detail="there is no cage")
+            # Not refused, whatever its mode: a policy that allows to run without a cage has said so itself.
+            budget = budget._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
             budget = _by_other(budget, limits, grant)
         found.append(budget)
@@ -90,7 +93,7 @@ def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budge
         return budget._replace(
             effective=None,
             degraded=True,
-            detail="its files are on no disk of their own that could be limited",
+            detail=_NO_DISK,
         )
     if site is not None:
         detail = "reads, and writes that go to the disk at once" if name == "io" and site.version == 1 else ""
@@ -151,7 +154,7 @@ def _within(budget: Budget) -> Budget:
     if ceiling == resource.RLIM_INFINITY or budget.effective is None:
         return budget
     if budget.name == "pids":
-        ceiling = max(0, ceiling - CAGE_PROCESSES)
+        ceiling = max(0, ceiling - COUNTED_BESIDE)
     return budget._replace(effective=min(budget.effective, ceiling))
 
 
@@ -169,9 +172,7 @@ def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
     if name == "cpu_time":
         lack = survey.lack("cpu")
     elif name == "io" and survey.site("io") is not None:
-        lack = Lack(
-            "the plugin's files are on no disk of their own that could be limited", "ask for no io budget"
-        )
+        lack = Lack(_NO_DISK, "ask for no io budget")
     return LayerUnavailable(
         name,
         f"the {name} budget cannot be enforced: {lack.reason}",

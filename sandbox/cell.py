@@ -284,32 +284,28 @@ def launched(
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
     with ExitStack() as stack:
-        status_r, status_w = os.pipe2(os.O_CLOEXEC)
-        ending_r, ending_w = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, status_w)
-        stack.callback(os.close, ending_w)
+        status_r, status_w = _pipe(stack)
+        ending_r, ending_w = _pipe(stack)
+        # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
+        # has them all. What is open above the limit stays open.
+        lowest = _high_numbers() if plan.limits.open_files is not None else 0
+        sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
+        slots = bwrap.Slots(
+            sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
+            texts={text.dest: _data(stack, text.content, lowest) for text in texts},
+            filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
+            status=status_w,
+        )
+        arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
+        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+        order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
+        started = time.monotonic()
+        pid = spawner.spawn(_bounded(order, bounds, doors))
         try:
-            # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
-            # has them all. What is open above the limit stays open.
-            lowest = _high_numbers() if plan.limits.open_files is not None else 0
-            sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
-            slots = bwrap.Slots(
-                sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()}
-                if lowest
-                else sources,
-                texts={text.dest: _data(stack, text.content, lowest) for text in texts},
-                filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
-                status=status_w,
-            )
-            arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-            doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
-            order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
-            started = time.monotonic()
-            pid = spawner.spawn(_bounded(order, bounds, doors))
-            cell = Cell(pid, status_r, ending_r, started, bounds.cgroup)
+            cell = Cell(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup)
         except BaseException:
-            os.close(status_r)
-            os.close(ending_r)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
             raise
     try:
         yield cell
@@ -359,6 +355,13 @@ def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
         return _lifted(stack, fd, lowest)
     finally:
         os.close(fd)
+
+
+def _pipe(stack: ExitStack) -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    stack.callback(os.close, write)
+    stack.callback(os.close, read)
+    return read, write
 
 
 def _high_numbers() -> int:

@@ -43,7 +43,9 @@ class MemoryMeter(Meter):
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup
         self._event = cgroup.oom_event()
-        self._looks = 0
+        self._looks = 1
+        if self._event is not None:
+            self.due = 0.0  # something may have happened before the event was asked for
 
     def interest(self) -> Mapping[int, int]:
         return {} if self._event is None else {self._event: select.POLLIN}

@@ -26,6 +26,7 @@ _OWN = "-self"  # end of the name of the group the runner itself moves to
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2
 
+_NEARLY = 0.95  # the kernel takes memory in batches, and some cores may have some in hand
 _PIDS = 1 << 22  # more the kernel does not have
 _PERIOD = 100_000  # microseconds; the kernel's default
 _SHORTEST_QUOTA = 1_000
@@ -45,13 +46,14 @@ class CgroupFault(Exception):
 class Counters(NamedTuple):
     """What the kernel counted. None: nobody counts it here."""
 
-    oom_kills: int | None = None
+    oom_kills: int | None = None  # by anybody: also for the machine's memory, or that of a group around us
     pids_refused: int | None = None
     throttled: int | None = None  # periods in which it was made to wait
     cpu_user: float | None = None
     cpu_system: float | None = None
     memory_peak: int | None = None
     pids_peak: int | None = None  # without the cage's own
+    own_oom: bool = False  # its own limit was the reason
 
 
 class Group:
@@ -133,6 +135,7 @@ class Cgroup:
         peak = pids.number("pids.peak") if pids is not None else None
         return Counters(
             oom_kills=None if memory is None else _oom_kills(memory),
+            own_oom=memory is not None and _is_own_oom(memory),
             pids_refused=None if pids is None else pids.table("pids.events").get("max"),
             throttled=None if cpu is None else cpu.table("cpu.stat").get("nr_throttled"),
             cpu_user=user,
@@ -221,6 +224,13 @@ class Cgroup:
 
 def _oom_kills(memory: Group) -> int | None:
     return memory.table("memory.events" if memory.site.version == 2 else "memory.oom_control").get("oom_kill")
+
+
+def _is_own_oom(memory: Group) -> bool:
+    if memory.site.version == 2:
+        return memory.table("memory.events").get("oom", 0) > 0  # counted where the limit is
+    limit, most = memory.number("memory.limit_in_bytes"), memory.number("memory.max_usage_in_bytes")
+    return limit is not None and most is not None and most >= _NEARLY * limit
 
 
 # --- making and removing ------------------------------------------------------------------------------------
@@ -328,6 +338,8 @@ def _make(site: Site) -> Group:
         try:
             held = _made_and_locked(f"{site.directory}/{name}")
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # of ours, and passing: no reason to do without
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
             return Group(site, name, held)
@@ -415,7 +427,11 @@ def _write(path: str, text: str) -> None:
 
 def sweep(directory: str) -> None:
     """Remove the groups of runners that are gone. What still runs in one has no right to: it is killed."""
-    for name in os.listdir(directory):
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return  # nothing of ours can be there
+    for name in names:
         if not _is_ours(name):
             continue
         path = f"{directory}/{name}"

@@ -27,6 +27,15 @@ DELEGATE = (
 )
 
 
+_SERVICE = "in a systemd service: ProtectControlGroups=no"
+# What to do where cgroups are mounted read-only, by version.
+READ_ONLY = {
+    1: f"{_SERVICE}; in a container: on a host with cgroup v2 it can be given groups of its own",
+    2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
+    "writable-cgroups=true … (Docker 28 or later), podman run --security-opt unmask=/sys/fs/cgroup …",
+}
+
+
 class Hierarchy(NamedTuple):
     version: Literal[1, 2]
     controllers: frozenset[str]
@@ -100,10 +109,13 @@ def survey(mounts: Mounts) -> Survey:
             continue
         for name in legacy.controllers & set(CONTROLLERS):
             reason = f"groups of the {name} controller (cgroup v1) cannot be made in {legacy.directory}"
-            lacks[name] = Lack(reason, "on cgroup v1 only root can: run as root, or on a host with cgroup v2")
+            lack = Lack(reason, "on cgroup v1 only root can: run as root, or on a host with cgroup v2")
+            lacks[name] = _read_only(legacy) or lack
     unified = next((h for h in found if h.version == 2), None)
     wanted = frozenset(CONTROLLERS) - bound
     site, why = _unified_site(unified, wanted) if unified is not None else (None, _NO_CGROUPS)
+    if unified is not None and site is None:
+        why = _read_only(unified) or why
     if site is not None:
         sites.append(site)
     for name in wanted - (site.controllers if site is not None else frozenset()):
@@ -112,14 +124,28 @@ def survey(mounts: Mounts) -> Survey:
     return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed)
 
 
+def _read_only(own: Hierarchy) -> Lack | None:
+    """Not refused by owner or mode but by how the tree is mounted, as container engines do."""
+    try:
+        if not os.statvfs(own.directory).f_flag & os.ST_RDONLY:
+            return None
+    except OSError:
+        return None
+    return Lack(f"{own.directory} is mounted read-only, as in a container", READ_ONLY[own.version])
+
+
 def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     """This process in every mounted hierarchy it can see."""
     places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
-    with open("/proc/self/cgroup", "rb") as file:
-        for raw in filter(None, file.read().split(b"\n")):  # a name may hold any other end of a line
-            line = os.fsdecode(raw)
-            _, names, path = line.split(":", 2)
-            places[frozenset(filter(None, names.split(",")))] = line, path
+    try:
+        with open("/proc/self/cgroup", "rb") as file:
+            told = file.read()
+    except OSError:
+        return ()  # a kernel without cgroups
+    for raw in filter(None, told.split(b"\n")):  # a name may hold any other end of a line
+        line = os.fsdecode(raw)
+        _, names, path = line.split(":", 2)
+        places[frozenset(filter(None, names.split(",")))] = line, path
     found: dict[frozenset[str], Hierarchy] = {}
     for mount in mounts.all:
         if mount.fstype not in ("cgroup", "cgroup2"):

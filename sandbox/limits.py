@@ -11,7 +11,7 @@ from sandbox.spec import Limits
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
 # Where processes are counted by user namespace, those of the cage count too: keeper, bwrap and its init.
-CAGE_PROCESSES = 3
+COUNTED_BESIDE = 3
 
 
 def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...]:
@@ -41,7 +41,7 @@ def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...
         # Not RLIMIT_AS: what is reserved and never touched (node: a gigabyte) would count.
         found.append(_both(resource.RLIMIT_DATA, limits.memory))
     if limits.pids is not None and "pids" in fallbacks:
-        found.append(_both(resource.RLIMIT_NPROC, limits.pids + CAGE_PROCESSES))
+        found.append(_both(resource.RLIMIT_NPROC, limits.pids + COUNTED_BESIDE))
     return tuple(found)
 
 

@@ -166,6 +166,12 @@ class OpenPlan(NamedTuple):
     plan: LaunchPlan
     descriptors: Mapping[str, int]  # by destination
 
+    @property
+    def writable(self) -> Mapping[str, int]:
+        """Those of folders and files the plugin may write."""
+        binds = (op for op in self.plan.operations if isinstance(op, Bind) and op.writable)
+        return {bind.dest: self.descriptors[bind.dest] for bind in binds if bind.dest in self.descriptors}
+
 
 @contextmanager
 def open_plan(

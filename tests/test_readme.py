@@ -59,7 +59,7 @@ def test_there_are_examples() -> None:
         "explain",
         "doctor",
     }
-    assert set(_files()) == {"greedy.toml", "mcp.json"}
+    assert set(_files()) == {"greedy.toml", "mcp.json", "slow.toml"}
 
 
 @pytest.mark.parametrize(

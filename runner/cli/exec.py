@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.confine import Confined, confine
-from runner.invoke import judge
+from runner.invoke import TIMEOUT, judge
 from runner.prepare import Prepared, ready
-from runner.report import EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
+from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
@@ -99,8 +99,11 @@ def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
     sys.stderr.flush()
 
 
+_BUDGETS = ("oom", "cpu_time", "file_size", "pids")
+
+
 def _is_ours(end: End, outcome: Outcome) -> bool:
-    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in ("oom", "cpu_time"))
+    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in _BUDGETS)
 
 
 class Lived(NamedTuple):
@@ -128,6 +131,9 @@ def _live(prepared: Prepared, caller: int | None, started: float) -> Lived:
 
 
 def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> Lived:
+    deadline = opened.plan.limits.deadline
+    if deadline is not None and time.monotonic() >= started + deadline:
+        raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
     with watched_signals() as signals, confine(prepared, opened, started) as confined:
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)

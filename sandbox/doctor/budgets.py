@@ -15,7 +15,7 @@ from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budget, assign
 from sandbox.cgroups import Cgroup, CgroupFault, has_swap, made
 from sandbox.doctor.trial import Note, Outcome, in_child
-from sandbox.hierarchies import CONTROLLERS, DELEGATE, Lack, Survey, own_hierarchies, survey
+from sandbox.hierarchies import CONTROLLERS, DELEGATE, READ_ONLY, Lack, Survey, own_hierarchies, survey
 from sandbox.host import Finding, Status
 from sandbox.mounts import Mounts, read_mounts
 from sandbox.policy import LimitRule, Policy
@@ -34,12 +34,6 @@ _NO_MEMBERS = "a process may not be moved"
 _SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 # By version of cgroups. What a container's root can write in v1 reaches beyond the container.
-_SERVICE = "in a systemd service: ProtectControlGroups=no"
-_READ_ONLY = {
-    1: f"{_SERVICE}; in a container: on a host with cgroup v2 it can be given groups of its own",
-    2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
-    "writable-cgroups=true … (Docker 28 or later), podman run --security-opt unmask=/sys/fs/cgroup …",
-}
 _AS_A_WHOLE = "and limit the container as a whole: docker run --memory … --pids-limit …"
 _SWAP = Lack(
     "swap is on and this kernel does not count it by group: who has no memory left would be given disk",
@@ -168,7 +162,7 @@ def _read_only(found: Survey, mounts: Mounts) -> tuple[dict[str, Lack], dict[str
             continue
         if read_only:
             names = own.controllers if own.version == 1 else set(CONTROLLERS) - bound
-            lack = Lack(f"{own.directory} is mounted read-only, as in a container", _READ_ONLY[own.version])
+            lack = Lack(f"{own.directory} is mounted read-only, as in a container", READ_ONLY[own.version])
             lacks.update(dict.fromkeys(names & lacking, lack))
     return lacks, dict.fromkeys(lacks, "read_only")
 

@@ -36,7 +36,8 @@ def ended(
 
 
 def by_signal(code: int | None, number: int, *, forced: bool = False) -> End:
-    return ended(code, killed=9 if code is None else None, reason="signal", number=number, forced=forced)
+    end = ended(code, killed=9 if code is None else None, reason="signal", number=number, forced=forced)
+    return end._replace(rang="teardown" if forced else None)
 
 
 def by_deadline(code: int | None) -> End:
@@ -112,7 +113,7 @@ XCPU, XFSZ, KILL = 128 + signal.SIGXCPU, 128 + signal.SIGXFSZ, 128 + signal.SIGK
 BUDGETS = Limits(
     memory=64 << 20, pids=10, cpu=0.5, cpu_time=5.0, file_size=1000, disk=2000, teardown=1.0, launch=2.0
 )
-OOM = Counters(oom_kills=1)
+OOM = Counters(oom_kills=1, own_oom=True)
 FULL_HOUSE = Counters(pids_refused=3)
 THROTTLED = Counters(throttled=9)
 NONE_OF_IT = Counters(0, 0, 0, 0.0, 0.0, 0, 0)
@@ -199,10 +200,31 @@ CODES = (None, 0, 1, KILL, XCPU, XFSZ, 143, 159)
 REASONS: tuple[Reason | None, ...] = (None, *get_args(Reason))
 
 
+def test_a_kill_for_somebody_elses_limit() -> None:
+    """Of the machine, or of a group around the runner: not its own budget, and no fault of its own."""
+    limits = Limits(memory=512 << 20, pids=100)
+    end = ended(KILL, counters=Counters(oom_kills=1, memory_peak=90 << 20))
+    outcome, status = judge(end, limits)
+    assert (outcome.code, outcome.cause, status) == ("crashed", "oom", KILL)
+    assert "around the runner" in outcome.message and "512" not in outcome.message
+    assert limits_hit(end, limits) == ()
+    full = ended(1, counters=Counters(pids_refused=3, pids_peak=17))
+    assert limits_hit(full, limits) == ()
+    assert limits_hit(ended(1, counters=Counters(pids_refused=3, pids_peak=100)), limits) == ("pids",)
+
+
+def test_which_clock_rang() -> None:
+    limits = Limits(teardown=30.0, deadline=3.0)
+    twice = by_signal(None, 15, forced=True)._replace(rang=None)  # asked twice: no clock at all
+    assert limits_hit(twice, limits) == ()
+    assert limits_hit(twice._replace(rang="deadline"), limits) == ("deadline",)
+    assert limits_hit(twice._replace(rang="teardown"), limits) == ("teardown",)
+
+
 @pytest.mark.parametrize(("reason", "code"), list(itertools.product(REASONS, CODES)))
 def test_memory_is_the_first_cause_of_all(reason: Reason | None, code: int | None) -> None:
     limit = "disk" if reason == "limit" else None
-    counters = Counters(oom_kills=2, pids_refused=1, throttled=1)
+    counters = Counters(oom_kills=2, pids_refused=1, throttled=1, own_oom=True)
     end = ended(code, reason=reason, forced=reason is not None, limit=limit, counters=counters, used=9.0)
     outcome, status = judge(end, BUDGETS)
     assert (outcome.code, outcome.phase, outcome.cause) == ("crashed", "run", "oom")
@@ -262,7 +284,7 @@ def test_of_several_budgets_the_one_that_ends(counters: Counters, code: int, cau
                 reason="limit",
                 forced=True,
                 limit="output",
-                counters=Counters(oom_kills=1, pids_refused=1, throttled=1),
+                counters=Counters(oom_kills=1, pids_refused=1, throttled=1, own_oom=True),
                 used=9.0,
             ),
             BUDGETS,

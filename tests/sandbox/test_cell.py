@@ -159,7 +159,7 @@ def killed(given: dict[str, Any]) -> list[Any]:
 
 def test_killing_ends_daemons_too(runner_as: Caller) -> None:
     given = cages.order(sh(DAEMONS + "echo ready; sleep 1000"))
-    assert elsewhere.run(runner_as, killed, given, using=(cage,)) == [None, False, signal.SIGKILL, "nobody"]
+    assert elsewhere.run(runner_as, killed, given, using=(cage,)) == [None, True, signal.SIGKILL, "nobody"]
 
 
 def waited(given: dict[str, Any]) -> list[Any]:

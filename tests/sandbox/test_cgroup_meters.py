@@ -122,11 +122,19 @@ def ready(meter: MemoryMeter) -> dict[int, int]:
 
 def test_without_an_event_nobody_looks(watched: Watched) -> None:
     group, meter = watched
+    assert meter.look({}, time.monotonic()) is None  # the first, for what came before the event was asked for
     group.kills = 1
     assert meter.due == math.inf
     assert ready(meter) == {}
     assert meter.look({}, time.monotonic()) is None
     assert meter.look({0: select.POLLIN}, time.monotonic()) is None  # somebody else's descriptor
+
+
+def test_what_happened_before_the_event_was_asked_for(watched: Watched) -> None:
+    group, meter = watched
+    group.kills = 1
+    assert meter.due == 0.0
+    assert meter.look({}, time.monotonic()) == "memory"
 
 
 def test_an_event_and_the_counter(watched: Watched) -> None:

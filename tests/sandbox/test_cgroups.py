@@ -138,7 +138,7 @@ def test_counters_of_v2(group_of: Callable[..., Group]) -> None:
             )
         ]
     )
-    assert cgroup.counters() == Counters(2, 7, 4, 2.5, 0.5, 123456, 10)
+    assert cgroup.counters() == Counters(2, 7, 4, 2.5, 0.5, 123456, 10, own_oom=True)
     assert cgroup.cpu() == 3.0
 
 

@@ -141,3 +141,15 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
         time.sleep(0.1)  # a signal would have arrived
         assert sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"]
         halt(False)
+
+
+def test_who_was_born_after_the_first_look_is_stopped_in_the_next() -> None:
+    with family(FAMILY) as keeper:
+        assert become(lambda: sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"])
+        first, *others = [pid for pid in below(keeper.pid) if state(pid) == "S"]
+        listings = iter([[first], [first, *others]])
+        halt = Halt(lambda: next(listings, [first, *others]))
+        halt(True)
+        assert become(lambda: {state(pid) for pid in (first, *others)} == {"T"})
+        halt(False)
+        assert become(lambda: {state(pid) for pid in (first, *others)} == {"S"})
