@@ -44,8 +44,10 @@ class Confined(NamedTuple):
         if self.disk is not None and self.disk.measure():
             late.append("disk")
         end = end._replace(late=tuple(late))
-        if late and end.reason is None:
+        if late and not end.forced:
             end = end._replace(reason="limit", limit=late[0])
+        if self.disk is not None and end.limit == "disk":
+            end = end._replace(detail=self.disk.why or f"in {self.disk.where}")
         return end, writable
 
 

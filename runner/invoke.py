@@ -30,9 +30,10 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     if end.reason == "limit":
         assert end.limit is not None
         message = f"the plugin used up its {end.limit} budget of {_amount(end.limit, limits)}"
+        message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
         return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL if end.forced else status
-    if end.reason == "launch":
+    if end.reason == "launch" and code in (None, 128 + _SIGKILL):  # else it was just ending by itself
         outcome = Outcome(
             "launch_failed",
             "launch",

@@ -17,7 +17,7 @@ from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, O
 from sandbox import cache
 from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budgets, assign
-from sandbox.cgroups import Cgroup, CgroupFault, made
+from sandbox.cgroups import Cgroup, CgroupFault, made, sweep
 from sandbox.denylist import Denylist, homes
 from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
@@ -256,6 +256,8 @@ def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack
     assert prepared.grant is not None and prepared.policy is not None
     limits = prepared.grant.limits
     disks = () if limits.io is None else whole_disks(_devices(plan))
+    for site in found.sites:
+        sweep(site.directory)  # also where this one makes none: the next who does may be long in coming
     while True:
         prepared.budgets = assign(prepared.grant, prepared.policy, found, disks)
         try:

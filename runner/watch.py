@@ -40,6 +40,7 @@ class End(NamedTuple):
     forced: bool  # it had to be killed
     limit: str | None = None  # which budget had run out
     late: tuple[str, ...] = ()  # budgets found overdrawn when it was over
+    detail: str = ""  # more about the limit
     rang: Literal["deadline", "teardown"] | None = None  # which clock made us force it
 
 
@@ -163,15 +164,24 @@ class _Watch:
                 self._asked(arrived, now)
             for meter in self.meters:
                 ran_out = meter.look(ready, now)
-                if ran_out is not None and self.reason is None:
+                # Also after it was asked to end: the time it is given for that is no time without budgets.
+                if ran_out is not None and self.limit is None:
                     self.limit = ran_out
                     self._finish("limit")
             if self.launch is not None and now >= self.launch:
                 self.launch = None
-                if not self.cell.runs():
+                if not self.cell.runs() and not self._is_over():
                     self._finish("launch")
             if self.until is not None and now >= self.until and self._press():
                 return self._end(self.cell.give_up())
+
+    def _is_over(self) -> bool:
+        """Whether the program has come and gone between two looks."""
+        if self.over is None:
+            return self.cell.over_fd is not None
+        look = select.poll()
+        look.register(self.over, 0)
+        return bool(look.poll(0))
 
     @property
     def has_ended(self) -> bool:

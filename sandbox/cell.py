@@ -131,13 +131,12 @@ class Cell:
         return descendants(self.pid)
 
     def runs(self) -> bool:
-        """Whether the program itself runs, and not bwrap on the way to it: by their words, which everybody
-        may read. Root in a container may not look which file a process of another uid executes."""
+        """Whether the program itself runs, and not bwrap on the way to it."""
         try:
             pid = self.pid
             for _ in range(_PROGRAM):
                 pid = children(pid)[0]
-            return _words(pid) != _words(children(self.pid)[0])
+            return _program(pid) != _program(children(self.pid)[0])
         except (IndexError, OSError):
             return False
 
@@ -241,9 +240,15 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
-def _words(pid: int) -> bytes:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read(4096)
+def _program(pid: int) -> object:
+    """What a process executes. Root in a container may not look which file a process of another uid has; then
+    by its words, which everybody may read."""
+    try:
+        file = os.stat(f"/proc/{pid}/exe")
+        return file.st_dev, file.st_ino
+    except PermissionError:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return words.read(4096)
 
 
 def descendants(pid: int) -> list[int]:

@@ -62,6 +62,7 @@ _EARLY, _EARLY_SHARE = 0.05, 10
 # It is held still for a tenth of the time at most.
 _STILL_SHARE = 10
 _UNSEEN_PATIENCE = 0.5
+_UNCOUNTED = "it keeps files open where nobody can count them, and the filesystem has lost as much since"
 
 _EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
 # What these have left is true at once, also for what is written and not yet placed.
@@ -151,7 +152,9 @@ class DiskMeter(Meter):
 
         self._left: dict[int, _Left] = {}  # at the last look, by device
         self._lost: dict[int, _Left] = {}  # since the last measurement began
-        self._moved = 0  # bytes taken and given back, by anybody, since then
+        self._given = 0  # bytes given back, by anybody, since then
+        self._moved = False  # anything, since then
+        self._at_most: dict[str, int] = {}  # bytes in each folder when the last measurement began
         self._sample = (0.0, 0)  # time and loss, for the speed
         self._speed = 0.0
         self._awake_until = -math.inf
@@ -213,7 +216,7 @@ class DiskMeter(Meter):
         self._watch()
         loss = max(max(lost) for lost in self._lost.values())
         room = self.budget - max(each.used + max(self._lost[each.device]) for each in self._folders)
-        full = room < 0 and loss * _GRAIN >= self.budget
+        full = room < 0 and self._is_worth_it(loss)
         self._alarmed = full and now >= self._quiet_until
         regular = self._early if self._is_doubtful() else self._regular
         if self._alarmed or (self._may_have_changed() and now >= regular):
@@ -223,17 +226,20 @@ class DiskMeter(Meter):
             self.due = min(self.due, regular)
         return False
 
+    def _is_worth_it(self, loss: int) -> bool:
+        return loss * _GRAIN >= self.budget
+
     def _is_doubtful(self) -> bool:
         """Whether what is left on the filesystems is no measure for what the plugin has taken: if some of it
         is not seen there, or if so much was given back meanwhile that it could hide behind that."""
         least = min(self.budget - each.used for each in self._folders)
-        return self._is_unwatched() or self._moved > least
+        return self._is_unwatched() or self._given > least
 
     def _is_unwatched(self) -> bool:
         return self._unseen_since is not None or any(each.late for each in self._folders)
 
     def _may_have_changed(self) -> bool:
-        return self._moved > 0 or self._is_unwatched()
+        return self._moved or self._is_unwatched()
 
     def _pause(self, now: float, room: int, loss: int) -> float:
         """As long as the fastest writer takes to fill the room; shorter for who is writing, as we may be
@@ -263,10 +269,10 @@ class DiskMeter(Meter):
         left = self._read()
         for device, now in left.items():
             was, lost = self._left[device], self._lost[device]
-            self._lost[device] = _Left(
-                lost.space + max(0, was.space - now.space), lost.inodes + max(0, was.inodes - now.inodes)
-            )
-            self._moved += max(abs(was.space - now.space), abs(was.inodes - now.inodes))
+            space, inodes = was.space - now.space, was.inodes - now.inodes
+            self._lost[device] = _Left(lost.space + max(0, space), lost.inodes + max(0, inodes))
+            self._given += max(0, -space, -inodes)
+            self._moved = self._moved or space != 0 or inodes != 0
         self._left = left
 
     def _read(self) -> dict[int, _Left]:
@@ -282,13 +288,20 @@ class DiskMeter(Meter):
     # --- measuring ---
 
     def _begin(self, *, hold: bool) -> None:
+        again = self._measures()
         self._stop_measuring()
         self._began = time.monotonic()
         if hold:
             self._hold(True)
+        if not again:
+            for each in self._folders:
+                lost = max(self._lost[each.device]) if self._measured else 0
+                self._at_most[each.path] = each.used + lost
+            self._usage_before = self.usage
         self._left = self._read()
         self._lost = dict.fromkeys(self._left, _Left(0, 0))
-        self._moved = 0
+        self._given = 0
+        self._moved = False
         self._measuring = self._measurement(self._left)
 
     def _advance(self, now: float) -> None:
@@ -296,6 +309,7 @@ class DiskMeter(Meter):
         if what is missing is not found, the plugin is held and measured again: it could have moved away from
         us what we had not counted yet, or deleted what we had."""
         try:
+            self._watch_meanwhile()
             ended = self._step(_QUICK if self._may_hold() else _SLICE)
             if not self._still and (self._is_doubted() if self._is_full() else self._may_hold()):
                 self.where = None
@@ -309,6 +323,7 @@ class DiskMeter(Meter):
             self._stop_measuring()
             self._settle(time.monotonic(), still)
         else:
+            self._haste.turn(False)  # this takes longer than others should wait for us
             self.due = now
 
     def _is_doubted(self) -> bool:
@@ -386,7 +401,9 @@ class DiskMeter(Meter):
         for each in self._folders:
             lost = self._reference.lost(each.device, left, used)
             if lost * _GRAIN > self.budget:
-                self._judge(each, each.used + lost)
+                taken = each.used + lost
+                # Somebody else may have taken it; so we say what we know and no more.
+                self._judge(each, taken, _UNCOUNTED if taken > self.budget else "")
 
     def _judge(self, each: _Folder, used: int, fault: str = "") -> None:
         each.used = used

@@ -1,7 +1,7 @@
 """Files without a name that processes hold open: deleted, or never named (O_TMPFILE).
 
 They take space in a folder and are found nowhere in it. The kernel shows them only beside who holds them:
-in the table of descriptors, which each *thread* can have for itself, and in the mappings.
+in the table of descriptors, which each *thread* can have for itself, in the mappings, and as its program.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class _Search:
         try:
             read: list[str] = []
             mapped = False
+            self._program(pid)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 yield
                 if not any(self._same_table(thread, other) for other in read[:_COMPARED]):
@@ -83,6 +84,16 @@ class _Search:
         if self._kcmp is None:
             return False
         return int(self._libc.syscall(self._kcmp, int(one), int(other), _KCMP_FILES, 0, 0)) == 0
+
+    def _program(self, pid: int) -> None:
+        """The file it executes is held by the process as such, also if it has unmapped all of it."""
+        link = f"/proc/{pid}/exe"
+        try:
+            status = os.stat(link)
+        except FileNotFoundError:
+            return  # its main thread has ended
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+            self._add(status, _was(link))
 
     def _descriptors(self, thread: str) -> Generator[None, None, None]:
         for at, name in enumerate(os.listdir(f"{thread}/fd")):

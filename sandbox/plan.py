@@ -33,7 +33,11 @@ _NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/
 _NETWORK_FILE_LIMIT = 1 << 20
 
 # World-readable or merely root-only parts of a procfs that tell about the host and not about the plugin.
-PROC_MASKS = ("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg")
+# And of the cage's own init: its memory still holds bwrap's options and the host's mount table.
+PROC_MASKS = (
+    *("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg"),
+    *("1/mem", "1/task/1/mem"),
+)
 
 _PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:65534:65534:plugin:/tmp:/usr/sbin/nologin\n"
 _GROUP = b"root:x:0:\nnogroup:x:65534:\n"

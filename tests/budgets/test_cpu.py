@@ -217,3 +217,23 @@ def test_who_catches_the_warning_is_ended_all_the_same(box: Box) -> None:
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n" + FOR_EVER
     result = box.run(code, limits={"cpu_time": "500ms"})
     assert (result.status, result.outcome, result.hits) == (KILLED, USED_UP, ["cpu_time"])
+
+
+def test_the_time_to_end_is_no_time_without_budgets(box: Box) -> None:
+    """Asked to end, it starts to spin."""
+    if not by_cgroup(box, "cpu_time"):
+        pytest.skip("each process on its own")
+    code = (
+        "import os, signal, time\n"
+        "def spin(*_):\n"
+        "    os.fork()\n"
+        "    while True: pass\n"
+        "signal.signal(signal.SIGTERM, spin)\n"
+        "print('ready', flush=True)\ntime.sleep(1000)\n"
+    )
+    with box.running(code, "--limit", "teardown=60s", limits={"cpu_time": "1s"}) as running:
+        running.process.send_signal(signal.SIGTERM)
+        result = running.end()
+    assert result.outcome[0] == "cancelled" and result.exit["forced"]
+    assert result.hits == ["cpu_time"]
+    assert result.cpu < 20

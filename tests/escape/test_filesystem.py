@@ -82,6 +82,17 @@ def test_tables_about_the_host_cannot_be_opened(cage: Cage) -> None:
     assert "".join(told.done for told in several(cage.without("many", words, remove=unmasked)))
 
 
+def test_the_memory_of_the_cages_init_cannot_be_read(cage: Cage) -> None:
+    """It holds what bwrap was told, and the host's mount table."""
+    paths = ("/proc/1/mem", "/proc/1/task/1/mem")
+    assert [told.refused for told in cage.attacks(*(("open_to_read", path) for path in paths))] == [
+        "EACCES"
+    ] * 2
+    for path in paths:
+        unmasked = [f"--ro-bind /dev/null {path}"]
+        assert cage.without("open_to_read", path, remove=unmasked).answer == {"done": "opened"}
+
+
 # --- Writing -----------------------------------------------------------------------------------------------
 
 

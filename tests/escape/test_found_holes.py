@@ -204,7 +204,6 @@ def test_a_report_to_a_pipe_that_has_no_name(runner_as_root: Caller, plugin: Pat
     assert json.loads(done.stdout.splitlines()[-1])["schema"] == "runner.report.v1", done.stderr
 
 
-
 def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     """Into a folder the plugin can write: it swaps that for a link while it runs."""
     victim = plugin.parent / "victim"

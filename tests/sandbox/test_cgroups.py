@@ -48,6 +48,7 @@ def site(version: int, *controllers: str, directory: str = "/nowhere") -> Site:
                 # In this order: the second may not be lower than the first at any time.
                 ("memory", "memory.limit_in_bytes", "67108864"),
                 ("memory", "memory.memsw.limit_in_bytes", "67108864"),
+                ("memory", "memory.kmem.tcp.limit_in_bytes", "67108864"),
             ],
         ),
         (site(1, "pids"), FULL, [("pids", "pids.max", "12")]),
@@ -228,6 +229,8 @@ def test_a_quota_is_lifted_where_there_is_one(
     [
         ("memory.swap.max", errno.ENOENT, False, True),
         ("memory.memsw.limit_in_bytes", errno.ENOENT, False, True),
+        ("memory.kmem.tcp.limit_in_bytes", errno.ENOENT, True, True),
+        ("memory.kmem.tcp.limit_in_bytes", errno.EBUSY, False, False),
         ("memory.memsw.limit_in_bytes", errno.EACCES, False, True),
         ("memory.memsw.limit_in_bytes", errno.EOPNOTSUPP, False, True),
         # With swap it would be a way around the budget.

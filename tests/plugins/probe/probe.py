@@ -51,6 +51,11 @@ def write(path):
     return True
 
 
+def open_to_read(path):
+    os.close(os.open(path, os.O_RDONLY))
+    return "opened"
+
+
 def open_to_write(path):
     os.close(os.open(path, os.O_WRONLY))
     return True
