@@ -87,7 +87,9 @@ class _Folder:
         kind = _filesystem(fd)
         self.ahead = kind == _XFS
         self.prompt = kind in _PROMPT and os.fstatvfs(fd).f_blocks > 0
-        self.used = 0
+        self.used = 0  # when it was last measured
+        # When the measurement began that is going on: what it had before, and with all that was lost since.
+        self.at_least = self.at_most = 0
 
     @property
     def late(self) -> bool:
@@ -154,7 +156,6 @@ class DiskMeter(Meter):
         self._lost: dict[int, _Left] = {}  # since the last measurement began
         self._given = 0  # bytes given back, by anybody, since then
         self._moved = False  # anything, since then
-        self._at_most: dict[str, int] = {}  # bytes in each folder when the last measurement began
         self._sample = (0.0, 0)  # time and loss, for the speed
         self._speed = 0.0
         self._awake_until = -math.inf
@@ -288,16 +289,15 @@ class DiskMeter(Meter):
     # --- measuring ---
 
     def _begin(self, *, hold: bool) -> None:
-        again = self._measures()
+        for each in self._folders:
+            if not self._measures():
+                each.at_least = each.at_most = each.used
+            if self._lost:
+                each.at_most += max(self._lost[each.device])
         self._stop_measuring()
         self._began = time.monotonic()
         if hold:
             self._hold(True)
-        if not again:
-            for each in self._folders:
-                lost = max(self._lost[each.device]) if self._measured else 0
-                self._at_most[each.path] = each.used + lost
-            self._usage_before = self.usage
         self._left = self._read()
         self._lost = dict.fromkeys(self._left, _Left(0, 0))
         self._given = 0
@@ -323,8 +323,15 @@ class DiskMeter(Meter):
             self._stop_measuring()
             self._settle(time.monotonic(), still)
         else:
-            self._haste.turn(False)  # this takes longer than others should wait for us
             self.due = now
+
+    def _watch_meanwhile(self) -> None:
+        """It may cross its budget while we measure at leisure."""
+        if self._measured and not self._alarmed:
+            self._watch()
+            over = any(each.at_most + max(self._lost[each.device]) > self.budget for each in self._folders)
+            loss = max(each.at_most - each.at_least + max(self._lost[each.device]) for each in self._folders)
+            self._alarmed = over and self._is_worth_it(loss) and self._began >= self._quiet_until
 
     def _is_doubted(self) -> bool:
         """Whether there was time for a plugin, if there is one yet, to change what we measured."""
@@ -358,10 +365,12 @@ class DiskMeter(Meter):
     def _settle(self, ended: float, still: bool) -> None:
         """After a measurement: when the next one is due."""
         cost = ended - self._began
+        # If what was lost went to others, they must not have us measure, and hold the plugin, all the time.
+        loss = max(each.at_most - each.at_least for each in self._folders)
+        theirs = max(each.used - each.at_least for each in self._folders) * 2 < loss
         if still:
-            self._free_until = ended + cost * (_STILL_SHARE - 1)
-        # Half of the time at most goes into alarms that were for nothing.
-        self._quiet_until = ended + cost if self._alarmed else 0.0
+            self._free_until = ended + cost * (_STILL_SHARE - 1) if theirs else 0.0
+        self._quiet_until = ended + cost if theirs and self._alarmed else 0.0
         self._alarmed = False
         self._measured = True
         self._early = ended + max(_EARLY, cost * _EARLY_SHARE)
