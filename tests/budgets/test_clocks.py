@@ -184,7 +184,7 @@ def test_the_deadline_holds_while_the_runner_is_stopped(box: Box) -> None:
         for pid in runners:
             assert wait_for(partial(is_stopped, pid)), "it was not stopped"
         for pid in runners:
-            assert wait_for(partial(is_alone, pid)), f"they live: {family(pid)}"
+            assert wait_for(partial(is_alone, pid), seconds + 60), f"they live: {family(pid)}"
             assert state(pid) == "T", "the runner has had a hand in it"
         for pid in runners:
             os.kill(pid, signal.SIGCONT)
