@@ -145,7 +145,10 @@ def _start_clock(deadline: float, cell: BareCell) -> None:
         if cell.cgroup is not None:
             cell.cgroup.kill()
         for _ in range(_PASSES):
-            for pid in set(descendants(runner)) - {os.getpid()}:
+            found = [pid for pid in descendants(runner) if pid != os.getpid() and not _is_zombie(pid)]
+            if not found:
+                break
+            for pid in found:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_PAUSE)
