@@ -599,6 +599,24 @@ def test_who_had_time_to_change_things_is_measured_again(
         assert held == [True, False] * 2
 
 
+def test_who_crosses_its_budget_while_it_is_measured_is_held_from_then_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(place, 3000)
+    held: list[bool] = []
+    with meter([place], budget=256 * MIB, freeze=held.append) as made:
+        monkeypatch.setattr("sandbox.disk._SLICE", 0)
+        assert not made.measure()
+        (place.parent / "noise").write_bytes(b"x" * 65536)
+        made._regular = 0
+        assert made.look({}, time.monotonic()) is None
+        assert made._measuring is not None and held == []
+        (place.parent / "noise").write_bytes(b"x" * 300 * MIB)
+        assert made.look({}, time.monotonic()) is None
+        assert made._measuring is not None and held == [True]
+    assert held == [True, False]
+
+
 def test_it_is_not_held_again_and_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A neighbour that never stops writing must not stop the plugin: most alarms find it running."""
     many(place, 2000)
