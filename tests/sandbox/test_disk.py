@@ -610,10 +610,10 @@ def test_who_crosses_its_budget_while_it_is_measured_is_held_from_then_on(
         (place.parent / "noise").write_bytes(b"x" * 65536)
         made._regular = 0
         assert made.look({}, time.monotonic()) is None
-        assert made._measuring is not None and held == []
+        assert made._measures() and held == []
         (place.parent / "noise").write_bytes(b"x" * 300 * MIB)
         assert made.look({}, time.monotonic()) is None
-        assert made._measuring is not None and held == [True]
+        assert made._measures() and held == [True]
     assert held == [True, False]
 
 
