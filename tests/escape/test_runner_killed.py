@@ -58,12 +58,19 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
         )
         assert seen, "no namespaces were seen, so their absence says nothing"
         assert not seen & _held_namespaces(before), "a namespace has outlived its processes"
-        assert _cgroups() <= cgroups
         assert set(os.listdir(state)) <= {"held"}
         with open(held, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
         # And the next launch is as the first was: neither the uid nor the state is stuck.
         assert _time_to_ready(cage, command) > 0
+        # A group cannot remove itself. The next runner does.
+        assert (
+            cage.caller(
+                "exec", "--state-dir", str(state), cage.folder, "--", "read", "/etc/passwd"
+            ).returncode
+            == 0
+        )
+        assert _cgroups() <= cgroups
     finally:
         subprocess.run(["rm", "-rf", str(state)], check=True)
 
