@@ -23,7 +23,7 @@ _CGROUPS = ("memory", "pids", "cpu", "io")
 # a plugin of an ordinary user would be counted with all else that user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
 _PER_PROCESS = "each process on its own"
-_NO_CAGE = "there is no cage around the plugin"
+_NO_CAGE = "there is no cage"
 _NO_DISK = "the plugin's files are on no disk of their own that could be limited"
 
 
