@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_measured_is_full(
 ) -> None:
     """The writer goes deeper for ever, or hides. A little noise has the folder measured."""
     noise = "open('n', 'w').write('x' * 8192); time.sleep(0.01); os.unlink('n')"
-    noisy = f"if not os.fork():\n    while True: {noise}\n"
+    noisy = f"if not os.fork():\n    for _ in range(20000): {noise}\n"
     found = elsewhere.run(runner_as_user, filled, str(place), BUDGET, noisy + program, timeout=200)
     assert found["said"] == "disk" and found["why"].startswith(why)
     assert found["held"] < BUDGET
