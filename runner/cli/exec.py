@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 import sys
 import time
@@ -81,10 +82,18 @@ def run(args: argparse.Namespace) -> int:
                 sink.write(report(prepared, outcome, end, status, confined))
         except SinkError as error:
             print(f"runner exec: {error}", file=sys.stderr, flush=True)
-    if lived is None or lived.writable:
+    if (lived is None or lived.writable) and _is_heard():
         with suppress(OSError):
             _say(prepared, outcome, lived)
     return status
+
+
+def _is_heard() -> bool:
+    """Whether our stderr takes a word within a moment: a pipe that is full and that nobody reads must not
+    hold us past the deadline. The report has it all."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    return bool(poll.poll(_LAST_WORD * 1000))
 
 
 def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
@@ -99,6 +108,7 @@ def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
     sys.stderr.flush()
 
 
+_LAST_WORD = 2.0
 _BUDGETS = ("oom", "cpu_time", "file_size", "pids")
 
 
