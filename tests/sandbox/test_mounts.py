@@ -39,6 +39,7 @@ def test_fields_and_octal_escapes() -> None:
         fstype="ext4",
         source="/dev/vda",
         writable=False,
+        options="rw",
     )
 
 

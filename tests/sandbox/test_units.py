@@ -194,7 +194,7 @@ def test_every_limit_is_of_one_kind() -> None:
         ("open_files", 16, 16),
         ("output_lines", 1, 1),
         ("output", 1, 1),
-        ("file_size", 1, 1),
+        ("file_size", "4K", 4096),
         ("message_queues", 1, 1),
         ("tmp", "4K", 4096),
         ("io", "4K", 4096),
