@@ -1,0 +1,146 @@
+"""What a plugin may ask of its host: one gate in front of services that a library user supplies.
+
+Whether a plugin may ask at all is the policy's to say, whether there is anybody to answer is the services'. What
+the question means, and what the answers look like on the wire, is the contract's: its `services` module has
+
+    METHODS                                       method -> name of the service (a field of Services)
+    async serve(method, params, services, emit)   the result; raises HostError
+    refused(method, why)                          Answer, as the contract prescribes for what is not there
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import trio
+
+from runner.dialect import Answer, HostCall
+from sandbox.value import NamedTuple
+
+# At once, for one plugin. A plugin that asks more often than it is answered is told so.
+CONCURRENT = 32
+
+Emit = Callable[[Any], Awaitable[None]]
+Why = Literal["unknown", "denied", "absent", "busy"]
+
+
+class HostError(Exception):
+    """An answer that is a "no": goes to the plugin as an error of its protocol."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
+class MemoryService(Protocol):
+    async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        """Entries, each with at least id, agent_id and content."""
+        ...
+
+
+class Completion(NamedTuple):
+    content: str
+    finish_reason: str = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class LanguageModel(Protocol):
+    async def complete(self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None) -> Completion:
+        """`request` as the plugin sent it, checked for shape. `delta`: the plugin wants pieces as they come."""
+        ...
+
+
+class Broker(Protocol):
+    async def publish(self, event: Mapping[str, Any]) -> None:
+        """An event of the plugin's on a topic it may use, with id, timestamp and source filled in by us."""
+        ...
+
+
+class Roots(Protocol):
+    async def roots(self) -> Sequence[Mapping[str, Any]]:
+        """Each with uri and name, as MCP has them."""
+        ...
+
+
+class Sampling(Protocol):
+    async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """MCP's sampling/createMessage: its params, and its result."""
+        ...
+
+
+class Elicitation(Protocol):
+    async def elicit(self, request: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+
+class Services(NamedTuple):
+    """What a host offers. None: nothing, and the plugin is told so in the contract's words."""
+
+    memory: MemoryService | None = None
+    llm: LanguageModel | None = None
+    broker: Broker | None = None
+    roots: Roots | None = None
+    sampling: Sampling | None = None
+    elicitation: Elicitation | None = None
+
+    @property
+    def offered(self) -> frozenset[str]:
+        return frozenset(name for name in self._fields if getattr(self, name) is not None)
+
+
+class Contract(Protocol):
+    """The `services` module of a contract."""
+
+    METHODS: Mapping[str, str]
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any: ...
+    def refused(self, method: str, why: Why) -> Answer: ...
+
+
+class Gate:
+    """For one plugin."""
+
+    def __init__(self, contract: Contract, services: Services, allowed: Sequence[str]) -> None:
+        self._contract = contract
+        self._services = services
+        self._allowed = tuple(allowed)
+        self._busy = 0
+        self.served: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+
+    def allows(self, method: str) -> bool:
+        return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
+
+    async def answer(self, call: HostCall, emit: Emit) -> Answer:
+        """Never raises for anything the plugin or a service does, but lets a cancellation through."""
+        why = self._why_not(call.method)
+        if why is not None:
+            # Counted by what we know, not by what a plugin makes up: its names would be our memory.
+            name = call.method if call.method in self._contract.METHODS else "unknown"
+            self.refused[name] = self.refused.get(name, 0) + 1
+            return self._contract.refused(call.method, why)
+        self.served[call.method] = self.served.get(call.method, 0) + 1
+        self._busy += 1
+        try:
+            return Answer(await self._contract.serve(call.method, call.params, self._services, emit))
+        except HostError as error:
+            return Answer(error=(error.code, str(error), error.data))
+        except trio.Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a service of somebody else's; its plugin gets an answer
+            return Answer(error=(-32603, f"internal error: {type(error).__name__}", None))
+        finally:
+            self._busy -= 1
+
+    def _why_not(self, method: str) -> Why | None:
+        service = self._contract.METHODS.get(method)
+        if service is None:
+            return "unknown"
+        if getattr(self._services, service) is None:
+            return "absent"
+        if not self.allows(method):
+            return "denied"
+        return "busy" if self._busy >= CONCURRENT else None

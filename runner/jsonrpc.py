@@ -1,0 +1,160 @@
+"""JSON-RPC 2.0 between two equals: ids and open calls in both directions, and nothing of the transport.
+
+Both sides count their own requests, so the same number means two different calls: which one is told by the
+direction. Our numbers are never used again, so a reply that comes after its call was given up is known from one
+that nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Literal
+
+from runner import wire
+from sandbox.value import NamedTuple
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
+INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
+
+# Questions of the plugin's that wait for our answer. A plugin that asks on without reading is a fault.
+MOST_TICKETS = 1024
+
+# Keys that say what a message is: one that has them twice means two things.
+IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
+
+
+class Request(NamedTuple):
+    ticket: int  # ours, for the answer
+    method: str
+    params: Any
+
+
+class Notification(NamedTuple):
+    method: str
+    params: Any
+
+
+class Result(NamedTuple):
+    token: Hashable
+    value: Any
+
+
+class Error(NamedTuple):
+    token: Hashable
+    code: int
+    message: str
+    data: Any = None
+
+
+class Stray(NamedTuple):
+    """A message nobody waits for, or none at all."""
+
+    why: Literal["late", "unknown", "not_rpc", "too_many"]
+    detail: str = ""
+
+
+Incoming = Request | Notification | Result | Error | Stray
+
+
+class Peer:
+    """Our end of one conversation."""
+
+    def __init__(self, first_id: int = 1) -> None:
+        self._first = self._next = first_id
+        self._pending: dict[int, Hashable] = {}  # our id -> token
+        self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
+        self._tickets = 0
+        self.late = 0
+        self.unknown = 0
+
+    # --- what we say: each a whole JSON document ----------------------------------------------------------
+
+    def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
+        number, self._next = self._next, self._next + 1
+        self._pending[number] = token
+        message = {"jsonrpc": "2.0", "id": number, "method": method}
+        return wire.encode(message if params is None else {**message, "params": params})
+
+    def notification(self, method: str, params: Any = None) -> bytes:
+        message = {"jsonrpc": "2.0", "method": method}
+        return wire.encode(message if params is None else {**message, "params": params})
+
+    def result(self, ticket: int, value: Any) -> bytes | None:
+        """None: nobody waits for it any more."""
+        if ticket not in self._asked:
+            return None
+        return wire.encode({"jsonrpc": "2.0", "id": self._asked.pop(ticket), "result": value})
+
+    def error(self, ticket: int, code: int, message: str, data: Any = None) -> bytes | None:
+        if ticket not in self._asked:
+            return None
+        fault = {"code": code, "message": message}
+        if data is not None:
+            fault["data"] = data
+        return wire.encode({"jsonrpc": "2.0", "id": self._asked.pop(ticket), "error": fault})
+
+    # --- what we know -------------------------------------------------------------------------------------
+
+    def waits_for(self, token: Hashable) -> int | None:
+        """The id under which `token` is open."""
+        return next((number for number, known in self._pending.items() if known == token), None)
+
+    def forget(self, token: Hashable) -> int | None:
+        """Its answer is not waited for any more. The id it had."""
+        number = self.waits_for(token)
+        if number is not None:
+            del self._pending[number]
+        return number
+
+    def asked_as(self, ticket: int) -> Any:
+        """The plugin's own id of an open question of its own."""
+        return self._asked.get(ticket)
+
+    def drop(self, plugin_id: Any) -> int | None:
+        """The plugin takes a question back: its ticket, if it is still open. No answer is sent then."""
+        for ticket, known in self._asked.items():
+            if type(known) is type(plugin_id) and known == plugin_id:
+                del self._asked[ticket]
+                return ticket
+        return None
+
+    # --- what we hear -------------------------------------------------------------------------------------
+
+    def receive(self, message: Any) -> Incoming:
+        if not isinstance(message, dict):
+            return Stray("not_rpc", "not an object")
+        method = message.get("method")
+        if isinstance(method, str) and method:
+            params = message.get("params")
+            if "id" not in message:
+                return Notification(method, params)
+            if len(self._asked) >= MOST_TICKETS:
+                return Stray("too_many", f"{MOST_TICKETS} questions are open")
+            self._tickets += 1
+            self._asked[self._tickets] = message["id"]
+            return Request(self._tickets, method, params)
+        if "id" in message and ("result" in message or "error" in message):
+            return self._response(message)
+        return Stray("not_rpc", "neither a request nor an answer")
+
+    def _response(self, message: dict[str, Any]) -> Incoming:
+        number = message["id"]
+        if not isinstance(number, int) or isinstance(number, bool) or number not in self._pending:
+            if type(number) is int and self._first <= number < self._next:
+                self.late += 1
+                return Stray("late", str(number))
+            self.unknown += 1
+            return Stray("unknown")
+        token = self._pending.pop(number)
+        error = message.get("error")
+        if error is None:
+            return Result(token, message.get("result"))
+        if not isinstance(error, dict):
+            return Error(token, INTERNAL_ERROR, "an error that is no object", error)
+        code, text = error.get("code"), error.get("message")
+        return Error(
+            token,
+            code if type(code) is int else INTERNAL_ERROR,
+            text if isinstance(text, str) else "",
+            error.get("data"),
+        )
