@@ -148,6 +148,13 @@ class SeccompRule(NamedTuple):
     ceiling: SeccompProfile = "default"
 
 
+class CapabilityRule(NamedTuple):
+    """Patterns of words between a plugin and its host. The cage gives none of them any meaning."""
+
+    declare: tuple[str, ...] = ()  # what a plugin may say of itself when it shakes hands
+    host: tuple[str, ...] = ()  # methods it may ask of its host
+
+
 class LimitRule(NamedTuple):
     default: float | None = None
     ceiling: float | None = None
@@ -177,6 +184,7 @@ class Policy(NamedTuple):
     limits: tuple[tuple[str, LimitRule], ...] = ()
     uids: tuple[int, int] = (61184, 65519)
     layers: tuple[tuple[str, Mode], ...] = ()
+    capabilities: CapabilityRule = CapabilityRule()
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

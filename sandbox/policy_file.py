@@ -14,7 +14,7 @@ from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document import read_bounded
 from sandbox.fingerprint import fingerprint
 from sandbox.mounts import ancestry
-from sandbox.policy import EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
+from sandbox.policy import CapabilityRule, EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
 from sandbox.program import ProgramFault, follow
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
@@ -24,7 +24,7 @@ DEFAULT_NAME = "default"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 # What a remembered policy depends on: its own shape, and the modules that read one.
-_FORMAT = b"policy.2"
+_FORMAT = b"policy.3"
 _MODULES = (
     "policy.py",
     "policy_text.py",
@@ -98,6 +98,7 @@ def _thaw(entry: object) -> Policy | None:
             env=EnvRule(*policy.env),
             seccomp=SeccompRule(*policy.seccomp),
             limits=tuple((name, LimitRule(*rule)) for name, rule in policy.limits),
+            capabilities=CapabilityRule(*policy.capabilities),
         )
     except (TypeError, ValueError):
         return None

@@ -14,6 +14,7 @@ from sandbox.policy import (
     LAYERS,
     LIMIT_MODES,
     LIMIT_NAMES,
+    CapabilityRule,
     EnvRule,
     LimitMode,
     LimitRule,
@@ -145,6 +146,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         limits=tuple(_limit_rules(top.table("limits"))),
         uids=_uids(top.table("user")),
         layers=tuple(_layers(top.table("layers"))),
+        capabilities=_capability_rule(top.table("capabilities")),
     )
     top.finish()
     if faults:
@@ -256,6 +258,19 @@ def _env_rule(table: _Table) -> EnvRule:
         table.texts("ceiling", _glob_fault),
         table.texts("steering", _glob_fault),
     )
+    table.finish()
+    return rule
+
+
+def _capability_fault(pattern: str) -> str | None:
+    # Words of protocols: whatever a plugin can call a capability or a method can be named here.
+    if pattern and len(pattern) <= 256 and pattern.isprintable() and " " not in pattern:
+        return None
+    return "must be a capability or a method, in which * and ? stand for anything"
+
+
+def _capability_rule(table: _Table) -> CapabilityRule:
+    rule = CapabilityRule(table.texts("declare", _capability_fault), table.texts("host", _capability_fault))
     table.finish()
     return rule
 

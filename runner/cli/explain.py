@@ -78,6 +78,7 @@ def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
+        "capabilities": None if prepared.policy is None else prepared.policy.capabilities._asdict(),
         "argv": command,
     }
 
@@ -171,6 +172,13 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
     if budgets := list(_budgets(prepared, outcome)):
         yield ""
         yield from _table("budgets", budgets)
+    if prepared.policy is not None:
+        rule = prepared.policy.capabilities
+        words = [(" ".join(patterns) or "nothing") for patterns in (rule.declare, rule.host)]
+        yield ""
+        yield from _table(
+            "capabilities", list(zip(("may declare", "may ask of its host"), words, strict=True))
+        )
     yield ""
     if outcome.code == "ok":
         yield "It would be launched."

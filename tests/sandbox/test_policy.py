@@ -18,6 +18,7 @@ from sandbox.policy import (
     LAYERS,
     LIMIT_NAMES,
     RUNTIME_PATHS,
+    CapabilityRule,
     EnvRule,
     LimitRule,
     NetworkRule,
@@ -25,6 +26,7 @@ from sandbox.policy import (
     Policy,
     SeccompRule,
     host_matches,
+    matches,
     steers,
 )
 from sandbox.policy_file import load_policy, policy_names, untrustworthy
@@ -80,6 +82,7 @@ def test_strict_is_nowhere_wider_than_default() -> None:
     strict, default = load_policy("strict", {}), load_policy("default", {})
     assert strict.seccomp == SeccompRule("strict", "strict")
     assert strict.read.ceiling == () and strict.write.ceiling == default.write.ceiling
+    assert strict.capabilities == CapabilityRule()
     assert strict.env.passed == strict.env.ceiling == strict.env.steering == ()
     for name, rule in default.limits:
         tighter = strict.limit(name)
@@ -121,6 +124,17 @@ def test_who_asks_for_less_is_not_refused_for_it() -> None:
         name for name in ("memory", "pids", "cpu", "cpu_time", "io") if default.limit(name).required(True)
     }
     assert must == {"memory", "pids"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "declares", "memory", "roots"),
+    [("default", True, True, False), ("strict", False, False, False), ("dev", True, True, True)],
+)
+def test_what_a_plugin_may_say_and_ask(policy: str, declares: bool, memory: bool, roots: bool) -> None:
+    rule = load_policy(policy, {}).capabilities
+    assert matches(rule.declare, "anything") is declares
+    assert matches(rule.host, "memory.recall") is matches(rule.host, "broker.publish") is memory
+    assert matches(rule.host, "roots/list") is matches(rule.host, "sampling/createMessage") is roots
 
 
 def test_dev_has_no_ceilings_for_budgets() -> None:
@@ -335,6 +349,9 @@ ceiling = "1M"
 uids = [100000, 165535]
 [layers]
 seccomp = "prefer"
+[capabilities]
+declare = ["fs.read", "net.*", "fs.read"]
+host = ["roots/list", "sampling/*"]
 """
 
 
@@ -363,6 +380,7 @@ def test_everything_a_policy_can_say() -> None:
         ),
         uids=(100000, 165535),
         layers=(("seccomp", "prefer"),),
+        capabilities=CapabilityRule(("fs.read", "net.*"), ("roots/list", "sampling/*")),
     )
 
 
@@ -430,6 +448,13 @@ FAULTS = {
     "user = {uids = [true, 3]}": "policy_value",
     'layers = {seccmp = "prefer"}': "policy_unknown_key",
     'layers = {seccomp = "off"}': "policy_value",
+    "capabilities = []": "policy_type",
+    'capabilities = {declare = "*"}': "policy_type",
+    "capabilities = {declare = [1]}": "policy_value",
+    'capabilities = {declare = [""]}': "policy_value",
+    'capabilities = {host = ["memory. recall"]}': "policy_value",
+    'capabilities = {host = ["memory\\n"]}': "policy_value",
+    'capabilities = {hosts = ["*"]}': "policy_unknown_key",
     "colour = 1": "policy_unknown_key",
 }
 

@@ -64,6 +64,21 @@ def test_nothing_is_changed(runner_as: Caller, plugin: Path, write_file: Write) 
     assert not state.exists()
 
 
+@pytest.mark.parametrize(
+    ("policy", "declare", "host"),
+    [("default", ["*"], ["broker.*", "memory.*", "llm.*"]), ("strict", [], []), ("dev", ["*"], ["*"])],
+)
+def test_what_it_may_say_to_its_host(
+    runner_as: Caller, plugin: Path, policy: str, declare: list[str], host: list[str]
+) -> None:
+    said = runner_as("explain", "--policy", policy, plugin).stdout.splitlines()
+    at = said.index("capabilities:")
+    assert said[at + 1].split() == ["may", "declare", *(declare or ["nothing"])]
+    assert said[at + 2].split() == ["may", "ask", "of", "its", "host", *(host or ["nothing"])]
+    document = json.loads(runner_as("explain", "--format", "json", "--policy", policy, plugin).stdout)
+    assert document["capabilities"] == {"declare": declare, "host": host}
+
+
 def test_for_programs(runner_as: Caller, plugin: Path) -> None:
     said = runner_as("explain", "--format", "json", "--env", "TOKEN=s3cret", plugin)
     document = json.loads(said.stdout)
@@ -73,6 +88,7 @@ def test_for_programs(runner_as: Caller, plugin: Path) -> None:
         row["layer"] for row in document["layers"]
     }
     refused = runner_as("explain", "--format", "json", "--policy", "nope", plugin)
+    assert json.loads(refused.stdout)["capabilities"] is None  # there is no policy to ask
     assert refused.returncode == 20 and json.loads(refused.stdout)["outcome"]["code"] == "manifest_invalid"
 
 
