@@ -7,29 +7,23 @@ sink whose reader is gone breaks the plugin's pipe: as if it still wrote there i
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import select
-import stat
 import time
 from collections.abc import Mapping
 
 from sandbox.meter import Meter
+from sandbox.streams import PIECE, sink_for
 
 # What is held here at most. With what the plugin's pipe holds (as much again) it is what a plugin can have
 # written that nobody has read.
 _BUFFER = 64 << 10
-# For one write. A pipe takes this much whole or not at all, so its other writers cannot tear it.
-_PIECE = select.PIPE_BUF
 # Writes for one look: the loop has others to look after.
-_PIECES = _BUFFER // _PIECE
+_PIECES = _BUFFER // PIECE
 _TAIL = 8 << 10
 # How long to leave a sink alone that says it is ready, and is not.
 _PAUSE = 0.05
-
-_TIOCGDEV = 0x80045432
-_PTMX = os.makedev(5, 2)  # to open it is to make a new terminal
 
 
 class Relay(Meter):
@@ -45,7 +39,7 @@ class Relay(Meter):
         self._size = size
         self._most_lines = lines
         self._buffer = b""
-        self._sink = _sink(sink)
+        self._sink = sink_for(sink)
         try:
             read, write = os.pipe2(os.O_CLOEXEC)
         except OSError:
@@ -139,7 +133,7 @@ class Relay(Meter):
     def _may_read(self) -> bool:
         # Room for a piece, not for a byte: of a pipe in packet mode, which a plugin may choose, a short read
         # loses the rest of the packet.
-        room = _BUFFER - len(self._buffer) >= _PIECE
+        room = _BUFFER - len(self._buffer) >= PIECE
         return self._read >= 0 and self.exceeded is None and room
 
     def _take(self) -> bool:
@@ -176,7 +170,7 @@ class Relay(Meter):
             if start == len(self._buffer):
                 break
             try:
-                start += self._sink.write(self._buffer[start : start + _PIECE])
+                start += self._sink.write(self._buffer[start : start + PIECE])
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
@@ -207,147 +201,3 @@ class Relay(Meter):
         if self._read >= 0:
             os.close(self._read)
             self._read = -1
-
-
-class _Sink:
-    """A descriptor of the caller's, written to without ever waiting and without O_NONBLOCK: that flag belongs
-    to the open file description, which the caller and others still use.
-
-    This one is for what has no better way: files and devices, a terminal of somebody else's. It asks first.
-    A file is always ready, and a disk that hangs would hang the plugin too. Such a terminal can be stopped
-    between question and write, and then we wait for whoever stopped it.
-    """
-
-    final = False  # a reader that is gone will not come back
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd  # to poll
-
-    def write(self, data: bytes) -> int:
-        """How much of at most _PIECE bytes was taken; BlockingIOError if nothing can be now."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
-        if not poll.poll(0):
-            raise BlockingIOError
-        return os.write(self.fd, data)
-
-    def close(self) -> None:
-        pass
-
-
-class _Unwritable(_Sink):
-    """Given to us for reading only. It would never be ready; the error comes at once."""
-
-    def write(self, data: bytes) -> int:
-        return os.write(self.fd, data)
-
-
-class _Own(_Sink):
-    """The same pipe or terminal by a description of our own, which does not block. Others can fill the pipe
-    or stop the terminal after we were told it is ready: whoever presses ^S, or the plugin, whose stdout may
-    be the same one."""
-
-    def __init__(self, fd: int, final: bool) -> None:
-        super().__init__(fd)
-        self.final = final
-
-    def write(self, data: bytes) -> int:
-        return os.write(self.fd, data)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)  # a pipe ends when its last writer closes it
-            self.fd = -1
-
-
-class _ForeignPipe(_Sink):
-    """A pipe that another user made: we may write to it, but not open it. Between pipes splice() can be told
-    not to wait. Second choice: each call takes a slot of the pipe, however little it puts there, so a pipe
-    that is not read holds less."""
-
-    def __init__(self, fd: int, final: bool) -> None:
-        super().__init__(fd)
-        self.final = final
-        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def write(self, data: bytes) -> int:
-        os.write(self._in, data)
-        taken = 0
-        try:
-            taken = os.splice(self._out, self.fd, len(data), flags=os.SPLICE_F_NONBLOCK)
-        finally:
-            if taken < len(data):
-                os.read(self._out, len(data))
-        return taken
-
-    def close(self) -> None:
-        if self._in >= 0:
-            os.close(self._in)
-            os.close(self._out)
-            self._in = -1
-
-
-class _Socket(_Sink):
-    """What node gives its children for pipes, and systemd its services."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd)
-        import _socket  # `socket` adds its enums and selectors, 8 ms
-
-        self._flags = _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL
-        copy = os.dup(fd)
-        try:
-            self._socket = _socket.socket(-1, -1, -1, copy)
-        except OSError:
-            os.close(copy)
-            raise
-        self.final = self._socket.type == _socket.SOCK_STREAM
-
-    def write(self, data: bytes) -> int:
-        return self._socket.send(data, self._flags)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _sink(fd: int) -> _Sink:
-    status = os.fstat(fd)
-    if stat.S_ISSOCK(status.st_mode):
-        return _Socket(fd)
-    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        return _Unwritable(fd)  # and not opened anew: then it might be writable
-    if stat.S_ISFIFO(status.st_mode):
-        # One with a name may find another reader.
-        final = _name(fd).startswith("pipe:[")
-        own = _opened(f"/proc/self/fd/{fd}")
-        return _ForeignPipe(fd, final) if own is None else _Own(own, final)
-    if os.isatty(fd) and status.st_rdev != _PTMX:
-        own = _opened(f"/proc/self/fd/{fd}")
-        if own is None:
-            # After su the terminal still belongs to whoever logged in. /dev/tty is for everybody.
-            own = _opened("/dev/tty")
-            if own is not None and _device(own) != _device(fd):
-                os.close(own)
-                own = None
-        if own is not None:
-            return _Own(own, final=False)
-    return _Sink(fd)
-
-
-def _opened(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None
-
-
-def _name(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
-def _device(terminal: int) -> bytes:
-    """Which terminal it is, also by the name /dev/tty."""
-    return fcntl.ioctl(terminal, _TIOCGDEV, bytes(4))

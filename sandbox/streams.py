@@ -1,0 +1,255 @@
+"""The caller's own streams, written to and read from without ever waiting.
+
+And without O_NONBLOCK: that flag belongs to the open file description, which the caller and others still use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import stat
+
+# For one write. A pipe takes this much whole or not at all, so its other writers cannot tear it.
+PIECE = select.PIPE_BUF
+
+_TIOCGDEV = 0x80045432
+_PTMX = os.makedev(5, 2)  # to open it is to make a new terminal
+
+
+class Sink:
+    """A descriptor of the caller's to write to.
+
+    This one is for what has no better way: files and devices, a terminal of somebody else's. It asks first.
+    A file is always ready, and a disk that hangs would hang the plugin too. Such a terminal can be stopped
+    between question and write, and then we wait for whoever stopped it.
+    """
+
+    final = False  # a reader that is gone will not come back
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd  # to poll
+
+    def write(self, data: bytes) -> int:
+        """How much of at most PIECE bytes was taken; BlockingIOError if nothing can be now."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        if not poll.poll(0):
+            raise BlockingIOError
+        return os.write(self.fd, data)
+
+    def close(self) -> None:
+        pass
+
+
+class _Unwritable(Sink):
+    """Given to us for reading only. It would never be ready; the error comes at once."""
+
+    def write(self, data: bytes) -> int:
+        return os.write(self.fd, data)
+
+
+class _Own(Sink):
+    """The same pipe or terminal by a description of our own, which does not block. Others can fill the pipe
+    or stop the terminal after we were told it is ready: whoever presses ^S, or the plugin, whose stdout may
+    be the same one."""
+
+    def __init__(self, fd: int, final: bool) -> None:
+        super().__init__(fd)
+        self.final = final
+
+    def write(self, data: bytes) -> int:
+        return os.write(self.fd, data)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)  # a pipe ends when its last writer closes it
+            self.fd = -1
+
+
+class _ForeignPipe(Sink):
+    """A pipe that another user made: we may write to it, but not open it. Between pipes splice() can be told
+    not to wait. Second choice: each call takes a slot of the pipe, however little it puts there, so a pipe
+    that is not read holds less."""
+
+    def __init__(self, fd: int, final: bool) -> None:
+        super().__init__(fd)
+        self.final = final
+        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def write(self, data: bytes) -> int:
+        os.write(self._in, data)
+        taken = 0
+        try:
+            taken = os.splice(self._out, self.fd, len(data), flags=os.SPLICE_F_NONBLOCK)
+        finally:
+            if taken < len(data):
+                os.read(self._out, len(data))
+        return taken
+
+    def close(self) -> None:
+        if self._in >= 0:
+            os.close(self._in)
+            os.close(self._out)
+            self._in = -1
+
+
+class _Socket(Sink):
+    """What node gives its children for pipes, and systemd its services."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        import _socket  # `socket` adds its enums and selectors, 8 ms
+
+        self._flags = _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL
+        copy = os.dup(fd)
+        try:
+            self._socket = _socket.socket(-1, -1, -1, copy)
+        except OSError:
+            os.close(copy)
+            raise
+        self.final = self._socket.type == _socket.SOCK_STREAM
+
+    def write(self, data: bytes) -> int:
+        return self._socket.send(data, self._flags)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def sink_for(fd: int) -> Sink:
+    status = os.fstat(fd)
+    if stat.S_ISSOCK(status.st_mode):
+        return _Socket(fd)
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return _Unwritable(fd)  # and not opened anew: then it might be writable
+    if stat.S_ISFIFO(status.st_mode):
+        # One with a name may find another reader.
+        final = _name(fd).startswith("pipe:[")
+        own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        return _ForeignPipe(fd, final) if own is None else _Own(own, final)
+    if os.isatty(fd) and status.st_rdev != _PTMX:
+        own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        if own is None:
+            # After su the terminal still belongs to whoever logged in. /dev/tty is for everybody.
+            own = _opened("/dev/tty", os.O_WRONLY)
+            if own is not None and _device(own) != _device(fd):
+                os.close(own)
+                own = None
+        if own is not None:
+            return _Own(own, final=False)
+    return Sink(fd)
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+class Source:
+    """A descriptor of the caller's to read from. This one is for files and devices; see Sink."""
+
+    def __init__(self, fd: int) -> None:
+        # To poll. Always the caller's own: one opened anew does not know that a named pipe has ended before.
+        self.fd = fd
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, nothing at the end; BlockingIOError if there are none now."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if not poll.poll(0):
+            raise BlockingIOError
+        return os.read(self.fd, size)
+
+    def close(self) -> None:
+        pass
+
+
+class _OwnSource(Source):
+    """Others may read the same pipe or terminal, and be quicker than we are after a poll."""
+
+    def __init__(self, fd: int, own: int) -> None:
+        super().__init__(fd)
+        self._own = own
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._own, size)
+
+    def close(self) -> None:
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+
+class _ForeignPipeSource(Source):
+    """See _ForeignPipe."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def read(self, size: int) -> bytes:
+        taken = os.splice(self.fd, self._in, size, flags=os.SPLICE_F_NONBLOCK)
+        return os.read(self._out, taken) if taken else b""
+
+    def close(self) -> None:
+        if self._in >= 0:
+            os.close(self._in)
+            os.close(self._out)
+            self._in = -1
+
+
+class _SocketSource(Source):
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        import _socket
+
+        self._flags = _socket.MSG_DONTWAIT
+        copy = os.dup(fd)
+        try:
+            self._socket = _socket.socket(-1, -1, -1, copy)
+        except OSError:
+            os.close(copy)
+            raise
+
+    def read(self, size: int) -> bytes:
+        return self._socket.recv(size, self._flags)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def source_for(fd: int) -> Source:
+    status = os.fstat(fd)
+    if stat.S_ISSOCK(status.st_mode):
+        return _SocketSource(fd)
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        return Source(fd)  # whose error comes with the first read
+    pipe = stat.S_ISFIFO(status.st_mode)
+    if pipe or (os.isatty(fd) and status.st_rdev != _PTMX):
+        own = _opened(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        if own is not None:
+            return _OwnSource(fd, own)
+        if pipe:
+            return _ForeignPipeSource(fd)
+    return Source(fd)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+
+def _opened(path: str, access: int) -> int | None:
+    try:
+        return os.open(path, access | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _name(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _device(terminal: int) -> bytes:
+    """Which terminal it is, also by the name /dev/tty."""
+    return fcntl.ioctl(terminal, _TIOCGDEV, bytes(4))
