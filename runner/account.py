@@ -13,7 +13,7 @@ from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome
 from runner.watch import End
 from sandbox import seccomp
-from sandbox.diagnostic import Diagnostic
+from sandbox.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
 from sandbox.spec import Denial, Limits
 
@@ -181,3 +181,28 @@ def place(prepared: Prepared, denial: Denial) -> str:
         return ""
     line, column = position(plugin, denial.where) if denial.where else (0, 0)
     return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest
+
+
+def explained(prepared: Prepared, outcome: Outcome) -> list[str]:
+    """For people: a line that says what, then one for each thing that stands in the way, then what to do."""
+    faults = [d for d in outcome.diagnostics if d.severity == "error"]
+    if len(faults) == 1:
+        lines = [f"runner: {outcome.code}: {faults[0].text()}"]
+        lines += [f"  {printable(faults[0].hint)}"] if faults[0].hint else []
+        faults = []
+    else:
+        lines = [f"runner: {outcome.code}: {printable(outcome.message)}"]
+    for diagnostic in faults:
+        lines.append(f"  {diagnostic.text()}")
+        if diagnostic.hint:
+            lines.append(f"      {printable(diagnostic.hint)}")
+    for denial in outcome.denials:
+        what = "" if denial.asked in denial.reason else f"{printable(denial.asked)}: "
+        lines.append(
+            f"  {printable(place(prepared, denial))}: {denial.rule}: {what}{printable(denial.reason)}"
+        )
+        if denial.hint:
+            lines.append(f"      {printable(denial.hint)}")
+    if outcome.hint and not outcome.denials and not outcome.diagnostics:
+        lines.append(f"  {printable(outcome.hint)}")
+    return lines

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from runner.prepare import Prepared
+from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.watch import Clocks, End
 from sandbox.cell import Bounds, Cell, launched
 from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
@@ -14,6 +16,7 @@ from sandbox.cgroups import Cgroup
 from sandbox.limits import rlimits
 from sandbox.meter import Meter
 from sandbox.plan import OpenPlan
+from sandbox.spawner import SpawnError
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
@@ -52,8 +55,13 @@ class Confined(NamedTuple):
 
 
 @contextmanager
-def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Confined]:
-    """Start what `ready` has made ready. Raises SpawnError, and OSError if the runner lacks something."""
+def confine(
+    prepared: Prepared, opened: OpenPlan, started: float, *, relayed: bool = True
+) -> Iterator[Confined]:
+    """Start what `ready` has made ready. Raises SpawnError, and OSError if the runner lacks something.
+
+    `relayed`: what it says on stderr is ours to count. A session reads the pipe itself, and counts then.
+    """
     assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
     limits, cgroup = opened.plan.limits, prepared.cgroup
     clocks = _clocks(limits, started)
@@ -63,7 +71,7 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
         if limits.disk is not None and not prepared.grant.unsandboxed:
             disk = _disk_meter(opened, limits.disk, cgroup, live)
             stack.callback(disk.close)
-        relay = _relay(limits)
+        relay = _relay(limits) if relayed else None
         if relay is not None:
             stack.callback(relay.finish, _RELAY_PATIENCE)  # the second time there is nothing left
         bounds = Bounds(
@@ -90,6 +98,25 @@ def confine(prepared: Prepared, opened: OpenPlan, started: float) -> Iterator[Co
             stack.callback(meter.close)
         meters += [meter for meter in (relay, disk) if meter is not None]
         yield Confined(cell, clocks, tuple(meters), relay, disk)
+
+
+def unlaunched(error: Exception) -> tuple[Outcome, int]:
+    """What it means that there is nothing to wait for, and the exit status of `runner exec`."""
+    match error:
+        case Failure():
+            return error.outcome, error.exec_status
+        case SpawnError():
+            hint = "runner doctor tells what is missing"
+            return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
+        case OSError():
+            # Of ours, not of the plugin's: too few descriptors, a size limit, no memory.
+            refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+            hint = "look at the limits of the process that starts the runner (ulimit -a)"
+            hint = "runner doctor tells what this machine refuses" if refused else hint
+            return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+    text = f"{type(error).__name__}: {error}"
+    hint = "RUNNER_DEBUG=1 shows where; please report it"
+    return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
 
 
 def _relay(limits: Limits) -> Relay | None:

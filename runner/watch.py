@@ -1,7 +1,8 @@
 """Waiting for a cell to end, or for a reason to end it.
 
-Signals to the runner, clocks, budgets that have run out, and the death of whoever started the runner. No
-threads and no sleeping: one poll over descriptors, so that nothing is missed between two looks.
+Orders (signals to the runner, or words of a session), clocks, budgets that have run out, and the death of
+whoever started the runner. No threads and no sleeping: one poll over descriptors, so that nothing is missed
+between two looks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, Protocol
 
 from sandbox.cell import KILL_SECONDS, Cell, Exit
 from sandbox.meter import Meter
@@ -52,8 +53,26 @@ class Clocks(NamedTuple):
     teardown: float | None = None
 
 
+class Orders(Protocol):
+    """Where orders to end come from, each a signal's number."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def over(self) -> bool:
+        """Whoever gives them is gone."""
+        ...
+
+    def arrived(self) -> list[int]:
+        """Since the last look. Does not wait."""
+        ...
+
+
 class Signals:
     """The ending signals as a readable descriptor. One the caller has set to be ignored (nohup) stays so."""
+
+    over = False  # who sends signals has no end
 
     def __init__(self) -> None:
         # What the caller blocked would never arrive; a SIGCHLD it ignored would leave nobody to wait for.
@@ -119,21 +138,19 @@ def watched_caller() -> Iterator[int | None]:
             os.close(fd)
 
 
-def wait(
-    cell: Cell, signals: Signals, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()
-) -> End:
+def wait(cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()) -> End:
     """Until the whole tree is gone, or nothing more can be done about it."""
-    return _Watch(cell, signals, caller, clocks, meters).wait()
+    return _Watch(cell, orders, caller, clocks, meters).wait()
 
 
 class _Watch:
     """What was decided so far. The first reason to end stays the reason."""
 
     def __init__(
-        self, cell: Cell, signals: Signals, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
+        self, cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
     ) -> None:
         self.cell = cell
-        self.signals = signals
+        self.orders: Orders | None = orders
         self.caller = caller
         self.meters = meters
         self.teardown = GRACE if clocks.teardown is None else clocks.teardown
@@ -160,8 +177,8 @@ class _Watch:
                 self.caller = None
                 if not self.has_ended:
                     self._finish("caller_died")  # nobody is left to hear a goodbye
-            elif self.signals.fd in ready and (arrived := self.signals.arrived()) and not self.has_ended:
-                self._asked(arrived, now)
+            elif self.orders is not None and self.orders.fd in ready:
+                self._hear(self.orders, now)
             for meter in self.meters:
                 ran_out = meter.look(ready, now)
                 # Also after it was asked to end: the time it is given for that is no time without budgets.
@@ -174,6 +191,15 @@ class _Watch:
                     self._finish("launch")
             if self.until is not None and now >= self.until and self._press():
                 return self._end(self.cell.give_up())
+
+    def _hear(self, orders: Orders, now: float) -> None:
+        arrived = orders.arrived()
+        if orders.over:
+            self.orders = None  # a descriptor at its end is readable for ever
+            if not self.has_ended:
+                self._finish("caller_died")
+        elif arrived and not self.has_ended:
+            self._asked(arrived, now)
 
     def _is_over(self) -> bool:
         """Whether the program has come and gone between two looks."""
@@ -190,7 +216,9 @@ class _Watch:
 
     def _poll(self) -> dict[int, int]:
         poll = select.poll()
-        wanted = {self.cell.pidfd: select.POLLIN, self.signals.fd: select.POLLIN}
+        wanted = {self.cell.pidfd: select.POLLIN}
+        if self.orders is not None:
+            wanted[self.orders.fd] = select.POLLIN
         if self.caller is not None:
             wanted[self.caller] = select.POLLIN
         if self.over is not None:
@@ -207,10 +235,11 @@ class _Watch:
         return dict(poll.poll(math.ceil(left * 1000)))
 
     def _asked(self, arrived: Sequence[int], now: float) -> None:
-        """Asked twice, or the program is not there yet: then there is nothing to wait for."""
-        twice = self.reason is not None or len(arrived) > 1
+        """Asked twice, by a signal nobody survives, or the program is not there yet: then there is nothing to
+        wait for."""
+        at_once = self.reason is not None or len(arrived) > 1 or signal.SIGKILL in arrived
         self.number = self.number or arrived[0]
-        if twice or not self.cell.signal_program(arrived[0]):
+        if at_once or not self.cell.signal_program(arrived[0]):
             self._finish("signal")
             return
         self.reason = "signal"

@@ -51,6 +51,22 @@ class Budgets(NamedTuple):
             )
         )
 
+    def in_session(self) -> Budgets:
+        """Where the runner itself speaks the protocol: then what `exec` hands on is held as well."""
+        return self._replace(all=tuple(_in_session(budget) for budget in self.all))
+
+
+_SPOKEN = ("handshake", "call", "idle")
+_SAID = ("output", "output_lines")
+
+
+def _in_session(budget: Budget) -> Budget:
+    if budget.name in _SPOKEN:
+        return budget._replace(enforced_by="session", effective=budget.requested, detail="")
+    if budget.name in _SAID:
+        return budget._replace(enforced_by="session", detail="of stdout and stderr together")
+    return budget
+
 
 def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> Budgets:
     """A means for each limit of `grant`. Raises LayerUnavailable for what is required and cannot be held.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import stat
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.confine import Confined, confine
+from runner.confine import Confined, confine, unlaunched
 from runner.invoke import TIMEOUT, judge
 from runner.prepare import Prepared, ready
-from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
+from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
@@ -55,23 +54,12 @@ def run(args: argparse.Namespace) -> int:
             lived = _live(prepared, caller, started)
         assert prepared.grant is not None
         outcome, status = judge(lived.end, prepared.grant.limits)
-    except Failure as failure:
-        outcome, status = failure.outcome, failure.exec_status
-    except SpawnError as error:
-        hint = "runner doctor tells what is missing"
-        outcome, status = Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
-    except OSError as error:
-        # Of ours, not of the plugin's: too few descriptors, a size limit, no memory.
-        refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
-        hint = "look at the limits of the process that starts the runner (ulimit -a)"
-        hint = "runner doctor tells what this machine refuses" if refused else hint
-        outcome, status = Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+    except (Failure, SpawnError, OSError) as error:
+        outcome, status = unlaunched(error)
     except Exception as error:
         if os.environ.get("RUNNER_DEBUG"):
             raise
-        text = f"{type(error).__name__}: {error}"
-        outcome = Outcome("internal", "launch", text, "bug", "RUNNER_DEBUG=1 shows where; please report it")
-        status = EXEC_NO_CAGE
+        outcome, status = unlaunched(error)
     # The report first: whoever reads stderr may be gone, and that must cost neither report nor status.
     with suppress(OSError):
         try:
