@@ -11,8 +11,8 @@ from runner import requests, shape
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
-from sandbox.document import Document
+from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 
 PROTOCOL = "rterm.plugin.v1"
@@ -20,6 +20,7 @@ TIMEOUTS = (("invocation", 5.0), ("launch", 2.0), ("handshake", 2.0), ("teardown
 TIERS = ("safe", "moderate", "dangerous", "destructive")
 TARGETS = ("workspace", "widget", "policy")
 ID_LIMIT = 128
+ANY_OBJECT = {"type": "object", "additionalProperties": True}  # the schema of who gives none
 
 
 class _Table(BaseModel):
@@ -210,6 +211,33 @@ def on_disk(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         hint = "it starts at the bundle's folder, not at process.dir"
         faults.error(process.at("command"), "process_command_missing", message, hint)
     return faults.diagnostics()
+
+
+def catalogue(plugin: Plugin) -> list[dict[str, Any]]:
+    """The tools of a bundle with what it says of them; names alone if it cannot be read any more.
+
+    Read again on purpose: a Plugin has the names only, and just who lists tools needs more. The names stay
+    those of the Plugin, which is what was checked, whatever the file has become since.
+    """
+    names = dict(plugin.exports).get("tools", ())
+    try:
+        document = parse(plugin.manifest, read_bounded(plugin.manifest), "json")
+    except DocumentError:
+        return [{"name": name} for name in names]
+    said: dict[str, Table] = {}
+    for tool in Table(document.data).tables("tools"):
+        said.setdefault((tool.string("name") or "").strip(), tool)
+    return [_described(name, said[name]) if name in said else {"name": name} for name in names]
+
+
+def _described(name: str, tool: Table) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": name}
+    if description := tool.string("description"):
+        described["description"] = description
+    for key in ("input_schema", "output_schema"):
+        schema = tool.data.get(key)
+        described[key] = schema if isinstance(schema, dict) else dict(ANY_OBJECT)
+    return described
 
 
 def json_schema() -> dict[str, object]:
