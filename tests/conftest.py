@@ -65,6 +65,16 @@ def _lacks_program(name: str, package: str) -> str:
     return "" if shutil.which(name, path=SYSTEM_PATH) else f"needs {name} (apt-get install {package})"
 
 
+# Where scripts/setup puts published servers.
+NODE_PEERS = ROOT / ".venv/peers/node_modules"
+
+
+def _lacks_npm() -> str:
+    # The mark is made last: without it an installation was interrupted.
+    installed = (NODE_PEERS.parent / ".installed").exists()
+    return _lacks_program("node", "nodejs") if installed else "needs servers from npm (scripts/setup test)"
+
+
 # Who makes units for us.
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
@@ -86,6 +96,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "root": _lacks_root,
     "user": _lacks_user,
     "node": lambda: _lacks_program("node", "nodejs"),
+    "npm": _lacks_npm,
     "gcc": lambda: _lacks_program("gcc", "gcc libc6-dev"),
     "systemd": _lacks_systemd,
 }

@@ -1,0 +1,5 @@
+"""What tests of the host share."""
+
+from tests.peers import peers
+
+__all__ = ["peers"]
