@@ -181,6 +181,7 @@ class Message(NamedTuple):
     fault: str = ""  # a cause of malformed_response: bad_json, bad_number, too_deep, …
     detail: str = ""
     raw: bytes = b""  # of a fault, the beginning; for people
+    size: int = 0  # bytes of the frame, for who has to bound the sum of several
 
 
 class Dialect(Protocol):

@@ -1,0 +1,64 @@
+"""The tools a server has listed, as long as it has not said that they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.dialect import Reply, Violation
+from sandbox.diagnostic import did_you_mean, printable, quoted
+
+if TYPE_CHECKING:
+    from runner.schemas import Schema
+
+
+class Catalogue:
+    """Empty until somebody asks for the list: then it is held against the server."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Any] | None = None  # name -> outputSchema
+        self._schemas: dict[str, Schema] = {}
+
+    def listed(self, name: str, result: Mapping[str, Any]) -> None:
+        if name != "tools":
+            return
+        self._schemas = {}
+        self._tools = {}
+        for tool in result["tools"]:
+            self._tools.setdefault(tool["name"], tool.get("outputSchema"))
+
+    def changed(self, name: str) -> None:
+        if name == "tools":
+            self._tools = None
+            self._schemas = {}
+
+    def missing(self, token: int, name: str) -> Violation | None:
+        """A tool that is not there, if that is known."""
+        if self._tools is None or name in self._tools:
+            return None
+        names = [printable(one) for one in list(self._tools)[:100]]
+        hint = did_you_mean(name, names) or f"it has {', '.join(quoted(one) for one in names[:20]) or 'none'}"
+        return Violation("tool_not_exposed", f"the server has no tool {quoted(name)}", "", hint, call=token)
+
+    def checked(self, reply: Reply, name: str) -> Reply | Violation:
+        """What a tool promised of its result is held against it."""
+        document = (self._tools or {}).get(name)
+        if document is None:
+            return reply
+        if "structuredContent" not in reply.value:
+            return self._broken(reply, name, "it has an outputSchema and answers without structuredContent")
+        faults = self._schema(name, document).faults(reply.value["structuredContent"])
+        return self._broken(reply, name, str(faults[0])) if faults else reply
+
+    def _schema(self, name: str, document: Any) -> Schema:
+        from runner.schemas import Schema  # few tools have one
+
+        if name not in self._schemas:
+            self._schemas[name] = Schema(document)
+        return self._schemas[name]
+
+    @staticmethod
+    def _broken(reply: Reply, name: str, why: str) -> Violation:
+        message = f"the result of {quoted(name)} is not what its outputSchema says: {why}"
+        hint = "a fault of the server: its schema and its answers have to agree"
+        return Violation("malformed_response", message, "output_schema", hint, call=reply.call)

@@ -1,0 +1,396 @@
+"""MCP over stdio, both eras: what is said and heard, as events.
+
+The handshake is in handshake.py; what a call is, and what its answer means, in flight.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runner import wire
+from runner.contracts.mcp import era, flight
+from runner.contracts.mcp.catalogue import Catalogue
+from runner.contracts.mcp.flight import Ask, Flight, More, Step
+from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
+from runner.dialect import (
+    Answer,
+    Call,
+    CallRefused,
+    Event,
+    Farewell,
+    HostCall,
+    HostCallCancelled,
+    Lane,
+    Message,
+    Notice,
+    Progress,
+    Refusal,
+    Reply,
+    Send,
+    Setting,
+    Violation,
+)
+from runner.frames import LineFramer, line
+from runner.jsonrpc import (
+    IDENTITY,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MOST_TICKETS,
+    Error,
+    Notification,
+    Peer,
+    Request,
+    Result,
+    Stray,
+)
+
+KINDS: Final = ("tool", "prompt", "resource", "method")
+
+# The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
+# has more to say has resource links for it.
+FRAME_LIMIT: Final = 16 * 1024 * 1024
+
+CALL_SECONDS: Final = 60.0
+
+# After stdin was closed, and again after SIGTERM: what the official clients give a server.
+EXIT_SECONDS: Final = 2.0
+TERMINATE_SECONDS: Final = 2.0
+
+# Of a line that is not the protocol, for people.
+SHOWN: Final = 200
+
+# Ids are kept as long as a question is open, and a plugin may have a thousand of those.
+ID_LIMIT: Final = 1024
+
+# Messages in one array.
+MOST_IN_BATCH: Final = 1000
+
+_CHANGED: Final = {
+    "notifications/tools/list_changed": "tools",
+    "notifications/prompts/list_changed": "prompts",
+    "notifications/resources/list_changed": "resources",
+}
+_SUBSCRIPTION: Final = "subscriptions/listen"
+
+
+def make(setting: Setting) -> Mcp:
+    return Mcp(setting)
+
+
+class Mcp:
+    one_shot = False
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._peer = Peer()
+        self._handshake = Handshake(setting, self._peer)
+        self._catalogue = Catalogue()
+        self._flights: dict[int, Flight] = {}
+        self._questions: dict[tuple[type, Any], int] = {}  # the plugin's id -> ticket
+        # Inputs of a modern server are no requests: their tickets count down, those of requests up.
+        self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
+        self._tickets = 0
+        self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
+
+    # --- what the session wants to know -------------------------------------------------------------------
+
+    @property
+    def handshake_seconds(self) -> float:
+        return self._handshake.seconds
+
+    @property
+    def patience(self) -> float | None:
+        return self._handshake.patience
+
+    def seconds(self, call: Call) -> float:
+        return dict(self._setting.plugin.timeouts).get("call", CALL_SECONDS)
+
+    def framer(self) -> LineFramer:
+        return LineFramer(FRAME_LIMIT)
+
+    def read(self, raw: bytes) -> Message:
+        value, cause, detail = wire.message(raw, identity=IDENTITY)
+        if cause is not None:
+            return Message(fault=cause, detail=detail, raw=raw[:SHOWN], size=len(raw))
+        return Message(value, size=len(raw))
+
+    def farewell(self) -> Farewell:
+        return Farewell(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counted}
+
+    # --- what we say --------------------------------------------------------------------------------------
+
+    def opening(self) -> list[Event]:
+        return self._handshake.opening()
+
+    def silence(self) -> list[Event]:
+        return self._handshake.silence()
+
+    def call(self, token: int, call: Call) -> list[Event]:
+        agreed = self._handshake.era
+        if agreed is None or token in self._flights:
+            message = (
+                "called before the handshake" if agreed is None else f"call {token} is on its way already"
+            )
+            raise CallRefused(Violation("internal", message, call=token))
+        if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
+            raise CallRefused(unknown)
+        started = Flight(token, call, agreed)
+        try:
+            sent = self._request(started, started.params)
+        except ValueError as error:
+            self._peer.forget(token)
+            raise CallRefused(
+                Refusal(token, str(INVALID_PARAMS), f"the input cannot be sent: {error}", "invalid_arguments")
+            ) from None
+        self._flights[token] = started
+        return [sent]
+
+    def cancel(self, token: int, reason: str) -> list[Event]:
+        if self._flights.pop(token, None) is None:
+            return []
+        events = self._drop_inputs(token)
+        number = self._peer.forget(token)
+        if number is not None:
+            params = {"requestId": number, "reason": reason}
+            events.append(self._sent(self._peer.notification("notifications/cancelled", params)))
+        return events
+
+    def notify(self, method: str, params: Any) -> list[Event]:
+        agreed = self._handshake.era
+        if agreed is None or agreed.modern or method != "notifications/roots/list_changed":
+            message = f"there is no notification {method} to send to this server"
+            raise CallRefused(Refusal(0, str(METHOD_NOT_FOUND), message, "method_not_found"))
+        return [self._sent(self._peer.notification(method), "event")]
+
+    def answer(self, ticket: int, answer: Answer) -> list[Event]:
+        if ticket < 0:
+            return self._input(ticket, answer)
+        plugin_id = self._peer.asked_as(ticket)
+        self._questions.pop((type(plugin_id), plugin_id), None)
+        try:
+            if answer.error is None:
+                frame = self._peer.result(ticket, answer.result)
+            else:
+                frame = self._peer.error(ticket, *answer.error)
+        except ValueError:  # made by a service, and no JSON
+            fault = {"code": INTERNAL_ERROR, "message": "the host has no answer that could be sent"}
+            frame = wire.encode({"jsonrpc": "2.0", "id": plugin_id, "error": fault})
+        return [] if frame is None else [self._sent(frame, "reply")]
+
+    def emit(self, ticket: int, value: Any) -> list[Event]:
+        return []  # answers come whole here
+
+    def _request(self, started: Flight, params: Mapping[str, Any] | None) -> Send:
+        """Raises ValueError for what is no JSON."""
+        agreed = self._handshake.era
+        assert agreed is not None
+        meta: dict[str, Any] = {}
+        if started.shows_progress:
+            meta["progressToken"] = started.token
+        if agreed.modern:
+            meta |= era.envelope(agreed.protocol, self._setting.services)
+            if started.shows_progress:
+                meta[f"{era.PREFIX}logLevel"] = era.LOG_LEVEL
+        if meta:
+            given = (params or {}).get("_meta")
+            params = {**(params or {}), "_meta": {**(given if isinstance(given, dict) else {}), **meta}}
+        return self._sent(self._peer.request(started.token, started.method, params or None))
+
+    @staticmethod
+    def _sent(frame: bytes, lane: Lane = "request") -> Send:
+        return Send(line(frame), lane)
+
+    # --- what we hear -------------------------------------------------------------------------------------
+
+    def feed(self, message: Message) -> list[Event]:
+        if message.fault == "bad_json":
+            return self._noise("unreadable", message.raw)
+        if message.fault:
+            return [
+                Violation("malformed_response", f"a line that is not right: {message.detail}", message.fault)
+            ]
+        agreed = self._handshake.era
+        if isinstance(message.value, list) and agreed is not None and agreed.batches:
+            if len(message.value) > MOST_IN_BATCH:
+                text = f"more than {MOST_IN_BATCH} messages in one array"
+                return [Violation("malformed_response", text, "batch_too_large")]
+            return [event for one in message.value for event in self._take(one, message.size)]
+        return self._take(message.value, message.size)
+
+    def _take(self, value: Any, size: int) -> list[Event]:
+        if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
+            return self._noise("not_rpc", value)
+        match self._peer.receive(value):
+            case Request() as request:
+                return self._asked(request)
+            case Notification() as notification:
+                return self._notified(notification.method, notification.params)
+            case Result() | Error() as incoming:
+                if incoming.token in (DISCOVER, INITIALIZE):
+                    return self._handshake.feed(incoming)
+                return self._answered(incoming, size)
+            case Stray(why="too_many", detail=detail):
+                return [Violation("malformed_response", f"the plugin asks on unanswered: {detail}", "flood")]
+            case Stray(why="not_rpc"):
+                return self._noise("not_rpc", value)
+            case _:
+                return []  # late and unknown answers: counted by the peer
+
+    def _noise(self, counter: str, shown: Any) -> list[Event]:
+        """What a library printed, or a banner. Servers do that, and the official clients go on."""
+        self._counted[counter] += 1
+        if isinstance(shown, bytes):
+            text = shown[:SHOWN].decode("utf-8", "replace")
+            return [Notice("stdout", text)] if text.strip() else []
+        return [Notice("stdout", _glimpse(shown))]
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def _answered(self, incoming: Result | Error, size: int) -> list[Event]:
+        token = incoming.token
+        started = self._flights.get(token) if isinstance(token, int) else None
+        if started is None:
+            return []
+        if isinstance(incoming, Error):
+            return self._done(started, started.failed(incoming.code, incoming.message, incoming.data))
+        return self._step(started, started.result(incoming.value, size))
+
+    def _step(self, started: Flight, step: Step) -> list[Event]:
+        if isinstance(step, Ask):
+            return self._ask(started, step)
+        if not isinstance(step, More):
+            return self._done(started, step)
+        try:
+            return [self._request(started, step.params)]
+        except ValueError:  # an answer of a service that is no JSON
+            self._peer.forget(started.token)
+            text = "the host's answer to the server's question cannot be sent"
+            return self._done(started, Violation("internal", text, "bad_answer", call=started.token))
+
+    def _done(self, started: Flight, event: Reply | Refusal | Violation) -> list[Event]:
+        del self._flights[started.token]
+        if isinstance(event, Reply):
+            if started.call.kind == "list":
+                self._catalogue.listed(started.call.name, event.value)
+            elif started.call.kind == "tool":
+                event = self._catalogue.checked(event, started.call.name)
+        return [*self._drop_inputs(started.token), event]
+
+    # --- questions of a modern server: answered before the call goes on -------------------------------------
+
+    def _ask(self, started: Flight, ask: Ask) -> list[Event]:
+        if len(self._inputs) + len(ask.inputs) > MOST_TICKETS:
+            return self._done(started, started.malformed("flood", f"{MOST_TICKETS} questions are open"))
+        events: list[Event] = []
+        for one in ask.inputs:
+            self._tickets -= 1
+            self._inputs[self._tickets] = (started.token, one.key, one.method)
+            events.append(HostCall(self._tickets, one.method, one.params))
+        return events
+
+    def _input(self, ticket: int, answer: Answer) -> list[Event]:
+        token, key, method = self._inputs.pop(ticket, (0, "", ""))
+        started = self._flights.get(token)
+        if started is None or not method:
+            return []
+        if answer.error is not None:
+            code, message, _ = answer.error
+            return self._done(started, flight.refused_input(token, method, code, message))
+        step = started.answered(key, answer.result)
+        return [] if step is None else self._step(started, step)
+
+    def _drop_inputs(self, token: int) -> list[Event]:
+        tickets = [ticket for ticket, (owner, _, _) in self._inputs.items() if owner == token]
+        for ticket in tickets:
+            del self._inputs[ticket]
+        return [HostCallCancelled(ticket) for ticket in tickets]
+
+    # --- requests of a legacy server ------------------------------------------------------------------------
+
+    def _asked(self, request: Request) -> list[Event]:
+        plugin_id = self._peer.asked_as(request.ticket)
+        if type(plugin_id) not in (int, str) or (isinstance(plugin_id, str) and len(plugin_id) > ID_LIMIT):
+            self._peer.drop(plugin_id)
+            text = f"the id of {_glimpse(request.method)} is neither a number nor a short string"
+            return [Violation("malformed_response", text, "bad_id")]
+        key = (type(plugin_id), plugin_id)
+        if key in self._questions:
+            text = f"two open requests have the id {_glimpse(plugin_id)}"
+            return [Violation("malformed_response", text, "duplicate_id")]
+        agreed = self._handshake.era
+        if agreed is not None and agreed.modern:
+            # Clients of that era send no answers at all, not even this one.
+            self._peer.drop(plugin_id)
+            self._counted["dropped"] += 1
+            why = "servers of this era ask by answering input_required"
+            return [Notice("dropped", {"method": request.method[:SHOWN], "why": why})]
+        if request.method == "ping":
+            frame = self._peer.result(request.ticket, {})
+        elif agreed is None:
+            frame = self._peer.error(request.ticket, INVALID_REQUEST, "the handshake is not done")
+        elif request.method in flight.INPUTS:
+            self._questions[key] = request.ticket
+            return [HostCall(request.ticket, request.method, request.params)]
+        else:
+            frame = self._peer.error(request.ticket, METHOD_NOT_FOUND, "Method not found")
+        return [] if frame is None else [self._sent(frame, "reply")]
+
+    # --- notifications --------------------------------------------------------------------------------------
+
+    def _notified(self, method: str, params: Any) -> list[Event]:
+        given = params if isinstance(params, dict) else {}
+        if method == "notifications/progress":
+            return self._progress(given)
+        if method == "notifications/cancelled":
+            return self._cancelled(given.get("requestId"))
+        if method == "notifications/message":
+            keys = ("level", "logger", "data")
+            return [Notice("log", {key: given[key] for key in keys if key in given})]
+        if method in _CHANGED:
+            self._catalogue.changed(_CHANGED[method])
+            return [Notice("changed", {"list": _CHANGED[method]})]
+        if method == "notifications/resources/updated":
+            return [Notice("changed", {"resource": given.get("uri")})]
+        return [Notice("notification", {"method": method, "params": params})]
+
+    def _progress(self, params: Mapping[str, Any]) -> list[Event]:
+        token, progress = params.get("progressToken"), params.get("progress")
+        if type(token) is not int or token not in self._flights or type(progress) not in (int, float):
+            self._counted["stray_progress"] += 1  # after a cancel, servers go on for a while
+            return []
+        keys = ("progress", "total", "message")
+        return [Progress(token, {key: params[key] for key in keys if params.get(key) is not None})]
+
+    def _cancelled(self, request_id: Any) -> list[Event]:
+        agreed = self._handshake.era
+        if agreed is not None and agreed.modern:
+            return self._unsubscribed(request_id)
+        if type(request_id) not in (int, str):
+            return []
+        self._questions.pop((type(request_id), request_id), None)
+        ticket = self._peer.drop(request_id)
+        return [] if ticket is None else [HostCallCancelled(ticket)]
+
+    def _unsubscribed(self, request_id: Any) -> list[Event]:
+        """The one use a modern server has for it: a subscription of ours is over."""
+        for token, started in self._flights.items():
+            if started.method == _SUBSCRIPTION and self._peer.waits_for(token) == request_id:
+                self._peer.forget(token)
+                return self._done(started, Reply(token, {}))
+        return []
+
+
+def _glimpse(value: Any) -> str:
+    """The beginning of it, for people, without writing out the whole of a large one."""
+    if isinstance(value, dict):
+        return f"a JSON object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'no keys'}"
+    if isinstance(value, list):
+        return f"a JSON array of {len(value)}"
+    return repr(value[:SHOWN] if isinstance(value, str) else value)

@@ -1,0 +1,280 @@
+"""One call on its way: what is asked, and what an answer to it means.
+
+Most calls are one request. A list is as many as it has pages, and a modern server may answer "I need input
+first": then the same is asked again, with the answers. All of that is bounded, as the server says how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
+
+from runner.contracts.mcp.era import Era
+from runner.dialect import Call, CallRefused, Refusal, Reply, Violation
+from runner.jsonrpc import INVALID_PARAMS
+from runner.report import Code
+from sandbox.diagnostic import printable, quoted
+from sandbox.value import NamedTuple
+
+MOST_PAGES: Final = 100
+MOST_ITEMS: Final = 10_000
+# Of all pages of a list together: it may be as large as any other answer, not a hundred times as large.
+MOST_BYTES: Final = 16 * 1024 * 1024
+
+# How often a server may answer "I need input first", and how much at once. The official clients give up after
+# as many rounds.
+MOST_ROUNDS: Final = 10
+MOST_INPUTS: Final = 32
+INPUTS: Final = ("roots/list", "sampling/createMessage", "elicitation/create")
+
+# Of what a tool says about its failure, in the message; the whole of it is in the data.
+MESSAGE_LIMIT: Final = 4000
+
+# name of a list -> method, key of the result, and the key each item must have
+LISTS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "tools": ("tools/list", "tools", "name"),
+    "prompts": ("prompts/list", "prompts", "name"),
+    "resources": ("resources/list", "resources", "uri"),
+    "resource_templates": ("resources/templates/list", "resourceTemplates", "uriTemplate"),
+}
+
+# Requests that can need input.
+WITH_INPUT: Final = ("tools/call", "prompts/get", "resources/read")
+
+# What a result must hold, and what that is.
+_PARTS: Final[Mapping[str, str]] = {"prompts/get": "messages", "resources/read": "contents"}
+
+_SCHEMAS: Final = ("inputSchema", "outputSchema")
+
+# Not to be sent as a plain method: they are the conversation itself.
+_OURS: Final = ("initialize",)
+
+_MEANINGS: Final[Mapping[int, str]] = {
+    -32600: "invalid_request",
+    -32601: "method_not_found",
+    INVALID_PARAMS: "invalid_arguments",
+    -32603: "internal_error",
+    -32002: "resource_not_found",
+    -32021: "missing_client_capability",
+    -32022: "unsupported_version",
+    -32042: "url_elicitation_required",
+}
+
+
+class More(NamedTuple):
+    """The same method once more."""
+
+    params: Mapping[str, Any]
+
+
+class Input(NamedTuple):
+    key: str
+    method: str
+    params: Any
+
+
+class Ask(NamedTuple):
+    """Not before these are answered."""
+
+    inputs: tuple[Input, ...]
+
+
+Step = More | Ask | Reply | Refusal | Violation
+
+
+def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, Any] | None]:
+    """Method and params. Raises CallRefused for what cannot be asked."""
+    match call.kind:
+        case "tool":
+            # Never left out: there are servers that check "nothing" against the schema of an object.
+            return "tools/call", {"name": call.name, "arguments": _arguments(token, call)}
+        case "prompt":
+            arguments = _arguments(token, call)
+            if not all(isinstance(value, str) for value in arguments.values()):
+                raise _unfit(token, "the arguments of a prompt are strings")
+            return "prompts/get", {"name": call.name, "arguments": arguments}
+        case "resource":
+            return "resources/read", {"uri": call.name}
+        case "list":
+            if call.name not in LISTS:
+                raise _unfit(token, f"there is no list of {quoted(call.name)}: {', '.join(LISTS)}")
+            return LISTS[call.name][0], {}
+        case "method":
+            if call.name in _OURS or call.name.startswith("notifications/"):
+                raise _unfit(token, f"{quoted(call.name)} is not for callers")
+            if call.input is not None and not isinstance(call.input, dict):
+                raise _unfit(token, "the params of a method are an object")
+            if call.name == "ping" and modern:
+                return "server/discover", None  # the modern era has no ping; every server has this
+            return call.name, call.input
+        case _:
+            raise _unfit(token, f"MCP servers have no {call.kind}: tool, prompt, resource, method")
+
+
+class Flight:
+    """A call that was sent and is not answered yet."""
+
+    def __init__(self, token: int, call: Call, era: Era) -> None:
+        self.token = token
+        self.call = call
+        self.method, self.params = question(token, call, era.modern)
+        self._modern = era.modern
+        self._items: list[Any] = []
+        self._cursors: set[str] = set()
+        self._pages = self._bytes = self._rounds = 0
+        self._open: set[str] = set()  # keys of the inputs that are waited for
+        self._inputs: dict[str, Any] = {}
+        self._state: str | None = None
+
+    @property
+    def shows_progress(self) -> bool:
+        return self.call.kind != "list" and self.method not in ("ping", "server/discover")
+
+    def failed(self, code: int, message: str, data: Any) -> Refusal:
+        return Refusal(self.token, str(code), message, _MEANINGS.get(code, ""), data)
+
+    def result(self, value: Any, size: int) -> Step:
+        if not isinstance(value, dict):
+            return self._malformed("bad_type", f"the result of {self._name} is no object")
+        if self._modern:
+            kind = value.get("resultType", "complete")
+            if kind == "input_required" and self.method in WITH_INPUT:
+                return self._input_required(value)
+            if kind != "complete":
+                shown = quoted(kind) if isinstance(kind, str) else type(kind).__name__
+                return self._malformed("result_type", f"a result of {self._name} of an unknown type: {shown}")
+        if self.call.kind == "list":
+            return self._page(value, size)
+        if self.call.kind == "method":
+            return Reply(self.token, {} if self.call.name == "ping" else value)
+        if self.method == "tools/call":
+            return self._tool(value)
+        part = _PARTS[self.method]
+        if not _objects(value.get(part)):
+            return self._malformed("bad_type", f"the result of {self._name} has no list of {part}")
+        return Reply(self.token, value)
+
+    def answered(self, key: str, value: Any) -> More | None:
+        """An input that was asked for. The call is made again when it was the last."""
+        if key not in self._open:
+            return None
+        self._open.discard(key)
+        self._inputs[key] = value
+        return None if self._open else self._again()
+
+    def malformed(self, cause: str, message: str) -> Violation:
+        return self._malformed(cause, message)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.method} {quoted(self.call.name)}" if self.call.kind != "method" else self.method
+
+    def _malformed(self, cause: str, message: str, code: Code = "malformed_response") -> Violation:
+        return Violation(code, message, cause, call=self.token)
+
+    # --- tools --------------------------------------------------------------------------------------------
+
+    def _tool(self, value: dict[str, Any]) -> Step:
+        content, error = value.get("content", []), value.get("isError")
+        if not _objects(content) or not all(isinstance(part.get("type"), str) for part in content):
+            return self._malformed("bad_type", f"the content of {self._name} is no list of typed objects")
+        if error is not None and not isinstance(error, bool):
+            return self._malformed("bad_type", f"isError of {self._name} is neither true nor false")
+        if not self._modern and not isinstance(value.get("structuredContent"), dict | None):
+            return self._malformed("bad_type", f"the structuredContent of {self._name} is no object")
+        if not error:
+            return Reply(self.token, value)
+        texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+        message = "\n".join(texts)
+        if len(message) > MESSAGE_LIMIT:
+            message = message[: MESSAGE_LIMIT - 1] + "…"
+        return Refusal(self.token, "isError", message or "the tool failed", "tool_error", value)
+
+    # --- lists --------------------------------------------------------------------------------------------
+
+    def _page(self, value: dict[str, Any], size: int) -> Step:
+        _, key, identity = LISTS[self.call.name]
+        items, cursor = value.get(key), value.get("nextCursor")
+        if not _objects(items) or not all(isinstance(item.get(identity), str) for item in items):
+            return self._malformed("bad_type", f"{self.method} has no list of objects with {identity}")
+        if not all(isinstance(item.get(schema, {}), dict) for item in items for schema in _SCHEMAS):
+            return self._malformed("bad_type", f"a schema in {self.method} is no object")
+        if cursor is not None and not isinstance(cursor, str):
+            return self._malformed("bad_type", f"the nextCursor of {self.method} is no string")
+        self._items += items
+        self._pages += 1
+        self._bytes += size
+        if len(self._items) > MOST_ITEMS:
+            return self._malformed("too_many_items", f"{self.method} has more than {MOST_ITEMS} items")
+        if self._bytes > MOST_BYTES:
+            return self._malformed("list_too_large", f"{self.method} is longer than {MOST_BYTES} bytes")
+        if cursor is None:
+            return Reply(self.token, {key: self._items})
+        if cursor in self._cursors:
+            message = f"{self.method} repeats the cursor {quoted(cursor)}: the list has no end"
+            return self._malformed("cursor_repeats", message)
+        if self._pages >= MOST_PAGES:
+            return self._malformed("too_many_pages", f"{self.method} has more than {MOST_PAGES} pages")
+        self._cursors.add(cursor)
+        return More({"cursor": cursor})
+
+    # --- input first --------------------------------------------------------------------------------------
+
+    def _input_required(self, value: dict[str, Any]) -> Step:
+        asked, state = value.get("inputRequests"), value.get("requestState")
+        if state is not None and not isinstance(state, str):
+            return self._malformed("bad_type", f"the requestState of {self._name} is no string")
+        if asked is not None and not isinstance(asked, dict):
+            return self._malformed("bad_type", f"the inputRequests of {self._name} are no object")
+        if not asked and state is None:
+            return self._malformed("input_required", f"{self._name} needs input, and does not say which")
+        self._rounds += 1
+        if self._rounds > MOST_ROUNDS:
+            return self._malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
+        inputs: list[Input] = []
+        for key, request in (asked or {}).items():
+            method = request.get("method") if isinstance(request, dict) else None
+            if method not in INPUTS or len(inputs) == MOST_INPUTS:
+                shown = f"more than {MOST_INPUTS}" if method in INPUTS else quoted(str(method))
+                return self._malformed("input_required", f"{self._name} needs input nobody can give: {shown}")
+            inputs.append(Input(key, method, request.get("params")))
+        self._state, self._inputs = state, {}
+        self._open = {one.key for one in inputs}
+        return Ask(tuple(inputs)) if inputs else self._again()
+
+    def _again(self) -> More:
+        params = dict(self.params or {})
+        params.pop("inputResponses", None)
+        params.pop("requestState", None)
+        if self._inputs:
+            params["inputResponses"] = self._inputs
+        if self._state is not None:
+            params["requestState"] = self._state
+        return More(params)
+
+
+def _arguments(token: int, call: Call) -> dict[str, Any]:
+    if call.input is None:
+        return {}
+    if not isinstance(call.input, dict):
+        raise _unfit(token, f"the arguments of a {call.kind} are an object")
+    return call.input
+
+
+def _unfit(token: int, message: str) -> CallRefused:
+    return CallRefused(Refusal(token, str(INVALID_PARAMS), message, "invalid_arguments"))
+
+
+def _objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def refused_input(token: int, method: str, code: int, message: str) -> Violation:
+    """The host said no, and the modern protocol has no way to hand that on: the call cannot go on."""
+    return Violation(
+        "capability_not_allowed",
+        f"the server needs {method} for this call, which was refused: {code} {printable(message)}",
+        f"input:{method}",
+        "allow it in the policy and offer the service, or call without it",
+        call=token,
+    )

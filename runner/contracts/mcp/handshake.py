@@ -1,0 +1,184 @@
+"""Which era a server speaks: asked in the modern way first, then in the legacy one.
+
+`server/discover` is a whole modern request, so a modern server answers it and is modern from then on; a
+legacy one answers with some error, or not at all. Which error proves nothing: -32601, -32602 and others are
+seen.
+
+Impatience does no harm. A server that starts slowly finds both questions in its pipe and answers both, in
+order: whichever answer counts comes, and the other one is dropped. So a DiscoverResult is taken as long as
+nothing was agreed on, also after `initialize` was sent; a server that has bound itself to the modern era
+refuses that one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from runner.contracts.mcp import era
+from runner.contracts.mcp.era import Era
+from runner.dialect import Event, Identity, Ready, Send, Setting, Violation
+from runner.frames import line
+from runner.jsonrpc import Error, Peer, Result
+from sandbox.diagnostic import printable, quoted
+
+# Interpreters that load some hundred files from a cold disk are slow to say the first word.
+SECONDS: Final = 30.0
+# Of silence, before a server is taken for one that ignores what it does not know. Longer than most take to
+# start, so that these are asked once; not longer, as a server of that kind is held up by it at every start.
+PATIENCE: Final = 3.0
+
+UNSUPPORTED_VERSION: Final = -32022
+MISSING_CAPABILITY: Final = -32021
+
+DISCOVER: Final = "discover"
+INITIALIZE: Final = "initialize"
+
+# waiting: for the answer to initialize, and for a probe that may still be open.
+# last: initialize was refused, but the probe is open.
+Stage = Literal["new", "probing", "waiting", "last", "over"]
+
+
+class Handshake:
+    """From the first message to Ready, or to the one Violation that ends it."""
+
+    def __init__(self, setting: Setting, peer: Peer) -> None:
+        self._setting = setting
+        self._peer = peer
+        self._stage: Stage = "new"
+        self._probes = self._asked = 0
+        self._refusal: Violation | None = None  # what `initialize` came to, while the probe is open
+        self.era: Era | None = None
+
+    @property
+    def seconds(self) -> float:
+        return dict(self._setting.plugin.timeouts).get("handshake", SECONDS)
+
+    @property
+    def patience(self) -> float | None:
+        if self._stage not in ("probing", "last"):
+            return None
+        granted = self._setting.limits.handshake
+        whole = self.seconds if granted is None else min(granted, self.seconds)
+        return min(PATIENCE, whole / 3)
+
+    def opening(self) -> list[Event]:
+        if self._stage != "new":
+            return []
+        self._stage = "probing"
+        return [self._discover()]
+
+    def silence(self) -> list[Event]:
+        if self._stage == "probing":
+            return [self._initialize(era.LEGACY[0])]
+        if self._stage == "last":
+            return self._failed()
+        return []
+
+    def feed(self, incoming: Result | Error) -> list[Event]:
+        if self._stage == "over":
+            return []
+        if incoming.token == DISCOVER:
+            return self._probed(incoming)
+        if isinstance(incoming, Error):
+            return self._refused(incoming)
+        return self._initialized(incoming.value)
+
+    # --- the probe ----------------------------------------------------------------------------------------
+
+    def _probed(self, incoming: Result | Error) -> list[Event]:
+        if isinstance(incoming, Result):
+            identity = era.discovered(self._setting.plugin.id, incoming.value)
+            return self._not_modern() if identity is None else self._ready(identity, modern=True)
+        if incoming.code == MISSING_CAPABILITY:
+            return self._violate(
+                Violation(
+                    "handshake_failed",
+                    f"the server wants a client that can do more: {_said(incoming)}",
+                    "missing_capability",
+                    "give the host the service it asks for: roots, sampling or elicitation",
+                )
+            )
+        supported = _supported(incoming)
+        if incoming.code == UNSUPPORTED_VERSION and supported is not None:
+            if era.common(era.MODERN, supported) and self._probes < 2:
+                return [self._discover()]
+            if not era.common((*era.MODERN, *era.LEGACY), supported):
+                return self._no_common(supported)
+        return self._not_modern()
+
+    def _not_modern(self) -> list[Event]:
+        if self._stage == "probing":
+            return [self._initialize(era.LEGACY[0])]
+        return self._failed() if self._stage == "last" else []
+
+    # --- initialize ---------------------------------------------------------------------------------------
+
+    def _initialized(self, result: Any) -> list[Event]:
+        identity = era.initialized(self._setting.plugin.id, result)
+        if isinstance(identity, str):
+            message = f"the answer to initialize is not right: {identity}"
+            return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
+        if identity.protocol not in era.LEGACY:
+            return self._no_common([identity.protocol])
+        done = Send(line(self._peer.notification("notifications/initialized")))
+        return [done, *self._ready(identity, modern=False)]
+
+    def _refused(self, error: Error) -> list[Event]:
+        message = f"the server refused initialize: {_said(error)}"
+        self._refusal = Violation("handshake_failed", message, f"initialize:{error.code}")
+        self._stage = "last"
+        if self._peer.waits_for(DISCOVER) is not None:
+            return []  # a modern server may well refuse it; its answer to the probe says so
+        supported = _supported(error)
+        if era.common(era.MODERN, supported) and self._probes < 2:
+            return [self._discover()]
+        older = era.common(era.LEGACY, supported)
+        if older is not None and self._asked < 2:
+            return [self._initialize(older)]
+        return self._failed() if supported is None else self._no_common(supported)
+
+    # --- what both come to --------------------------------------------------------------------------------
+
+    def _discover(self) -> Send:
+        self._probes += 1
+        meta = era.envelope(era.MODERN[0], self._setting.services)
+        return Send(line(self._peer.request(DISCOVER, "server/discover", {"_meta": meta})))
+
+    def _initialize(self, version: str) -> Send:
+        self._stage = "waiting"
+        self._asked += 1
+        params = era.initialize(version, self._setting.services)
+        return Send(line(self._peer.request(INITIALIZE, "initialize", params)))
+
+    def _ready(self, identity: Identity, *, modern: bool) -> list[Event]:
+        self._end()
+        self.era = Era(identity.protocol, modern)
+        return [Ready(identity)]
+
+    def _violate(self, violation: Violation) -> list[Event]:
+        self._end()
+        return [violation]
+
+    def _failed(self) -> list[Event]:
+        return self._violate(self._refusal or Violation("handshake_failed", "the server answered nothing"))
+
+    def _no_common(self, theirs: list[Any]) -> list[Event]:
+        shown = ", ".join(quoted(version) for version in theirs[:8] if isinstance(version, str)) or "none"
+        message = f"the server speaks {shown}; the runner speaks {', '.join((*era.MODERN, *era.LEGACY))}"
+        hint = "use a version of the server that speaks one of these"
+        return self._violate(Violation("protocol_version_mismatch", message, "", hint))
+
+    def _end(self) -> None:
+        """An answer that still comes for the other question is late."""
+        self._stage = "over"
+        self._peer.forget(DISCOVER)
+        self._peer.forget(INITIALIZE)
+
+
+def _supported(error: Error) -> list[Any] | None:
+    found = error.data.get("supported") if isinstance(error.data, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def _said(error: Error) -> str:
+    return f"{error.code} {printable(error.message[:200])}".strip()

@@ -1,0 +1,74 @@
+"""What an MCP server may ask of its host: roots, sampling, elicitation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runner.dialect import Answer
+from runner.hostcalls import Emit, HostError, Services, Why
+from runner.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+
+METHODS: Final[Mapping[str, str]] = {
+    "roots/list": "roots",
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+}
+
+# The one refusal the protocol has a number of its own for.
+REJECTED: Final = -1
+
+# One that was asked for and could be had, but not now.
+BUSY: Final = "too many requests at once; ask again when one was answered"
+
+
+async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any:
+    """The result; raises HostError."""
+    asked = params if isinstance(params, dict) else {}
+    if method == "roots/list" and services.roots is not None:
+        return {"roots": _roots(await services.roots.roots())}
+    if method == "sampling/createMessage" and services.sampling is not None:
+        _check(asked, "messages", list)
+        _check(asked, "maxTokens", int)
+        return _object(method, await services.sampling.sample(asked))
+    if method == "elicitation/create" and services.elicitation is not None:
+        _check(asked, "message", str)
+        result = _object(method, await services.elicitation.elicit(asked))
+        if result.get("action") not in ("accept", "decline", "cancel"):
+            raise HostError(INTERNAL_ERROR, "the host's answer to elicitation/create has no action")
+        return result
+    raise HostError(METHOD_NOT_FOUND, f"{method} is not supported")
+
+
+def refused(method: str, why: Why) -> Answer:
+    """As a client that has not got it says it; where the protocol has a way to decline, in that way."""
+    if why == "busy":
+        return Answer(error=(INTERNAL_ERROR, BUSY, None))
+    if why == "denied" and method == "sampling/createMessage":
+        return Answer(error=(REJECTED, "User rejected sampling request", None))
+    if why == "denied" and method == "elicitation/create":
+        return Answer({"action": "decline"})
+    service = METHODS.get(method)
+    if service is None:
+        return Answer(error=(METHOD_NOT_FOUND, "Method not found", None))
+    reason = {"reason": f"Client does not have {service} capability"}
+    return Answer(error=(METHOD_NOT_FOUND, f"{service.capitalize()} not supported", reason))
+
+
+def _check(params: Mapping[str, Any], key: str, kind: type) -> None:
+    value = params.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise HostError(INVALID_PARAMS, f"{key} is missing or of the wrong type")
+
+
+def _roots(found: Any) -> list[dict[str, Any]]:
+    roots = [dict(root) for root in found]
+    if not all(isinstance(root.get("uri"), str) for root in roots):
+        raise HostError(INTERNAL_ERROR, "a root of the host's has no uri")
+    return roots
+
+
+def _object(method: str, result: Any) -> dict[str, Any]:
+    if not isinstance(result, Mapping):
+        raise HostError(INTERNAL_ERROR, f"the host's answer to {method} is no object")
+    return dict(result)
