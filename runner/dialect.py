@@ -226,6 +226,14 @@ class Dialect(Protocol):
         """The call is not waited for any more: what still comes for it is dropped and counted."""
         ...
 
+    def expired(self, token: int, why: str) -> Events:
+        """The call will not be answered: its time is up, or the plugin is gone; `why` is for people.
+
+        Told before `cancel`. Some contracts have an answer for that (a nexo hook that fails lets its message
+        pass): a Reply or Refusal to `token` among the events, which ends the call. Without one it has failed.
+        """
+        ...
+
     def notify(self, method: str, params: Any) -> Events:
         """Raises CallRefused if there is no such notification."""
         ...

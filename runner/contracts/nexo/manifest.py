@@ -8,12 +8,13 @@ same: their keys are checked and an editor can complete them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from runner import requests, shape
-from runner.contracts.nexo import rules
+from runner.contracts.nexo import exports, rules, topics
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
@@ -620,8 +621,31 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
     found = {name: [item.text for item in extends.strings(name)] for name in rules.EXTENDS}
     found["tools"] = [item.text for item in plugin.table("tools").strings("expose")] + found["tools"]
     registered = [channel.string("kind") for channel in plugin.table("channels").tables("register")]
-    found["channels"] = [kind for kind in registered if kind] + found["channels"]
-    return tuple((name, tuple(dict.fromkeys(names))) for name, names in found.items() if names)
+    kinds = [kind for kind in registered if kind]
+    found["channels"] = kinds + found["channels"]
+    # What a plugin may advertise in its handshake is what extends says; expose is another list.
+    found[exports.ADVERTISABLE] = [item.text for item in extends.strings("tools")]
+    broker = plugin.table("capabilities").table("broker")
+    channels = [topics.of_channel(kind) for kind in kinds]
+    found[topics.SUBSCRIBE] = [pattern for subscribe, _ in channels for pattern in subscribe]
+    found[topics.SUBSCRIBE] += [item.text for item in broker.strings("subscribe")]
+    found[topics.PUBLISH] = [pattern for _, publish in channels for pattern in publish]
+    found[topics.PUBLISH] += [item.text for item in broker.strings("publish")]
+    names = tuple((name, tuple(dict.fromkeys(names))) for name, names in found.items() if names)
+    return (*names, *_described(plugin))
+
+
+def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What a session has to know beyond names."""
+    config = plugin.table("config_schema")
+    schema = config.string("schema")
+    if schema is not None:
+        yield exports.configuration(config.string("shape"), schema)
+    for tool in plugin.table("tools").tables("outbound"):
+        name, schema = tool.string("name"), tool.string("input_schema")
+        if name is not None and schema is not None:
+            method, milliseconds = tool.string("rpc_method"), tool.integer("timeout_ms")
+            yield exports.outbound_tool(name, method, milliseconds, tool.string("description"), schema)
 
 
 def json_schema() -> dict[str, object]:

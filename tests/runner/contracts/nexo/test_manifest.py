@@ -685,6 +685,11 @@ def test_every_table_and_key_of_the_schema_is_accepted_without_a_word() -> None:
         "memory_backends": ("demo_memory",),
         "hooks": ("demo_hook",),
         "tools": ("demo_a", "demo_b", "demo_click"),
+        "extends.tools": ("demo_click",),
+        "broker.subscribe": ("plugin.outbound.demo", "plugin.outbound.demo.>"),
+        "broker.publish": ("plugin.inbound.demo", "plugin.inbound.demo.>"),
+        "config_schema": ("array", '{"type": "object"}'),
+        "tools.outbound.demo_a": ("outbound_tool.invoke", "1000", "does a", '{"type": "object"}'),
     }
 
 

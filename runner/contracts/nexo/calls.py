@@ -1,0 +1,181 @@
+"""A call as the contract's methods have it: which one, with which params.
+
+    kind      name                       input
+    tool      a tool                     its arguments
+    hook      a hook                     the event
+    channel   start, stop,               kind and instance; send_outbound: kind and msg
+              send_outbound
+    llm       a provider                 model, messages, …; stream; or request with the whole of it
+    memory    vector_upsert,             backend, collection, and records, query or ids
+              vector_search,
+              vector_delete
+    method    a method                   its params, as they are
+
+What the manifest declares only one of (channels, providers, backends) need not be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.dialect import Call, CallRefused, Refusal, Violation
+from runner.plugin import Plugin
+from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.value import NamedTuple
+
+_CHANNEL_VERBS = ("start", "stop", "send_outbound")
+_MEMORY_VERBS = ("vector_upsert", "vector_search", "vector_delete")
+
+# The session's own: called by anybody else they would end it.
+RESERVED = ("initialize", "shutdown")
+
+DEFAULT_AGENT = "runner"
+
+
+class Request(NamedTuple):
+    method: str
+    params: Any
+    streams: bool = False
+
+
+def request(token: int, call: Call, plugin: Plugin) -> Request:
+    """Everything but tools, whose catalogue the conversation knows. Raises CallRefused."""
+    exports = dict(plugin.exports)
+    if call.kind == "hook":
+        name = _declared(token, "hook", call.name, exports.get("hooks", ()))
+        event = {} if call.input is None else call.input
+        return Request("hook.on_hook", {"plugin_id": plugin.id, "hook_name": name, "event": event})
+    if call.kind == "channel":
+        return _channel(token, call, exports.get("channels", ()))
+    if call.kind == "llm":
+        return _llm(token, call, exports.get("llm_providers", ()))
+    if call.kind == "memory":
+        return _memory(token, call, exports.get("memory_backends", ()))
+    if call.kind == "method":
+        if call.name in RESERVED:
+            message = f"{call.name} is sent by the runner itself, at the begin or the end of a session"
+            raise CallRefused(Refusal(token, "-32600", message, "reserved"))
+        streams = (
+            call.name == "llm.chat" and isinstance(call.input, dict) and call.input.get("stream") is True
+        )
+        return Request(call.name, call.input, streams)
+    message = f"a nexo plugin has no {call.kind}s"
+    raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
+
+
+def tool(call: Call, plugin: Plugin, method: str) -> Request:
+    """For a tool that is known to be there, with arguments that are known to be right."""
+    params: dict[str, Any] = {
+        "plugin_id": plugin.id,
+        "tool_name": call.name,
+        "args": arguments(call),
+        "agent_id": call.context.get("agent_id", DEFAULT_AGENT),
+    }
+    if "policy" in call.context:
+        params["policy"] = call.context["policy"]
+    return Request(method, params)
+
+
+def arguments(call: Call) -> Any:
+    return {} if call.input is None else call.input
+
+
+def method_of(call: Call) -> str:
+    """For its clock: what the method of a call would be, whether it is right or not."""
+    if call.kind == "hook":
+        return "hook.on_hook"
+    if call.kind == "channel":
+        return f"channel.{call.name.removeprefix('channel.')}"
+    if call.kind == "memory":
+        return f"memory.{call.name.removeprefix('memory.')}"
+    if call.kind == "llm":
+        return "llm.chat"
+    return "tool.invoke" if call.kind == "tool" else call.name
+
+
+def is_stream(call: Call) -> bool:
+    named = call.kind == "llm" or (call.kind == "method" and call.name == "llm.chat")
+    return named and isinstance(call.input, Mapping) and call.input.get("stream") is True
+
+
+def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> Request:
+    verb = call.name.removeprefix("channel.")
+    if verb not in _CHANNEL_VERBS:
+        raise _unknown(token, "channel call", call.name, _CHANNEL_VERBS)
+    given = _object(token, call)
+    kind = _chosen(token, "channel", "kind", given, kinds)
+    if verb == "send_outbound":
+        if not isinstance(given.get("msg"), Mapping):
+            message = "channel.send_outbound needs the message as an object under msg"
+            raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
+        return Request("channel.send_outbound", {**given, "kind": kind})
+    if verb == "start":
+        given = {"instance": None, **given}
+    return Request(f"channel.{verb}", {**given, "kind": kind})
+
+
+def _llm(token: int, call: Call, providers: tuple[str, ...]) -> Request:
+    given = dict(_object(token, call))
+    if call.name in providers:
+        given["provider"] = call.name
+    elif call.name not in ("chat", "llm.chat"):
+        raise _unknown(token, "LLM provider", call.name, providers)
+    provider = _chosen(token, "LLM provider", "provider", given, providers)
+    streams = given.pop("stream", False) is True
+    del given["provider"]
+    inner = given.pop("request", None)
+    if inner is None:
+        inner = given
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("messages"), list):
+        message = "llm.chat needs messages, as an array of objects with role and content"
+        raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
+    model = given.get("model", inner.get("model"))
+    if not isinstance(model, str):
+        raise CallRefused(Refusal(token, "-32602", "llm.chat needs the name of a model", "invalid_params"))
+    params = {"provider": provider, "model": model, "stream": streams, "request": {"model": model, **inner}}
+    return Request("llm.chat", params, streams)
+
+
+def _memory(token: int, call: Call, backends: tuple[str, ...]) -> Request:
+    verb = call.name.removeprefix("memory.")
+    if verb not in _MEMORY_VERBS:
+        raise _unknown(token, "memory call", call.name, _MEMORY_VERBS)
+    given = _object(token, call)
+    backend = _chosen(token, "memory backend", "backend", given, backends)
+    return Request(f"memory.{verb}", {**given, "backend": backend})
+
+
+def _object(token: int, call: Call) -> dict[str, Any]:
+    if call.input is None:
+        return {}
+    if not isinstance(call.input, Mapping):
+        message = f"the input of a {call.kind} call is an object"
+        raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
+    return dict(call.input)
+
+
+def _chosen(token: int, what: str, key: str, given: Mapping[str, Any], declared: tuple[str, ...]) -> str:
+    """The one that is meant: named in the input, or the only one there is."""
+    name = given.get(key)
+    if name is None and len(declared) == 1:
+        return declared[0]
+    if name is None and declared:
+        message = f"the plugin has several {what}s: {', '.join(declared)}; name one as {key}"
+        raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
+    return _declared(token, what, name if isinstance(name, str) else "", declared)
+
+
+def _declared(token: int, what: str, name: str, declared: tuple[str, ...]) -> str:
+    if name not in declared:
+        raise _unknown(token, what, name, declared)
+    return name
+
+
+def _unknown(token: int, what: str, name: str, known: tuple[str, ...]) -> CallRefused:
+    if not known:
+        message, hint = f"the plugin's manifest declares no {what}s", "look at [plugin.extends] there"
+    else:
+        message = f"there is no {what} {quoted(name)}"
+        hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"
+    return CallRefused(Violation("tool_not_exposed", message, what.replace(" ", "_"), hint, token))

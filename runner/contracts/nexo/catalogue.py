@@ -1,0 +1,84 @@
+"""The tools a plugin advertises in its handshake, each with the schema of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from runner import wire
+from runner.contracts.nexo import exports
+from runner.plugin import Plugin
+from runner.schemas import Schema, SchemaFault
+from sandbox.diagnostic import quoted
+
+
+class CatalogueFault(Exception):
+    """The list of tools breaks the contract, or a tool's schema is none."""
+
+
+class Tool:
+    """One tool. Its schema is compiled when it is first needed: most tools of a plugin are never called."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        schema: Any,
+        method: str = "tool.invoke",
+        seconds: float | None = None,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.schema = schema
+        self.method = method
+        self.seconds = seconds
+        self._compiled: Schema | None = None
+
+    def faults(self, arguments: Any) -> list[str]:
+        """What is wrong with the arguments. Raises CatalogueFault."""
+        if self._compiled is None:
+            try:
+                self._compiled = Schema(self.schema)
+            except SchemaFault as fault:
+                raise CatalogueFault(f"the schema of the tool {quoted(self.name)} is none: {fault}") from None
+        return [str(fault) for fault in self._compiled.faults(arguments)]
+
+    def shown(self) -> dict[str, Any]:
+        return {"name": self.name, "description": self.description, "input_schema": self.schema}
+
+
+def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
+    """The `tools` of an initialize result. Raises CatalogueFault."""
+    if not isinstance(tools, list):
+        raise CatalogueFault("its tools are no array")
+    found: dict[str, Tool] = {}
+    for place, entry in enumerate(tools):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise CatalogueFault(f"entry {place} of its tools has no name")
+        if not isinstance(entry.get("description"), str):
+            raise CatalogueFault(f"the tool {quoted(name)} has no description")
+        if not isinstance(entry.get("input_schema"), dict):
+            raise CatalogueFault(f"the tool {quoted(name)} has no input_schema, or one that is no object")
+        if name not in declared:
+            raise CatalogueFault(
+                f"it advertises the tool {quoted(name)}, which [plugin.extends] tools does not"
+            )
+        if name in found:
+            raise CatalogueFault(f"it advertises the tool {quoted(name)} twice")
+        found[name] = Tool(name, entry["description"], entry["input_schema"])
+    return found
+
+
+def of_manifest(plugin: Plugin) -> dict[str, Tool]:
+    """Tools that the manifest describes itself."""
+    return {
+        name: Tool(name, tool.description, _schema(tool.schema), tool.method, tool.seconds)
+        for name, tool in exports.outbound_tools_of(plugin).items()
+    }
+
+
+def _schema(text: str) -> Any:
+    """Of a manifest, whose rules saw to it that it is an object; but they admit more than the wire does."""
+    value, cause, _ = wire.message(text.encode("utf-8", "replace"))
+    return None if cause else value

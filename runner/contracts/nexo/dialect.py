@@ -1,0 +1,537 @@
+"""nexo's conversation: JSON-RPC lines, after contract 1.10.
+
+    opening   initialize (id 1), then plugin.configure if there is something to configure, then Ready
+    calls     tool.invoke, hook.on_hook, channel.*, llm.chat, memory.vector_*, or any method by its name
+    events    broker.event to the plugin, broker.publish from it, both on the manifest's topics only
+    end       shutdown, then stdin is closed, then it is killed
+
+Where the contract's reference host errs, this one does not follow: ids are never used twice, the source of an
+event is who sent it, and an error is read from its object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
+
+from runner import frames, jsonrpc, wire
+from runner.contracts.nexo import calls, catalogue, clocks, events, exports, refusals, rules, topics
+from runner.dialect import (
+    Answer,
+    Call,
+    CallRefused,
+    Event,
+    Events,
+    Farewell,
+    Farewelled,
+    HostCall,
+    Identity,
+    Kind,
+    Lane,
+    Message,
+    Notice,
+    Progress,
+    Ready,
+    Refusal,
+    Reply,
+    Send,
+    Setting,
+    Violation,
+)
+from runner.schemas import Schema, SchemaFault
+from sandbox.diagnostic import did_you_mean, printable, quoted
+from sandbox.value import NamedTuple
+
+KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
+
+PROTOCOL = "1.10"
+FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
+
+SHUTDOWN_REASON = "host requested"
+EXIT_SECONDS = 1.0
+
+# What a hook answers that has nothing to say, or could not.
+CONTINUE: Mapping[str, Any] = {"abort": False}
+
+_SHOWN = 200  # of a line that is not the protocol, in bytes
+# So many characters of text fit in a frame, even if each is written as six.
+_CHUNK = FRAME_LIMIT // 8
+
+_INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # our own questions' tokens
+
+Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
+
+
+def make(setting: Setting) -> NexoDialect:
+    return NexoDialect(setting)
+
+
+class _Open(NamedTuple):
+    """A call that waits for its answer."""
+
+    family: str  # of errors
+    number: int  # its id on the wire
+    hook: str = ""
+
+
+class NexoDialect:
+    one_shot = False
+    patience: float | None = None
+
+    def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
+        self._plugin = setting.plugin
+        self._config = setting.config
+        self._stamps = stamps
+        self._clocks = clocks.of(setting.environ)
+        self._topics = topics.of(setting.plugin)
+        self._configuration = exports.configuration_of(setting.plugin)
+        self._peer = jsonrpc.Peer()
+        self._stage: Stage = "new"
+        self._identity = Identity(setting.plugin.id)
+        self._tools = catalogue.of_manifest(setting.plugin)
+        self._open: dict[int, _Open] = {}  # by token
+        self._streams: dict[int, int] = {}  # id on the wire -> token
+        self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
+        self._published = 0
+        self._counters: dict[str, int] = {}
+
+    # --- what a session asks of every dialect ---------------------------------------------------------------
+
+    @property
+    def handshake_seconds(self) -> float:
+        seconds = self._clocks.seconds("initialize")
+        return seconds + self._clocks.seconds("plugin.configure") if self._configures else seconds
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counters}
+
+    def framer(self) -> frames.Framer:
+        return frames.LineFramer(FRAME_LIMIT)
+
+    def read(self, raw: bytes) -> Message:
+        shown = raw[:_SHOWN]
+        if not raw.strip():
+            return Message(fault="blank", raw=shown)
+        value, cause, detail = wire.message(raw, identity=jsonrpc.IDENTITY)
+        return Message(value, cause or "", detail, shown)
+
+    def silence(self) -> Events:
+        return ()
+
+    def seconds(self, call: Call) -> float:
+        if call.kind == "tool" and call.name in self._tools:
+            tool = self._tools[call.name]
+            return self._clocks.seconds("tool.invoke") if tool.seconds is None else tool.seconds
+        return self._clocks.seconds(clocks.STREAM if calls.is_stream(call) else calls.method_of(call))
+
+    # --- the handshake --------------------------------------------------------------------------------------
+
+    def opening(self) -> Events:
+        self._stage = "initialize"
+        version = ".".join(map(str, rules.NEXO_VERSION))
+        return (self._send(self._peer.request(_INITIALIZE, "initialize", {"nexo_version": version})),)
+
+    @property
+    def _configures(self) -> bool:
+        return self._configuration is not None and self._config is not None
+
+    def _initialized(self, result: Any) -> Events:
+        manifest = result.get("manifest") if isinstance(result, dict) else None
+        plugin = manifest.get("plugin") if isinstance(manifest, dict) else None
+        name = plugin.get("id") if isinstance(plugin, dict) else None
+        if not isinstance(name, str):
+            message = "its answer to initialize has no result.manifest.plugin.id, so nobody knows who it is"
+            return self._failed("identity_missing", message)
+        expected = self._plugin.id
+        # An instance ("whatsapp.sales") may answer with the name of what it is an instance of.
+        if name not in (expected, expected.partition(".")[0]):
+            message = f"it says that it is {quoted(name)}, its manifest says {quoted(expected)}"
+            return self._failed("identity_mismatch", message, "a manifest and a program that belong together")
+        declared = dict(self._plugin.exports).get(exports.ADVERTISABLE, ())
+        try:
+            found = catalogue.advertised(result.get("tools", []), declared)
+        except catalogue.CatalogueFault as fault:
+            return self._failed("tool_catalogue", str(fault))
+        self._tools |= found
+        self._identity = Identity(
+            id=name,
+            version=_text(plugin, "version"),
+            protocol=PROTOCOL,
+            title=_text(plugin, "name"),
+            tools=tuple(self._tools),
+            details={"server_version": _text(result, "server_version")},
+        )
+        missing = [tool for tool in declared if tool not in self._tools]
+        said: list[Event] = []
+        if missing:
+            said.append(Notice("tools_missing", {"declared_but_not_advertised": missing}))
+        return (*said, *self._configured_next())
+
+    def _configured_next(self) -> Events:
+        if self._configuration is None or self._config is None:
+            if self._config is not None:
+                why = "the plugin's manifest has no [plugin.config_schema]: the configuration is not sent"
+                return (Notice("config_ignored", why), *self._ready())
+            return self._ready()
+        fault = self._config_fault(self._configuration)
+        if fault:
+            return self._failed("config_invalid", f"its configuration does not fit its schema: {fault}")
+        self._stage = "configure"
+        try:
+            raw = self._peer.request(_CONFIGURE, "plugin.configure", {"value": self._config})
+        except ValueError as error:
+            return self._failed("config_invalid", f"its configuration is not JSON: {error}")
+        if len(raw) >= FRAME_LIMIT:
+            return self._failed("config_invalid", f"its configuration has {len(raw)} bytes, {_LIMIT_SHOWN}")
+        return (self._send(raw),)
+
+    def _config_fault(self, configuration: exports.Configuration) -> str:
+        document, cause, detail = wire.message(configuration.schema.encode("utf-8", "replace"))
+        if cause:
+            return detail
+        if configuration.array and not isinstance(self._config, list | tuple):
+            return "it has to be an array, with one entry for each instance"
+        try:
+            schema = Schema(document)
+            values = self._config if configuration.array else [self._config]
+            return "; ".join([str(fault) for value in values for fault in schema.faults(value)][:5])
+        except SchemaFault as fault:
+            return f"the schema is none: {fault}"
+
+    def _ready(self) -> Events:
+        self._stage = "ready"
+        return (Ready(self._identity),)
+
+    @property
+    def _wired(self) -> bool:
+        """Its identity is proven: it may ask. A plugin may do so already while it is being configured."""
+        return self._stage in ("configure", "ready", "leaving")
+
+    def _failed(self, cause: str, message: str, hint: str = "") -> Events:
+        self._stage = "over"
+        return (Violation("handshake_failed", message, cause, hint),)
+
+    # --- what the plugin says -------------------------------------------------------------------------------
+
+    def feed(self, message: Message) -> Events:
+        if self._stage == "over" or message.fault == "blank":
+            return ()
+        if message.fault == "bad_json":
+            return self._not_ours(message)
+        if message.fault:
+            self._stage = "over"
+            return (
+                Violation("malformed_response", f"a line of its stdout: {message.detail}", message.fault),
+            )
+        value = message.value
+        if isinstance(value, dict) and "jsonrpc" in value and "id" in value:
+            # An answer without a result is an answer with none.
+            value = value if "error" in value else {"result": None, **value}
+        heard = self._peer.receive(value)
+        if isinstance(heard, jsonrpc.Result):
+            return self._answered(heard.token, heard.value)
+        if isinstance(heard, jsonrpc.Error):
+            return self._refused(heard)
+        if isinstance(heard, jsonrpc.Request):
+            return self._asked(heard)
+        if isinstance(heard, jsonrpc.Notification):
+            return self._told(heard.method, heard.params)
+        if heard.why == "not_rpc":
+            return self._not_ours(message)
+        if heard.why == "too_many":
+            self._stage = "over"
+            text = f"it asks on without waiting for answers: {heard.detail}"
+            return (Violation("malformed_response", text, "too_many_requests"),)
+        return ()
+
+    def _not_ours(self, message: Message) -> Events:
+        """Something else on stdout: a banner, a print that was forgotten, a line of a log."""
+        self._count("stdout")
+        return (Notice("stdout", message.raw.decode("utf-8", "replace")),)
+
+    def _answered(self, token: Hashable, value: Any) -> Events:
+        if token == _INITIALIZE:
+            return self._initialized(value)
+        if token == _CONFIGURE:
+            return self._ready()
+        if token == _SHUTDOWN:
+            return (Farewelled(),)
+        call = self._closed(token)
+        if call is None:
+            return ()
+        number, known = call
+        if known.hook and (why := _hook_fault(value)):
+            return self._continued(number, known.hook, why)
+        return (Reply(number, value),)
+
+    def _refused(self, error: jsonrpc.Error) -> Events:
+        said = f"{printable(error.message[:500])} ({error.code})"
+        if error.token == _INITIALIZE:
+            return self._failed("refused", f"it refuses to be initialized: {said}")
+        if error.token == _CONFIGURE:
+            hint = ""
+            if error.code == jsonrpc.METHOD_NOT_FOUND:
+                hint = "the plugin does not know plugin.configure; run it without a configuration"
+            return self._failed("configure_refused", f"it refuses its configuration: {said}", hint)
+        if error.token == _SHUTDOWN:
+            return (Farewelled(said),)
+        call = self._closed(error.token)
+        if call is None:
+            return ()
+        number, known = call
+        if known.hook:
+            return self._continued(number, known.hook, f"it answered with an error: {said}")
+        return (refusals.of(number, known.family, error.code, error.message, error.data),)
+
+    def _asked(self, question: jsonrpc.Request) -> Events:
+        if not self._wired:
+            return self._reply(question.ticket, Answer(error=(jsonrpc.INTERNAL_ERROR, "not yet wired", None)))
+        if question.method == "broker.publish":
+            # It exists as a notification only.
+            error = (jsonrpc.METHOD_NOT_FOUND, "broker.publish is a notification", None)
+            return self._reply(question.ticket, Answer(error=error))
+        self._questions[question.ticket] = question.method
+        return (HostCall(question.ticket, question.method, question.params),)
+
+    def _told(self, method: str, params: Any) -> Events:
+        if method == "broker.publish":
+            return self._publishes(params)
+        if method == "llm.chat.delta":
+            return self._streamed(params)
+        self._count("notifications")
+        return (Notice("notification", {"method": method, "params": params}),)
+
+    def _streamed(self, params: Any) -> Events:
+        number = params.get("request_id") if isinstance(params, dict) else None
+        token = self._streams.get(number) if type(number) is int else None
+        chunk = params.get("chunk") if isinstance(params, dict) else None
+        if token is None or not isinstance(chunk, dict):
+            self._count("stray_deltas")
+            return ()
+        return (Progress(token, chunk),)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def _publishes(self, params: Any) -> Events:
+        given = params if isinstance(params, dict) else {}
+        topic = given.get("topic")
+        if not self._wired:
+            return self._dropped("not_yet_wired", topic)
+        if not isinstance(topic, str) or not topic:
+            return self._dropped("no_topic", topic)
+        if not topics.is_subject(topic):
+            return self._dropped("no_subject", topic)
+        if not self._topics.admits(topic):
+            return self._dropped("not_allowed", topic)
+        event = events.published(given.get("event"), topic, self._plugin.id, self._stamps)
+        if event is None:
+            return self._dropped("no_event", topic)
+        self._published += 1
+        # Nobody is answered, so the number need only be one of its own: questions have positive ones.
+        call = HostCall(-self._published, "broker.publish", event, expects_answer=False)
+        return (call, Notice("published", event))
+
+    def _dropped(self, reason: str, topic: object) -> Events:
+        self._count(f"dropped_{reason}")
+        shown = topic[:_SHOWN] if isinstance(topic, str) else ""
+        return (Notice("dropped", {"reason": reason, "topic": shown}),)
+
+    def notify(self, method: str, params: Any) -> Events:
+        if method != "broker.event":
+            message = f"there is no notification {quoted(method)}; nexo has broker.event"
+            raise CallRefused(Refusal(0, "-32601", message, "unsupported"))
+        topic = params.get("topic") if isinstance(params, Mapping) else None
+        if not isinstance(topic, str) or not self._topics.delivers(topic):
+            patterns = ", ".join(self._topics.subscribed) or "none"
+            shown = quoted(topic) if isinstance(topic, str) else "no topic"
+            message = f"the plugin is not subscribed to {shown}; its topics: {patterns}"
+            raise CallRefused(Refusal(0, "-32602", message, "not_subscribed"))
+        if self._stage != "ready":
+            raise CallRefused(Refusal(0, "-32603", "the plugin is not ready for events", "not_ready"))
+        event = events.delivered(params, topic, self._stamps)
+        try:
+            raw = self._peer.notification("broker.event", {"topic": topic, "event": event})
+        except ValueError as error:
+            raise CallRefused(Refusal(0, "-32602", f"the event is {error}", "not_json")) from None
+        if len(raw) >= FRAME_LIMIT:
+            raise CallRefused(
+                Refusal(0, "-32602", f"the event has {len(raw)} bytes, {_LIMIT_SHOWN}", "too_large")
+            )
+        return (self._send(raw, "event"),)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def call(self, token: int, call: Call) -> Events:
+        if call.kind == "list":
+            return (Reply(token, self._listed(token, call.name)),)
+        if self._stage != "ready":
+            raise CallRefused(
+                Violation("internal", "the plugin is not ready for calls", "not_ready", call=token)
+            )
+        request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
+        hook = call.name if call.kind == "hook" else ""
+        try:
+            raw = self._peer.request(token, request.method, request.params)
+        except ValueError as error:
+            return self._unsendable(token, hook, f"the input is {error}", "not_json")
+        if len(raw) >= FRAME_LIMIT:
+            why = f"the call has {len(raw)} bytes, {_LIMIT_SHOWN}"
+            return self._unsendable(token, hook, why, "too_large")
+        number = self._peer.waits_for(token) or 0
+        family = request.method.partition(".")[0]
+        if call.kind == "tool" and request.method != "tool.invoke":
+            family = "outbound_tool"  # whatever its method is called
+        self._open[token] = _Open(family, number, hook)
+        if request.streams:
+            self._streams[number] = token
+        return (self._send(raw),)
+
+    def _tool(self, token: int, call: Call) -> calls.Request:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            message = f"the plugin does not offer the tool {quoted(call.name)}"
+            hint = did_you_mean(call.name, self._tools) or f"it offers: {', '.join(self._tools) or 'none'}"
+            raise CallRefused(Violation("tool_not_exposed", message, "tool", hint, token))
+        try:
+            faults = tool.faults(calls.arguments(call))
+        except catalogue.CatalogueFault as fault:
+            hint = "call it as the method tool.invoke, where nothing is checked"
+            raise CallRefused(
+                Violation("malformed_response", str(fault), "bad_schema", hint, token)
+            ) from None
+        if faults:
+            message = f"the arguments do not fit the schema of {quoted(call.name)}: {'; '.join(faults[:3])}"
+            code = str(refusals.TOOL_ARGUMENT_INVALID)
+            raise CallRefused(Refusal(token, code, message, "invalid_arguments", {"details": faults}))
+        return calls.tool(call, self._plugin, tool.method)
+
+    def _unsendable(self, token: int, hook: str, why: str, kind: str) -> Events:
+        self._peer.forget(token)
+        if hook:
+            return self._continued(token, hook, why)
+        raise CallRefused(Refusal(token, "-32602", why, kind))
+
+    def _listed(self, token: int, name: str) -> list[dict[str, Any]]:
+        if name == "tools":
+            return [tool.shown() for tool in self._tools.values()]
+        section = {"llms": "llm_providers", "memories": "memory_backends"}.get(name, name)
+        if section not in ("hooks", "channels", "llm_providers", "memory_backends"):
+            message = f"there is no list of {quoted(name)}"
+            raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
+        return [{"name": entry} for entry in dict(self._plugin.exports).get(section, ())]
+
+    def cancel(self, token: int, reason: str) -> Events:
+        """The contract has no word for it: the plugin works on, and its answer is dropped."""
+        self._peer.forget(token)
+        self._closed(token)
+        return ()
+
+    def expired(self, token: int, why: str) -> Events:
+        call = self._open.get(token)
+        if call is None or not call.hook:
+            return ()
+        self._peer.forget(token)
+        self._closed(token)
+        return self._continued(token, call.hook, why)
+
+    def _closed(self, token: Hashable) -> tuple[int, _Open] | None:
+        if not isinstance(token, int):
+            return None
+        known = self._open.pop(token, None)
+        if known is None:
+            return None
+        self._streams.pop(known.number, None)
+        return token, known
+
+    def _continued(self, token: int, hook: str, why: str) -> Events:
+        """A plugin that fails must not stop the message it was asked about."""
+        self._count("hooks_failed")
+        return (Notice("hook_failed", {"hook": hook, "why": why}), Reply(token, dict(CONTINUE)))
+
+    # --- answers to the plugin ------------------------------------------------------------------------------
+
+    def answer(self, ticket: int, answer: Answer) -> Events:
+        if ticket < 0 and answer.error is not None:  # of an event that was let through here
+            return self._dropped("broker_error", answer.error[1])
+        if self._questions.pop(ticket, None) is None:
+            return ()
+        return self._reply(ticket, answer)
+
+    def _reply(self, ticket: int, answer: Answer) -> Events:
+        asked_as = self._peer.asked_as(ticket)
+        try:
+            if answer.error is not None:
+                raw = self._peer.error(ticket, *answer.error)
+            else:
+                raw = self._peer.result(ticket, answer.result)
+            if raw is None:
+                return ()
+            if len(raw) < FRAME_LIMIT:
+                return (self._send(raw, "reply"),)
+            why = f"the answer has {len(raw)} bytes, {_LIMIT_SHOWN}"
+        except ValueError:
+            why = "the answer is not JSON"
+        error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
+        raw = wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error})
+        if len(raw) < FRAME_LIMIT:
+            return (self._send(raw, "reply"),)
+        self._count("unanswerable")  # its own id fills a frame
+        return ()
+
+    def emit(self, ticket: int, value: Any) -> Events:
+        if ticket not in self._questions or not isinstance(value, str):
+            return ()
+        request_id = self._peer.asked_as(ticket)
+        sent: list[Event] = []
+        for at in range(0, len(value), _CHUNK):
+            params = {"request_id": request_id, "chunk": value[at : at + _CHUNK]}
+            try:
+                raw = self._peer.notification("llm.complete.delta", params)
+            except ValueError:
+                raw = b""
+            if not raw or len(raw) >= FRAME_LIMIT:
+                self._count("unanswerable")
+                continue
+            sent.append(self._send(raw, "reply"))
+        return sent
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def farewell(self) -> Farewell:
+        if self._stage != "ready":
+            return Farewell(exit=EXIT_SECONDS)
+        self._stage = "leaving"
+        frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {"reason": SHUTDOWN_REASON}))
+        return Farewell((frame,), self._clocks.seconds("shutdown"), EXIT_SECONDS)
+
+    # --- small things ---------------------------------------------------------------------------------------
+
+    def _send(self, raw: bytes, lane: Lane = "request") -> Send:
+        return Send(frames.line(raw), lane)
+
+    def _count(self, name: str) -> None:
+        self._counters[name] = self._counters.get(name, 0) + 1
+
+
+_LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
+
+
+def _text(table: Any, name: str) -> str:
+    value = table.get(name) if isinstance(table, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _hook_fault(value: Any) -> str:
+    """What makes a hook's answer none, if anything."""
+    if not isinstance(value, dict):
+        return "its answer is no object"
+    for name in ("abort", "do_not_reply_again"):
+        if name in value and not isinstance(value[name], bool):
+            return f"{name} in its answer is no boolean"
+    for name in ("reason", "transformed_body"):
+        if value.get(name) is not None and not isinstance(value[name], str):
+            return f"{name} in its answer is no string"
+    if value.get("decision") not in (None, "allow", "block", "transform"):
+        return "decision in its answer is none of allow, block and transform"
+    return ""

@@ -1,0 +1,71 @@
+"""Events of the broker, as they go over the wire in both directions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sandbox.value import NamedTuple
+
+# The SDKs' handlers never run for an event without a source.
+HOST = "host"
+
+
+class Stamp(NamedTuple):
+    """What only the host may say of an event: a plugin that chose these could pass for another one, or for an
+    event of another time."""
+
+    id: str
+    timestamp: str
+
+
+Stamps = Callable[[], Stamp]
+
+
+def stamp() -> Stamp:
+    now = datetime.now(UTC)
+    return Stamp(str(uuid.uuid4()), now.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+
+
+def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[str, Any] | None:
+    """A plugin's event, made complete. None: it is no event.
+
+    The scripting SDKs send neither id nor timestamp nor session; the Rust one sends all. Topic and source are
+    what we know, whatever it says.
+    """
+    if not isinstance(given, dict) or "payload" not in given or not _is_session(given.get("session_id")):
+        return None
+    event = {
+        **stamps()._asdict(),
+        "topic": topic,
+        "source": source,
+        "session_id": given.get("session_id"),
+        "payload": given["payload"],
+    }
+    for extra in ("correlation_id", "metadata"):  # of the scripting SDKs
+        if extra in given:
+            event[extra] = given[extra]
+    return event
+
+
+def delivered(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str, Any]:
+    """An event for a plugin: `event` as far as it is given, or just a `payload`."""
+    given = params.get("event")
+    if not isinstance(given, Mapping):
+        given = {name: value for name, value in params.items() if name != "topic"}
+    made = {**stamps()._asdict(), "source": HOST, "session_id": None, "payload": None}
+    return {**made, **given, "topic": topic}
+
+
+def _is_session(value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, str) or len(value) > 45:  # the longest way to write one, urn:uuid:…
+        return False
+    try:
+        uuid.UUID(value)
+    except ValueError:
+        return False
+    return True

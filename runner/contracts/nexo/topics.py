@@ -1,0 +1,61 @@
+"""Topics: which events a plugin is sent, and to which it may publish. Patterns come from its manifest.
+
+A plugin publishes to a subject, which names one topic. The reference host reads a wildcard in a subject as a
+plain word, so there a plugin can publish to `plugin.inbound.slack.>`; here that is no subject at all.
+"""
+
+from __future__ import annotations
+
+from runner.plugin import Plugin
+from sandbox.value import NamedTuple
+
+# Names of the Plugin's exports that hold the patterns.
+SUBSCRIBE, PUBLISH = "broker.subscribe", "broker.publish"
+
+
+def of_channel(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a registered channel gives: patterns to subscribe to, patterns to publish to.
+
+    Two each, because `>` stands for one segment or more and never for none.
+    """
+    outbound, inbound = f"plugin.outbound.{kind}", f"plugin.inbound.{kind}"
+    return (outbound, f"{outbound}.>"), (inbound, f"{inbound}.>")
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """`*` is one segment, `>` one or more and the end of the pattern, all else is itself."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if "" in wanted or "" in given:
+        return False
+    for place, word in enumerate(wanted):
+        if place == len(given):
+            return False
+        if word == ">":
+            return True
+        if word not in ("*", given[place]):
+            return False
+    return len(wanted) == len(given)
+
+
+def is_subject(text: str) -> bool:
+    """Names one topic: no wildcards, no empty segment, and nothing that a broker's own text protocol would
+    take for the end of the name (with a space or a line break a subject becomes a command there)."""
+    if "*" in text or ">" in text or "" in text.split("."):
+        return False
+    return text.isprintable() and not any(character.isspace() for character in text)
+
+
+class Topics(NamedTuple):
+    subscribed: tuple[str, ...] = ()
+    publishable: tuple[str, ...] = ()
+
+    def delivers(self, subject: str) -> bool:
+        return is_subject(subject) and any(matches(pattern, subject) for pattern in self.subscribed)
+
+    def admits(self, subject: str) -> bool:
+        return is_subject(subject) and any(matches(pattern, subject) for pattern in self.publishable)
+
+
+def of(plugin: Plugin) -> Topics:
+    exports = dict(plugin.exports)
+    return Topics(exports.get(SUBSCRIBE, ()), exports.get(PUBLISH, ()))
