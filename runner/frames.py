@@ -1,8 +1,8 @@
 """Where one message ends and the next begins: pure, and bounded while reading.
 
-A framer is fed bytes as they come and gives out whole frames. However the stream is cut into pieces, the frames
-and the fault are the same. What has no end is found out one byte past the limit: a framer never holds more than
-one frame may be long. Each byte is looked at once, so a plugin that writes byte by byte costs what it should.
+A framer is fed bytes as they come and gives out whole frames. However the stream is cut into pieces, the
+frames and the fault are the same. What has no end is found out one byte past the limit: a framer never holds
+more than one frame may be long. Each byte is looked at once, so writing byte by byte makes nothing worse.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class HeaderFramer:
     """A frame is a header block with a Content-Length, a blank line, and so many bytes.
 
     What two readers could understand differently is refused rather than guessed at: the length twice, a bare
-    carriage return or a NUL in a header. Header names are told apart without their case, lines may end in CRLF
-    or LF, and headers other than Content-Length say nothing to us.
+    carriage return or a NUL in a header. Header names are told apart without their case, lines may end in
+    CRLF or LF, and headers other than Content-Length say nothing to us.
     """
 
     def __init__(self, limit: int, header_limit: int = HEADER_LIMIT) -> None:

@@ -1,11 +1,13 @@
 """JSON as it comes from strangers: every sequence of bytes is a value or a WireFault, and nothing else.
 
-On the standard json module: it is the one fast parser with hooks, and the rules here are not those of any
-parser (faster ones refuse lone surrogates, which rune's host accepts, or take numbers beyond 64 bit for floats
-without a word), and it is no dependency. Hooks are slow, though, so a scan at the speed of bytes methods finds
+On the standard json module. It is the one fast parser with hooks, and no parser has the rules needed here:
+faster ones refuse lone surrogates, which rune's host accepts, or turn an integer beyond 64 bit into a float
+without a word. And it is no dependency. Hooks are slow, though, so a scan at the speed of bytes methods finds
 out first whether a frame can need them; nearly none does.
 
-What is refused does not depend on the machine or the stack: depth is counted before anything is parsed.
+What is refused does not depend on the machine or the stack: depth is counted before anything is parsed. A
+line that is no JSON at all is bad_json even if it begins like a bad number ("Infinity loop started"): for
+some contracts that is a stray print and no fault.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import json
 import math
 import re
 from itertools import accumulate
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
+
+from sandbox.value import NamedTuple
 
 Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "duplicate_key"]
 
@@ -37,22 +41,30 @@ class WireFault(ValueError):
 def decode(raw: bytes, *, identity: frozenset[str] = frozenset()) -> Any:
     """The value of `raw`. Raises WireFault.
 
-    Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one counts,
-    except for keys of `identity` in the outermost object: those say what a message is, and may be there once.
+    Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
+    counts, but those of `identity` may be in the outermost object only once: they say what a message is.
     """
     if raw.startswith(b"\xef\xbb\xbf"):
         raise WireFault("bom", "it begins with a byte order mark; JSON on a stream has none")
-    _check_depth(raw)
-    text = _without_lone_surrogates(raw).decode("utf-8", "replace")
-    decoder = _CAREFUL if _may_have_bad_numbers(raw) else _QUICK
+    outline = _outline(raw)
+    if _too_deep(outline.rest):
+        raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
+    hooks = _Hooks()
+    decoder = hooks.decoder(
+        numbers=_may_have_bad_numbers(outline.rest), keys=_may_repeat(raw, outline.strings, identity)
+    )
     try:
-        if _may_repeat(raw, identity):
-            return _object(text, decoder, identity)
-        return decoder.decode(text)
+        value = decoder.decode(_without_lone_surrogates(raw).decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
         raise WireFault("bad_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:  # of the caller's stack, then: ours is 128 deep
         raise WireFault("too_deep", "nested too deeply for the stack") from None
+    if hooks.bad_number:
+        raise WireFault("bad_number", hooks.bad_number)
+    repeated = hooks.repeated(identity) if isinstance(value, dict) else None
+    if repeated is not None:
+        raise WireFault("duplicate_key", f"it has the key {json.dumps(repeated)} twice")
+    return value
 
 
 def message(raw: bytes, *, identity: frozenset[str] = frozenset()) -> tuple[Any, Cause | None, str]:
@@ -71,120 +83,136 @@ def encode(value: Any) -> bytes:
         raise ValueError(f"not JSON: {error}") from None
 
 
-# --- numbers ---------------------------------------------------------------------------------------------
+_QUICK = json.JSONDecoder()
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise WireFault("bad_number", f"{name} is no number in JSON")
+class _Hooks:
+    """What the parser tells on its way. It is not stopped: whether all this is JSON comes first."""
 
+    def __init__(self) -> None:
+        self.bad_number = ""  # the first one
+        self._outermost: list[tuple[str, Any]] = []
 
-def _integer(digits: str) -> int:
-    # Never converted if it is long: that takes a time quadratic in its length, and CPython refuses it.
-    if len(digits) <= 20 and LEAST_INTEGER <= (number := int(digits)) <= MOST_INTEGER:
+    def decoder(self, *, numbers: bool, keys: bool) -> json.JSONDecoder:
+        if not numbers and not keys:
+            return _QUICK
+        return json.JSONDecoder(
+            parse_constant=self._constant if numbers else None,
+            parse_int=self._integer if numbers else None,
+            parse_float=self._float if numbers else None,
+            object_pairs_hook=self._object if keys else None,
+        )
+
+    def repeated(self, identity: frozenset[str]) -> str | None:
+        seen: set[str] = set()
+        for key, _ in self._outermost:
+            if key in seen:
+                return key
+            if key in identity:
+                seen.add(key)
+        return None
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._outermost = pairs  # the outermost object is the last to be whole
+        return dict(pairs)
+
+    def _constant(self, name: str) -> None:
+        self._refuse(f"{name} is no number in JSON")
+
+    def _integer(self, digits: str) -> int:
+        # Never converted if it is long: that takes a time quadratic in its length, and CPython refuses it.
+        number = int(digits) if len(digits) <= 20 else MOST_INTEGER + 1
+        if not LEAST_INTEGER <= number <= MOST_INTEGER:
+            self._refuse(f"an integer beyond 64 bit: {_shortened(digits)}")
         return number
-    raise WireFault("bad_number", f"an integer beyond 64 bit: {_shortened(digits)}")
 
+    def _float(self, digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            self._refuse(f"a number too large for a double: {_shortened(digits)}")
+        return number
 
-def _float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise WireFault("bad_number", f"a number too large for a double: {_shortened(digits)}")
-    return number
+    def _refuse(self, why: str) -> None:
+        self.bad_number = self.bad_number or why
 
 
 def _shortened(digits: str) -> str:
     return digits if len(digits) <= 40 else f"{digits[:40]}… ({len(digits)} characters)"
 
 
-_QUICK = json.JSONDecoder(parse_constant=_refuse_constant)
-_CAREFUL = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, parse_float=_float)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# --- before parsing: what can there be to find? -----------------------------------------------------------
+# All of it is exact for JSON, and for as much of anything else as a parser reads before it gives up.
+
+# Most long frames are a few long strings. It pays to look past them; it does not if there are many.
+_FEW_STRINGS = 64
+
+
+class _Outline(NamedTuple):
+    rest: bytes  # what is outside of strings; all of it if they are many. No quote in it is escaped
+    strings: list[bytes] | None  # if they are few, roughly: without escaped quotes and backslashes
+
+
+def _outline(raw: bytes) -> _Outline:
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    pieces = raw.split(b'"', 2 * _FEW_STRINGS)
+    if len(pieces) > 2 * _FEW_STRINGS:
+        return _Outline(raw, None)
+    return _Outline(b'""'.join(pieces[::2]), pieces[1::2])
+
+
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as signed bytes
+_USUAL_DEPTH = 8
+
+
+def _too_deep(rest: bytes) -> bool:
+    # Two quotes side by side can go: what is inside of a string and what is not stays as it was.
+    structure = rest.translate(_STEPS, _NOT_STRUCTURE).replace(b'""', b"")
+    if b'"' in structure:
+        structure = b"".join(structure.split(b'"')[::2])
+    leafless = structure
+    for _ in range(_USUAL_DEPTH):
+        if len(leafless) <= MOST_DEPTH:
+            return False
+        leafless = leafless.replace(b"\x01\xff", b"")
+    return max(accumulate(memoryview(structure).cast("b"))) > MOST_DEPTH
+
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 
 
-def _may_have_bad_numbers(raw: bytes) -> bool:
+def _may_have_bad_numbers(rest: bytes) -> bool:
     """Only what has 19 digits in a row, or an exponent of three, can be too large."""
-    plain = raw.translate(_DIGITS, b"+")
-    return b"0" * 19 in plain or b"e000" in plain
+    if b"NaN" in rest or b"Infinity" in rest:
+        return True
+    plain = rest.translate(_DIGITS)
+    return b"0" * 19 in plain or b"e000" in plain or b"e+000" in plain
 
 
-# --- depth -----------------------------------------------------------------------------------------------
-
-_STRUCTURE = b'"[]{}'
-_NOT_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as signed bytes
-
-
-def _check_depth(raw: bytes) -> None:
-    """Exact for JSON, and for as much of anything else as a parser reads before it gives up."""
-    if raw.count(b"[") + raw.count(b"{") <= MOST_DEPTH:
-        return
-    if b"\\" in raw:
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Every other piece between two quotes is outside of a string.
-    brackets = b"".join(raw.translate(None, _NOT_STRUCTURE).split(b'"')[::2])
-    steps = memoryview(brackets.translate(_STEPS)).cast("b")
-    if max(accumulate(steps), default=0) > MOST_DEPTH:
-        raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
+def _may_repeat(raw: bytes, strings: list[bytes] | None, identity: frozenset[str]) -> bool:
+    if b"\\u00" in raw:  # a key may be written in escapes
+        return bool(identity)
+    keys = (key.encode() for key in identity)
+    if strings is None:
+        return any(raw.count(b'"%b"' % key) > 1 for key in keys)
+    return any(strings.count(key) > 1 for key in keys)
 
 
 # --- surrogates ------------------------------------------------------------------------------------------
 
-_PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_LONE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-_PAIRS = re.compile(_PAIR)
-_HALVES = re.compile(_LONE)
-_ESCAPES = re.compile(rb"(\\[^u]|" + _PAIR + rb")|" + _LONE, re.DOTALL)
+_LONE = re.compile(
+    rb"\\u[dD](?:"
+    rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
 
 
 def _without_lone_surrogates(raw: bytes) -> bytes:
-    if b"\\ud" not in raw and b"\\uD" not in raw:
+    if b"\\" not in raw or (b"\\ud" not in raw and b"\\uD" not in raw):
         return raw
-    if not _HALVES.search(_PAIRS.sub(b"_", raw.replace(b"\\\\", b"_"))):
-        return raw
-    return _ESCAPES.sub(lambda match: match[1] or rb"\ufffd", raw)
-
-
-# --- keys ------------------------------------------------------------------------------------------------
-
-_BLANKS = re.compile(r"[ \t\n\r]*")
-
-
-def _may_repeat(raw: bytes, identity: frozenset[str]) -> bool:
-    if b"\\u00" in raw:  # a key may be written in escapes
-        return bool(identity)
-    return any(raw.count(b'"%b"' % key.encode()) > 1 for key in identity)
-
-
-def _object(text: str, decoder: json.JSONDecoder, identity: frozenset[str]) -> Any:
-    """The outermost object, read key by key. A hook would be called for every object inside it, too."""
-    found: dict[str, Any] = {}
-    at = _after(text, 0, "{")
-    while at and text.startswith('"', at):
-        key, end = decoder.raw_decode(text, at)
-        at = _after(text, end, ":")
-        if not at:
-            break
-        if key in identity and key in found:
-            raise WireFault("duplicate_key", f"it has {json.dumps(key)} twice")
-        found[key], end = decoder.raw_decode(text, at)
-        at = _after(text, end, ",")
-        if not at:
-            at = _after(text, end, "}")
-            if at == len(text) and at:
-                return found
-            break
-    return decoder.decode(text)  # another value, an empty object or no JSON: the parser knows what to say
-
-
-def _after(text: str, at: int, mark: str) -> int:
-    """Where it goes on after `mark`, blanks around it left out; 0 if it is not there."""
-    at = _skip(text, at)
-    return _skip(text, at + 1) if text.startswith(mark, at) else 0
-
-
-def _skip(text: str, at: int) -> int:
-    match = _BLANKS.match(text, at)
-    assert match is not None  # no blanks are blanks
-    return match.end()
+    if b"\x01" in raw:
+        return raw  # no JSON: free for use as a mark
+    marked = raw.replace(b"\\\\", b"\x01")  # a backslash that is only text, and escapes nothing
+    return _LONE.sub(rb"\\ufffd", marked).replace(b"\x01", b"\\\\")
