@@ -285,6 +285,9 @@ class RuneDialect:
             self._stage = "over"
         return ()
 
+    def expired(self, token: int, why: str) -> Events:
+        return ()  # what is not answered has failed
+
     def notify(self, method: str, params: Any) -> Events:
         message = f"a rune plugin takes one request and no notifications, not even {quoted(method)}"
         raise CallRefused(Refusal(0, "not_found", message, "not_found"))

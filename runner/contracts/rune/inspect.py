@@ -1,0 +1,66 @@
+"""rterm.plugin.v1 between a plugin and a host of its own: the dialect's checks on what others say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runner import wire
+from runner.contracts.rune.dialect import LINE_LIMIT, RuneDialect
+from runner.dialect import Setting, Violation
+
+
+def make(setting: Setting) -> Inspector:
+    return Inspector(setting._replace(call=None))
+
+
+class Inspector(RuneDialect):
+    """Hears what the plugin says, as the dialect does, and overhears what it is told."""
+
+    limit = LINE_LIMIT + 1  # one for a carriage return
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._addressed = False
+        self._asked = False  # whether there was a request, also one we could not read
+        self._blanks = 0
+
+    @property
+    def handshaken(self) -> bool:
+        return self._stage != "silent"
+
+    @property
+    def awaiting(self) -> bool:
+        return self._addressed and self._stage == "silent"
+
+    @property
+    def strays(self) -> Mapping[str, int]:
+        return {"blank": self._blanks} if self._blanks else {}
+
+    def host_frame(self, raw: bytes | None) -> None:
+        self._addressed = True
+        value = None if raw is None else wire.message(raw)[0]
+        if raw is None or (isinstance(value, dict) and value.get("type") == "request"):
+            said = value.get("request_id") if isinstance(value, dict) else None
+            if not self._asked:
+                self._request_id = said if isinstance(said, str) else None
+            self._asked = True
+
+    def plugin_frame(self, raw: bytes) -> Violation | None:
+        message = self.read(raw)
+        if self._stage in ("answered", "over"):
+            # A session lets go whatever comes now. A host that reads on would take it for an answer.
+            if message.fault == "blank_line":
+                self._blanks += 1
+                return None
+            text = "it says more after its response, which is the last that a plugin says"
+            return Violation("malformed_response", text, "after_response")
+        if (
+            self._stage == "ready"
+            and self._asked
+            and self._request_id is None
+            and isinstance(message.value, dict)
+        ):
+            # The request was too long for us to read: its id is for the host to compare.
+            said = message.value.get("request_id")
+            self._request_id = said if isinstance(said, str) else None
+        return next((event for event in self.feed(message) if isinstance(event, Violation)), None)
