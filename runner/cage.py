@@ -225,6 +225,7 @@ _KILLED = "if nobody killed it, the machine may be out of memory or of processes
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection  # not for what is done inside
 async def open_cage(
     invocation: Invocation,
     *,
@@ -256,13 +257,19 @@ async def open_cage(
                 yield cage
             except BaseException as error:  # noqa: BLE001 -- raised again below
                 failure = error
-            await cage._finish()
+            try:
+                await cage._finish()
+            except BaseException as error:  # noqa: BLE001 -- ^C again: what is left sees us close its socket
+                failure = error
             cage._listening.cancel()
     finally:
         errand.give_away()
         cage._close()
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # and its traceback, in which we are
 
 
 _turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("turn")

@@ -139,23 +139,29 @@ class _Interruptible:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        signal.signal(signal.SIGIO, self._interrupt)
-        fcntl.fcntl(control.fd, fcntl.F_SETOWN, os.getpid())
+        self._armed = False
         self._flags = fcntl.fcntl(control.fd, fcntl.F_GETFL)
-        fcntl.fcntl(control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
-        if control.is_called():
-            raise _Called
+
+    def start(self) -> None:
+        self._armed = True
+        signal.signal(signal.SIGIO, self._interrupt)
+        fcntl.fcntl(self._control.fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
+        self._interrupt()
 
     def _interrupt(self, *_: object) -> None:
-        # It is also sent when the host has read what we wrote.
-        if self._control.is_called():
-            signal.signal(signal.SIGIO, signal.SIG_IGN)
+        # The kernel also signals that the host has read what we wrote.
+        if self._armed and self._control.is_called():
+            self._armed = False
             raise _Called
 
     def stop(self) -> None:
-        """Raises _Called a last time. What comes from now on finds something to end."""
+        """From now on nothing interrupts; who launches asks `look` once more."""
+        self._armed = False
         fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+    def look(self) -> None:
         if self._control.is_called():
             raise _Called
 
@@ -191,12 +197,13 @@ def _kept(gear: Gear, control: Control) -> dict[str, Any]:
     lived: Lived | None = None
     trace: list[str] = []
     streams = Streams(gear.stdin, gear.stdout, gear.stderr)
+    before = _Interruptible(control)
     try:
         order = decode(_content(gear.order))
         os.environ.clear()
         os.environ.update(order.environ)
         prepared = Prepared(order.invocation)
-        before = _Interruptible(control)
+        before.start()
         os.chdir(order.cwd)
         lived = _live(prepared, order, control, before, streams, gear.host)
         assert prepared.grant is not None
@@ -210,6 +217,7 @@ def _kept(gear: Gear, control: Control) -> dict[str, Any]:
 
             trace = "".join(traceback.format_exception(error)).splitlines()
     finally:
+        before.stop()
         streams.close()
     told = _told(prepared, outcome, status, lived)
     told["explanation"] += trace
@@ -243,6 +251,7 @@ def _live(
         if deadline is not None and time.monotonic() >= order.started + deadline:
             raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
         before.stop()
+        before.look()
         lived = _watch(prepared, opened, order, control, streams, host)
     prepared.timings.mark("teardown")
     return lived
@@ -280,12 +289,12 @@ class Streams:
             for fd in self._fds:
                 with suppress(OSError):
                     os.fchown(fd, *owner)  # /dev/stdout and its like open the pipe anew
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             for number, fd in enumerate(self._fds):
                 os.dup2(fd, number)
             yield
         finally:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             for number in (0, 1, 2):
                 os.dup2(null, number)
             os.close(null)

@@ -146,9 +146,8 @@ class Zygote(NamedTuple):
     def close(self) -> None:
         """Its wardens live on, and end with their plugins."""
         self.orders.close()
-        with suppress(OSError):
+        with suppress(OSError):  # reaped by somebody else; or we are not who we were, and it ends by itself
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        with suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         os.close(self.pidfd)
 
@@ -203,7 +202,8 @@ def by_exec() -> Zygote:
 
     if not sys.executable:
         raise OSError(errno.ENOENT, "this process does not know the Python it runs")
-    # All that the host itself would import from, but for places relative to where it happens to be.
+    # All that the host itself would import from, but for places relative to where it happens to be. They are
+    # what no plugin may write to (runner/prepare.py).
     path = [place for place in sys.path if place.startswith("/")]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -216,7 +216,7 @@ def by_exec() -> Zygote:
                 "-c",
                 _START,
                 str(theirs.fileno()),
-                *dict.fromkeys((_package(), *path)),
+                *dict.fromkeys((*path, _package())),
             ]
             debug = {"RUNNER_DEBUG": "1"} if os.environ.get("RUNNER_DEBUG") else {}
             process = subprocess.Popen(
