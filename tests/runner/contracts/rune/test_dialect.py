@@ -423,7 +423,8 @@ def test_of_two_faults_the_first_rule_decides(first: Any, second: Any, turned: b
         GOOD + b"\r\n",
         b"   \t" + GOOD + b"\n",
         b"\v\f" + GOOD + b"  \r\n",
-        "\u00a0".encode() + GOOD + "\u3000\n".encode(),
+        "\u00a0".encode() + GOOD + b"\n",
+        GOOD + "\u3000\n".encode(),
         encoded(handshake({"protocol_version": f" {PROTOCOL}\r\n"})),
         encoded(handshake({"x": NAME, "tools": 5}, manifest_version=[], protocol_version=3)),
         encoded(handshake(extra=[[[{}]]])),
@@ -597,6 +598,7 @@ def test_a_no_is_no_failure(error: dict[str, Any], code: str, kind: str) -> None
     machine = asked()
     said = response(status="error", error=error, output={"ignored": True})
     assert hear(machine, encoded(said)) == [Refusal(TOKEN, code, "m", kind)]
+    assert machine.feed(machine.read(encoded(response()))) == () and machine.counters["late"] == 1
     # The process is ended at once and nobody asks how it went.
     assert machine.farewell() == Farewell(exit=0.0, terminate=0.0, counts=False)
 
