@@ -69,6 +69,9 @@ def report(
         "degraded": list(degraded(prepared)),
         "limits_hit": _hits(outcome, end, limits),
         "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
+        "inspection": None
+        if confined is None or confined.inspection is None
+        else confined.inspection.document(),
         "timings": dict(prepared.timings.phases),
         "usage": None if end is None else end.exit.usage._asdict(),
         "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from runner.prepare import Prepared
@@ -21,6 +22,7 @@ from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from runner.inspection import Inspection
     from sandbox.disk import DiskMeter
     from sandbox.relay import Relay
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _BACKUP = 0.5
 # How long the reader of our stderr may keep us when the plugin is gone.
 _RELAY_PATIENCE = 2.0
+# How long the host of an inspected plugin may take for the next piece of its last words.
+_HOST_PATIENCE = 10.0
 
 
 class Confined(NamedTuple):
@@ -38,29 +42,46 @@ class Confined(NamedTuple):
     meters: tuple[Meter, ...]
     relay: Relay | None  # of its stderr, where output is limited
     disk: DiskMeter | None
+    inspection: Inspection | None = None
 
     def settle(self, end: End) -> tuple[End, bool]:
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
         looked. And whether our own stderr can be written to: its reader may be stuck."""
         writable = self.relay is None or self.relay.finish(_RELAY_PATIENCE)
         late = [self.relay.exceeded] if self.relay is not None and self.relay.exceeded is not None else []
+        if self.inspection is not None:
+            self.inspection.finish(_HOST_PATIENCE)
+            end = self._inspected(self.inspection, end)
+            if self.inspection.exceeded is not None:
+                late.append(self.inspection.exceeded)
         if self.disk is not None and self.disk.measure():
             late.append("disk")
         end = end._replace(late=tuple(late))
-        if late and not end.forced:
+        if late and not end.forced and end.breach is None:
             end = end._replace(reason="limit", limit=late[0])
         if self.disk is not None and end.limit == "disk":
             end = end._replace(detail=self.disk.why or f"in {self.disk.where}")
         return end, writable
 
+    @staticmethod
+    def _inspected(inspection: Inspection, end: End) -> End:
+        """First cause wins: a breach in the last words of a plugin that was ended for another is none."""
+        breach = inspection.breach
+        if end.reason not in (None, "violation"):
+            return end
+        if breach is None:
+            return end._replace(breach=inspection.unanswered()) if inspection.left_waiting else end
+        return end._replace(reason="violation", breach=breach, limit=end.limit or breach.limit)
+
 
 @contextmanager
 def confine(
-    prepared: Prepared, opened: OpenPlan, started: float, *, relayed: bool = True
+    prepared: Prepared, opened: OpenPlan, started: float, *, relayed: bool = True, inspected: bool = False
 ) -> Iterator[Confined]:
     """Start what `ready` has made ready. Raises SpawnError, and OSError if the runner lacks something.
 
     `relayed`: what it says on stderr is ours to count. A session reads the pipe itself, and counts then.
+    `inspected`: what it and its host say to each other is read on its way.
     """
     assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
     limits, cgroup = opened.plan.limits, prepared.cgroup
@@ -74,18 +95,22 @@ def confine(
         relay = _relay(limits) if relayed else None
         if relay is not None:
             stack.callback(relay.finish, _RELAY_PATIENCE)  # the second time there is nothing left
+        inspection = _inspection(prepared, limits, relay) if inspected else None
+        if inspection is not None:
+            stack.callback(inspection.close)
         bounds = Bounds(
             rlimits(limits, prepared.budgets.fallbacks),
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP,
             2 if relay is None else relay.source,
         )
-        if prepared.grant.unsandboxed:
-            from sandbox.bare import bare_cell
+        with nullcontext() if inspection is None else inspection.lent():
+            if prepared.grant.unsandboxed:
+                from sandbox.bare import bare_cell
 
-            cell = stack.enter_context(bare_cell(opened.plan, bounds))
-        else:
-            cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
+                cell = stack.enter_context(bare_cell(opened.plan, bounds))
+            else:
+                cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
         live.append(cell)
         if relay is not None:
             relay.release()
@@ -96,8 +121,9 @@ def confine(
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
         for meter in meters:
             stack.callback(meter.close)
-        meters += [meter for meter in (relay, disk) if meter is not None]
-        yield Confined(cell, clocks, tuple(meters), relay, disk)
+        # The inspection after the relay: it adds up what both have seen.
+        meters += [meter for meter in (relay, inspection, disk) if meter is not None]
+        yield Confined(cell, clocks, tuple(meters), relay, disk, inspection)
 
 
 def unlaunched(error: Exception) -> tuple[Outcome, int]:
@@ -125,6 +151,17 @@ def _relay(limits: Limits) -> Relay | None:
     from sandbox.relay import Relay
 
     return Relay(2, size=limits.output, lines=limits.output_lines)
+
+
+def _inspection(prepared: Prepared, limits: Limits, relay: Relay | None) -> Inspection:
+    from runner.dialect import Setting
+    from runner.inspection import Inspection, inspector_of
+
+    assert prepared.plugin is not None and prepared.policy is not None
+    prepared.budgets = prepared.budgets.inspected()
+    declare = prepared.policy.capabilities.declare
+    setting = Setting(prepared.plugin, limits, os.environ, declare)
+    return Inspection(inspector_of(setting), limits, relay)
 
 
 def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:

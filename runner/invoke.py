@@ -27,6 +27,14 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
         return Outcome("crashed", "run", message, "oom", "look what else takes the memory there"), status
+    if end.breach is not None:
+        violation = end.breach.violation
+        outcome = Outcome(
+            violation.code, end.breach.phase, violation.message, violation.cause, violation.hint
+        )
+        if violation.code == "crashed":
+            return outcome, status  # by its own doing, and with its own status
+        return outcome, EXEC_DEADLINE if violation.code == "timeout" else 128 + _SIGKILL
     if end.reason == "limit":
         assert end.limit is not None
         message = f"the plugin used up its {end.limit} budget of {_amount(end.limit, limits)}"

@@ -14,11 +14,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.cell import KILL_SECONDS, Cell, Exit
-from sandbox.meter import Meter
+from sandbox.meter import VIOLATION, Meter
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.inspection import Breach
 
 # How long a plugin may take to end after it was asked to, before all of it is killed; unless its `teardown`
 # limit says otherwise.
@@ -31,7 +34,7 @@ _LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-Reason = Literal["deadline", "launch", "limit", "signal", "caller_died"]
+Reason = Literal["deadline", "launch", "limit", "violation", "signal", "caller_died"]
 
 
 class End(NamedTuple):
@@ -43,6 +46,7 @@ class End(NamedTuple):
     late: tuple[str, ...] = ()  # budgets found overdrawn when it was over
     detail: str = ""  # more about the limit
     rang: Literal["deadline", "teardown"] | None = None  # which clock made us force it
+    breach: Breach | None = None  # of its contract, where somebody reads along
 
 
 class Clocks(NamedTuple):
@@ -181,6 +185,9 @@ class _Watch:
                 self._hear(self.orders, now)
             for meter in self.meters:
                 ran_out = meter.look(ready, now)
+                if ran_out == VIOLATION:
+                    self._finish("violation")
+                    continue
                 # Also after it was asked to end: the time it is given for that is no time without budgets.
                 if ran_out is not None and self.limit is None:
                     self.limit = ran_out

@@ -55,9 +55,21 @@ class Budgets(NamedTuple):
         """Where the runner itself speaks the protocol: then what `exec` hands on is held as well."""
         return self._replace(all=tuple(_in_session(budget) for budget in self.all))
 
+    def inspected(self) -> Budgets:
+        """Where the runner reads what it passes on: of the clocks of a protocol that shows the first."""
+        return self._replace(all=tuple(_inspected(budget) for budget in self.all))
+
 
 _SPOKEN = ("handshake", "call", "idle")
 _SAID = ("output", "output_lines")
+
+
+def _inspected(budget: Budget) -> Budget:
+    if budget.name == "handshake":
+        return budget._replace(enforced_by="clock", effective=budget.requested, detail="")
+    if budget.name in _SAID:
+        return budget._replace(detail="of stdout and stderr together")
+    return budget
 
 
 def _in_session(budget: Budget) -> Budget:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+# What `look` may say besides the name of a limit: what the plugin did is against its contract.
+VIOLATION = "violation"
+
 
 class Meter:
     """One budget that somebody outside of the plugin has to look at.
@@ -20,7 +23,8 @@ class Meter:
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that has run out (a field of Limits); None while there is something left."""
+        """The name of the limit that has run out (a field of Limits), or VIOLATION; None while there is
+        nothing to say."""
         return None
 
     def peaks(self) -> Mapping[str, float]:

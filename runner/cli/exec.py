@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH|FD",
         help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
     )
+    parser.add_argument(
+        "--inspect",
+        action="store_true",
+        help="read what plugin and host say to each other, and end a plugin that breaks its contract",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     lived: Lived | None = None
     try:
         with watched_caller() as caller:
-            lived = _live(prepared, caller, started)
+            lived = _live(prepared, caller, started, args.inspect)
         assert prepared.grant is not None
         outcome, status = judge(lived.end, prepared.grant.limits)
     except (Failure, SpawnError, OSError) as error:
@@ -112,7 +117,7 @@ class Lived(NamedTuple):
     writable: bool  # our stderr
 
 
-def _live(prepared: Prepared, caller: int | None, started: float) -> Lived:
+def _live(prepared: Prepared, caller: int | None, started: float, inspected: bool) -> Lived:
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
     with ready(prepared, os.environ) as opened:
@@ -123,16 +128,21 @@ def _live(prepared: Prepared, caller: int | None, started: float) -> Lived:
                 printing.warn(
                     "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
                 )
-        lived = _watch(prepared, opened, caller, started)
+        lived = _watch(prepared, opened, caller, started, inspected)
     prepared.timings.mark("teardown")
     return lived
 
 
-def _watch(prepared: Prepared, opened: OpenPlan, caller: int | None, started: float) -> Lived:
+def _watch(
+    prepared: Prepared, opened: OpenPlan, caller: int | None, started: float, inspected: bool
+) -> Lived:
     deadline = opened.plan.limits.deadline
     if deadline is not None and time.monotonic() >= started + deadline:
         raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
-    with watched_signals() as signals, confine(prepared, opened, started) as confined:
+    with (
+        watched_signals() as signals,
+        confine(prepared, opened, started, inspected=inspected) as confined,
+    ):
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
         end, writable = confined.settle(end)

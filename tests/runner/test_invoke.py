@@ -8,8 +8,10 @@ from typing import get_args
 
 import pytest
 
+from runner.dialect import Violation
+from runner.inspection import Breach
 from runner.invoke import judge, limits_hit
-from runner.report import Outcome
+from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
 from sandbox.cgroups import Counters
@@ -232,6 +234,23 @@ def test_memory_is_the_first_cause_of_all(reason: Reason | None, code: int | Non
     assert status == (KILL if code is None else code)
 
 
+@pytest.mark.parametrize(
+    ("code", "phase", "status"),
+    [
+        ("handshake_failed", "handshake", KILL),
+        ("malformed_response", "run", KILL),
+        ("timeout", "handshake", 124),
+        ("crashed", "handshake", 3),  # by its own doing
+    ],
+)
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_breach_of_contract(code: Code, phase: Phase, status: int, forced: bool) -> None:
+    """The status does not tell who was quicker, the runner or the plugin's own end."""
+    breach = Breach(Violation(code, "what it did", "why", "do this"), phase)
+    end = ended(3, reason="violation", forced=forced)._replace(breach=breach)
+    assert judge(end, Limits()) == (Outcome(code, phase, "what it did", "why", "do this"), status)
+
+
 @pytest.mark.parametrize(("reason", "code"), list(itertools.product(get_args(Reason), CODES)))
 def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | None) -> None:
     """Refused processes, used-up time and signals do not hide that we were the ones."""
@@ -246,11 +265,14 @@ def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | N
         counters=FULL_HOUSE,
         used=9.0,
     )
+    if reason == "violation":
+        end = end._replace(breach=Breach(Violation("malformed_response", "m", "bad_json"), "run"))
     outcome, status = judge(end, BUDGETS)
     assert (outcome.code, outcome.cause, status) == {
         "deadline": ("timeout", "deadline", 124),
         "launch": ("launch_failed", "deadline", 124),
         "limit": ("crashed", "disk", KILL),
+        "violation": ("malformed_response", "bad_json", KILL),
         "signal": ("cancelled", "signal:15", 143),
         "caller_died": ("cancelled", "caller_died", KILL),
     }[reason]

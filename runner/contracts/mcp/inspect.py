@@ -1,0 +1,95 @@
+"""MCP between a server and a host of its own.
+
+A host may speak a revision we have never heard of: what is checked is the shape of the answer that makes a
+conversation of it, and not its version. Silence after `server/discover` is an answer too, so only
+`initialize` has a clock; and a modern host may do without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.contracts.mcp import era
+from runner.contracts.mcp.dialect import FRAME_LIMIT
+from runner.contracts.mcp.handshake import SECONDS
+from runner.dialect import Setting, Violation
+from runner.overheard import Answered, Overheard
+
+DISCOVER, INITIALIZE = "server/discover", "initialize"
+
+
+def make(setting: Setting) -> Inspector:
+    return Inspector(setting)
+
+
+class Inspector:
+    limit = FRAME_LIMIT
+
+    def __init__(self, setting: Setting) -> None:
+        self._plugin = setting.plugin
+        self._overheard = Overheard()
+        self._batches = False
+        self.handshaken = False
+        self.awaiting = False
+
+    @property
+    def handshake_seconds(self) -> float:
+        return dict(self._plugin.timeouts).get("handshake", SECONDS)
+
+    @property
+    def strays(self) -> Mapping[str, int]:
+        return self._overheard.strays
+
+    def host_frame(self, raw: bytes | None) -> None:
+        for asked in self._overheard.host(raw):
+            if asked.method == INITIALIZE:
+                self.awaiting = asked.is_question and not self.handshaken
+            elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
+                self.handshaken = True  # the host does without
+
+    def plugin_frame(self, raw: bytes) -> Violation | None:
+        heard = self._overheard.plugin(raw, batches=self._batches)
+        if isinstance(heard, Violation):
+            return heard
+        for one in heard:
+            if isinstance(one, Answered) and one.method in (DISCOVER, INITIALIZE):
+                fault = self._shaken(one)
+                if fault is not None:
+                    return fault
+        return None
+
+    def _shaken(self, answer: Answered) -> Violation | None:
+        if answer.method == INITIALIZE:
+            self.awaiting = False
+        if answer.error is not None:
+            return None  # "no" is an answer of the protocol's; what comes of it is the host's to say
+        if answer.method == DISCOVER:
+            fault = _not_discovered(answer.result)
+        else:
+            read = (
+                era.initialized(self._plugin.id, answer.result)
+                if isinstance(answer.result, dict)
+                else "no object"
+            )
+            fault = read if isinstance(read, str) else ""
+            self._batches = not isinstance(read, str) and read.protocol == era.WITH_BATCHES
+        if fault:
+            message = f"the answer to {answer.method} is not right: {fault}"
+            return Violation("handshake_failed", message, f"bad_{answer.method.rpartition('/')[2]}_result")
+        self.handshaken = True
+        return None
+
+
+def _not_discovered(result: Any) -> str:
+    """What is wrong with the answer to server/discover."""
+    if not isinstance(result, dict):
+        return "no object"
+    versions = result.get("supportedVersions")
+    if (
+        not isinstance(versions, list)
+        or not all(isinstance(version, str) for version in versions)
+        or not versions
+    ):
+        return "supportedVersions is no list of versions"
+    return "" if isinstance(result.get("capabilities"), dict) else "capabilities is no object"
