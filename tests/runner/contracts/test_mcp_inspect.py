@@ -1,0 +1,156 @@
+"""MCP, overheard: lines of a host (>) and of a server (<), and what the server's last one is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runner.contracts.mcp.inspect import Inspector, make
+from runner.dialect import Setting, Violation
+from runner.plugin import Plugin
+from sandbox.spec import SandboxSpec
+
+PLUGIN = Plugin("noted", "", "mcp", "noted", "", "/p/mcp.json", None, None, SandboxSpec())
+
+
+def line(**message: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}).encode()
+
+
+def initialized(**changes: Any) -> bytes:
+    result = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "serverInfo": {"name": "s", "version": "1"},
+        **changes,
+    }
+    return line(id=0, result={key: value for key, value in result.items() if value is not None})
+
+
+def discovered(**changes: Any) -> bytes:
+    return line(id=0, result={"supportedVersions": ["2026-07-28"], "capabilities": {}, **changes})
+
+
+INITIALIZE = line(id=0, method="initialize", params={"protocolVersion": "2025-11-25"})
+DISCOVER = line(id=0, method="server/discover", params={})
+LIST = line(id=1, method="tools/list")
+
+Lines = tuple[tuple[str, bytes | None], ...]
+LEGACY: Lines = ((">", INITIALIZE), ("<", initialized()))
+MODERN: Lines = ((">", DISCOVER), ("<", discovered()))
+
+
+def overhear(*lines: tuple[str, bytes | None]) -> tuple[Inspector, list[Any]]:
+    inspector = make(Setting(PLUGIN))
+    said: list[Any] = []
+    for direction, raw in lines:
+        if direction == ">":
+            inspector.host_frame(raw)
+        else:
+            assert raw is not None
+            said.append(inspector.plugin_frame(raw))
+    return inspector, said
+
+
+BATCHED: Lines = ((">", INITIALIZE), ("<", initialized(protocolVersion="2025-03-26")))
+BATCH = b"[%b,%b]" % (line(id=1, result={}), line(method="notifications/message"))
+
+FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
+    "legacy": (LEGACY, {}),
+    "modern": (MODERN, {}),
+    "a version of the future": (((">", INITIALIZE), ("<", initialized(protocolVersion="2030-01-01"))), {}),
+    "no handshake at all": (((">", LIST), ("<", line(id=1, result={"tools": []}))), {}),
+    "a probe that is refused": (
+        ((">", DISCOVER), ("<", line(id=0, error={"code": -32601, "message": "?"})), *LEGACY),
+        {},
+    ),
+    "a probe that is not answered": (
+        ((">", DISCOVER.replace(b'"id": 0', b'"id": 7')), *LEGACY),
+        {},
+    ),
+    "a banner": ((("<", b"server running"), *LEGACY), {"not_json": 1}),
+    "JSON that is not the protocol": ((*LEGACY, ("<", b'{"level":"info"}'), ("<", b'"hi"')), {"not_rpc": 2}),
+    "answers nobody asked for": (
+        (*LEGACY, ("<", line(id=5, result={})), ("<", line(id=5, result={}))),
+        {"unasked": 2},
+    ),
+    "a question": ((*LEGACY, ("<", line(id=0, method="roots/list"))), {}),
+    "a batch": ((*BATCHED, (">", LIST), ("<", BATCH)), {}),
+    "a batch where there are none": ((*LEGACY, (">", LIST), ("<", BATCH)), {"not_rpc": 1}),
+}
+
+
+@pytest.mark.parametrize(("lines", "strays"), FINE.values(), ids=FINE)
+def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
+    inspector, said = overhear(*lines)
+    assert not any(said) and inspector.strays == strays
+    assert inspector.handshaken and not inspector.awaiting
+
+
+WRONG: Mapping[str, tuple[Lines, str, str]] = {
+    **{
+        f"initialize: {name}": (
+            ((">", INITIALIZE), ("<", initialized(**changes))),
+            "handshake_failed",
+            "bad_initialize_result",
+        )
+        for name, changes in {
+            "no version": {"protocolVersion": None},
+            "a number for a version": {"protocolVersion": 1},
+            "no capabilities": {"capabilities": None},
+            "nobody": {"serverInfo": None},
+            "no name": {"serverInfo": {"version": "1"}},
+        }.items()
+    },
+    "initialize: no object": (
+        ((">", INITIALIZE), ("<", line(id=0, result=[]))),
+        "handshake_failed",
+        "bad_initialize_result",
+    ),
+    **{
+        f"discover: {name}": (
+            ((">", DISCOVER), ("<", discovered(**changes))),
+            "handshake_failed",
+            "bad_discover_result",
+        )
+        for name, changes in {
+            "no versions": {"supportedVersions": []},
+            "one version": {"supportedVersions": "2026-07-28"},
+            "numbers for versions": {"supportedVersions": [1]},
+            "no capabilities": {"capabilities": []},
+        }.items()
+    },
+    "no number": ((*LEGACY, ("<", b'{"jsonrpc":"2.0","id":NaN}')), "malformed_response", "bad_number"),
+    "two ids": ((*LEGACY, ("<", b'{"id":1,"id":2,"result":{}}')), "malformed_response", "duplicate_key"),
+    "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
+    "too deep": ((*LEGACY, ("<", b"[" * 129 + b"]" * 129)), "malformed_response", "too_deep"),
+}
+
+
+@pytest.mark.parametrize(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
+def test_wrong(lines: Lines, code: str, cause: str) -> None:
+    _, said = overhear(*lines)
+    *before, last = said
+    assert not any(before)
+    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+
+
+@pytest.mark.parametrize(
+    ("lines", "awaiting"),
+    [
+        ((), False),
+        (((">", INITIALIZE),), True),
+        (((">", INITIALIZE), (">", LIST)), True),  # impatient
+        (((">", DISCOVER),), False),  # silence is an answer
+        (((">", line(id=0, method="ping")), (">", INITIALIZE)), True),
+        (((">", line(method="initialize")),), False),  # no question
+        (LEGACY, False),
+        (((">", INITIALIZE), ("<", line(id=0, error={"code": 1, "message": "no"}))), False),
+        (((">", INITIALIZE), ("<", line(id=1, result={}))), True),
+    ],
+)
+def test_when_a_handshake_is_due(lines: Lines, awaiting: bool) -> None:
+    assert overhear(*lines)[0].awaiting is awaiting

@@ -1,0 +1,182 @@
+"""nexo, overheard: lines of a host (>) and of a plugin (<), and what the plugin's last one is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runner.contracts.nexo.inspect import Inspector, make
+from runner.dialect import Setting, Violation
+from runner.plugin import Plugin
+from sandbox.spec import SandboxSpec
+
+PLUGIN = Plugin(
+    "noted",
+    "1.0.0",
+    "nexo",
+    "Noted",
+    "",
+    "/p/nexo-plugin.toml",
+    "/p",
+    None,
+    SandboxSpec(),
+    exports=(("extends.tools", ("noted_add",)), ("broker.publish", ("plugin.inbound.slack.>",))),
+)
+ASK = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"nexo_version":"0.1.0"}}'
+
+
+def line(**message: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}).encode()
+
+
+def reply(plugin_id: Any = "noted", **more: Any) -> bytes:
+    return line(id=1, result={"manifest": {"plugin": {"id": plugin_id, "version": "1.0.0"}}, **more})
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"name": name, "description": "d", "input_schema": {"type": "object"}}
+
+
+def publish(topic: Any, inner: Any = None) -> bytes:
+    event = {"payload": 1} if inner is None else {"payload": 1, "topic": inner}
+    return line(method="broker.publish", params={"topic": topic, "event": event})
+
+
+Lines = tuple[tuple[str, bytes | None], ...]
+HELLO: Lines = ((">", ASK), ("<", reply()))
+
+
+def overhear(
+    *lines: tuple[str, bytes | None], environ: Mapping[str, str] | None = None
+) -> tuple[Inspector, list[Any]]:
+    inspector = make(Setting(PLUGIN, environ=environ or {}))
+    said: list[Any] = []
+    for direction, raw in lines:
+        if direction == ">":
+            inspector.host_frame(raw)
+        else:
+            assert raw is not None
+            said.append(inspector.plugin_frame(raw))
+    return inspector, said
+
+
+FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
+    "a handshake": (HELLO, {}),
+    "with its tools": (((">", ASK), ("<", reply(tools=[tool("noted_add")]))), {}),
+    "ids of text": (
+        ((">", ASK.replace(b":1,", b':"a",')), ("<", reply().replace(b'"id": 1', b'"id": "a"'))),
+        {},
+    ),
+    "an allowed topic": ((*HELLO, ("<", publish("plugin.inbound.slack.x"))), {}),
+    "the same topic twice": (
+        (*HELLO, ("<", publish("plugin.inbound.slack.x", "plugin.inbound.slack.x"))),
+        {},
+    ),
+    "a banner": ((("<", b"hello"), *HELLO, ("<", b"Traceback: {")), {"not_json": 2}),
+    "blank lines": ((*HELLO, ("<", b""), ("<", b"\r")), {}),
+    "an answer nobody asked for": (
+        (*HELLO, ("<", line(id=9, result={})), ("<", line(id=9, result={}))),
+        {"unasked": 2},
+    ),
+    "an answer to the number as text": (
+        (*HELLO, (">", line(id=2, method="m")), ("<", line(id="2", result={}))),
+        {"unasked": 1},
+    ),
+    "an answer twice": (
+        (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, result={})), ("<", line(id=2, result={}))),
+        {"unasked": 1},
+    ),
+    "ids that are none": (
+        (*HELLO, ("<", line(id=[1], result={})), ("<", line(id=True, result=1))),
+        {"unasked": 2},
+    ),
+    "JSON that is not the protocol": ((*HELLO, ("<", b"[]"), ("<", b"1"), ("<", b"{}")), {"not_rpc": 3}),
+    "no topic": ((*HELLO, ("<", publish("")), ("<", line(method="broker.publish"))), {"no_topic": 2}),
+    "a question of its own": ((*HELLO, ("<", line(id=1, method="memory.recall", params={}))), {}),
+    "a host we cannot read": (((">", b"\xff{"), (">", None), (">", b"3"), *HELLO), {}),
+}
+
+
+@pytest.mark.parametrize(("lines", "strays"), FINE.values(), ids=FINE)
+def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
+    inspector, said = overhear(*lines)
+    assert not any(said) and inspector.strays == strays
+    assert inspector.handshaken and not inspector.awaiting
+
+
+WRONG: Mapping[str, tuple[Lines, str, str]] = {
+    "nobody": (((">", ASK), ("<", line(id=1, result={}))), "handshake_failed", "identity_missing"),
+    "not even a text": (((">", ASK), ("<", reply(3))), "handshake_failed", "identity_missing"),
+    "somebody else": (((">", ASK), ("<", reply("other"))), "handshake_failed", "identity_mismatch"),
+    "tools that are no list": (((">", ASK), ("<", reply(tools={}))), "handshake_failed", "tool_catalogue"),
+    "a tool that was not declared": (
+        ((">", ASK), ("<", reply(tools=[tool("noted_add"), tool("noted_rm")]))),
+        "handshake_failed",
+        "tool_catalogue",
+    ),
+    "a foreign topic": ((*HELLO, ("<", publish("plugin.inbound.mail.x"))), "capability_not_allowed", "topic"),
+    "a wildcard": ((*HELLO, ("<", publish("plugin.inbound.slack.>"))), "capability_not_allowed", "topic"),
+    "a foreign topic in the event": (
+        (*HELLO, ("<", publish("plugin.inbound.slack.x", "agent.intake"))),
+        "capability_not_allowed",
+        "topic",
+    ),
+    "no text for a topic in the event": (
+        (*HELLO, ("<", publish("plugin.inbound.slack.x", ["agent.intake"]))),
+        "capability_not_allowed",
+        "topic",
+    ),
+    "a topic as a question": (
+        (*HELLO, ("<", line(id=4, method="broker.publish", params={"topic": "a"}))),
+        "capability_not_allowed",
+        "topic",
+    ),
+    "a topic before the handshake": ((("<", publish("agent.intake")),), "capability_not_allowed", "topic"),
+    "infinity": (
+        (*HELLO, ("<", b'{"jsonrpc":"2.0","method":"m","params":-Infinity}')),
+        "malformed_response",
+        "bad_number",
+    ),
+    "a method twice": (
+        (*HELLO, ("<", b'{"method":"log","method":"broker.publish"}')),
+        "malformed_response",
+        "duplicate_key",
+    ),
+    "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
+    "too deep": ((*HELLO, ("<", b"[" * 129 + b"]" * 129)), "malformed_response", "too_deep"),
+}
+
+
+@pytest.mark.parametrize(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
+def test_wrong(lines: Lines, code: str, cause: str) -> None:
+    _, said = overhear(*lines)
+    *before, last = said
+    assert not any(before)
+    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+
+
+def test_a_refusal_is_the_hosts_to_judge() -> None:
+    inspector, said = overhear((">", ASK), ("<", line(id=1, error={"code": -32603, "message": "no"})))
+    assert said == [None] and not inspector.awaiting and not inspector.handshaken
+
+
+@pytest.mark.parametrize(("environ", "seconds"), [({}, 5.0), ({"NEXO_PLUGIN_INIT_TIMEOUT_MS": "250"}, 0.25)])
+def test_the_hosts_clock_is_ours(environ: Mapping[str, str], seconds: float) -> None:
+    assert overhear(environ=environ)[0].handshake_seconds == seconds
+    assert not overhear((">", line(id=1, method="shutdown")))[0].awaiting
+    assert overhear((">", ASK))[0].awaiting
+
+
+def test_what_is_remembered_of_the_host_is_bounded() -> None:
+    """A host may ask without ever being answered."""
+    inspector, _ = overhear(*HELLO)
+    for number in range(2, 10_000):
+        inspector.host_frame(line(id=number, method="m" * 1000))
+    inspector.host_frame(line(id="i" * 100_000, method="m"))
+    assert len(inspector._overheard._open) <= 4096
+    assert sum(len(method) for method in inspector._overheard._open.values()) <= 4096 * 256
+    assert inspector.plugin_frame(line(id=9_999, result=1)) is None and not inspector.strays
+    assert inspector.plugin_frame(line(id=2, result=1)) is None and inspector.strays == {"unasked": 1}

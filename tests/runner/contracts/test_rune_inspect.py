@@ -1,0 +1,144 @@
+"""rune, overheard: lines of a host (>) and of a plugin (<), and what the plugin's last one is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runner.contracts.rune.inspect import Inspector, make
+from runner.dialect import Setting, Violation
+from runner.plugin import Plugin
+from sandbox.spec import SandboxSpec
+
+PLUGIN = Plugin(
+    "noted", "1", "rune", "Noted", "", "/p/rterm-plugin.json", "/p", None, SandboxSpec(), capabilities=("fs",)
+)
+ASK = b'{"type":"handshake","protocol_version":"rterm.plugin.v1"}'
+REQUEST = b'{"type":"request","request_id":"r1","tool_name":"t","context":{},"input":{}}'
+
+
+def handshake(**changes: Any) -> bytes:
+    manifest = {
+        "plugin_id": "noted",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "exposed_tools": ["t"],
+        "capabilities": ["fs"],
+        **changes,
+    }
+    return json.dumps({"type": "handshake", "manifest": manifest}).encode()
+
+
+def response(**changes: Any) -> bytes:
+    return json.dumps({"type": "response", "request_id": "r1", "status": "ok", **changes}).encode()
+
+
+def overhear(
+    *lines: tuple[str, bytes | None], declare: tuple[str, ...] = ("*",)
+) -> tuple[Inspector, list[Any]]:
+    inspector = make(Setting(PLUGIN, declare=declare))
+    said: list[Any] = []
+    for direction, raw in lines:
+        if direction == ">":
+            inspector.host_frame(raw)
+        else:
+            assert raw is not None
+            said.append(inspector.plugin_frame(raw))
+    return inspector, said
+
+
+HELLO = ((">", ASK), ("<", handshake()), (">", REQUEST))
+
+FINE = {
+    "an exchange": (*HELLO, ("<", response(output=1))),
+    "carriage returns": (*HELLO, ("<", response() + b"\r")),
+    "a no": (*HELLO, ("<", response(status="error", error={"code": "x", "message": "no"}))),
+    "unasked": (("<", handshake()), (">", ASK), (">", REQUEST), ("<", response())),
+    "a blank line at the end": (*HELLO, ("<", response()), ("<", b"")),
+    "a request too long for us": (
+        (">", ASK),
+        ("<", handshake()),
+        (">", None),
+        ("<", response(request_id="?")),
+    ),
+    "what the host says wrong": ((">", b"\xff"), (">", b"[]"), *HELLO, ("<", response())),
+}
+
+
+@pytest.mark.parametrize("lines", FINE.values(), ids=FINE)
+def test_fine(lines: tuple[tuple[str, bytes | None], ...]) -> None:
+    inspector, said = overhear(*lines)
+    assert not any(said) and inspector.handshaken and not inspector.awaiting
+
+
+WRONG = {
+    "a banner": (((">", ASK), ("<", b"hello")), "malformed_response", "bad_json"),
+    "a blank line": (((">", ASK), ("<", b" ")), "malformed_response", "blank_line"),
+    "a byte order mark": (((">", ASK), ("<", b"\xef\xbb\xbf" + handshake())), "malformed_response", "bom"),
+    "no number": (((">", ASK), ("<", b'{"type":NaN}')), "malformed_response", "bad_number"),
+    "a response first": (((">", ASK), ("<", response())), "handshake_failed", "message_type"),
+    "another plugin": (
+        ((">", ASK), ("<", handshake(plugin_id="x"))),
+        "handshake_failed",
+        "plugin_id_mismatch",
+    ),
+    "another version": (
+        ((">", ASK), ("<", handshake(protocol_version="rterm.plugin.v2"))),
+        "protocol_version_mismatch",
+        "protocol_version",
+    ),
+    "undeclared": (
+        ((">", ASK), ("<", handshake(capabilities=[]))),
+        "capability_not_declared",
+        "capabilities_missing",
+    ),
+    "not of the bundle": (
+        ((">", ASK), ("<", handshake(capabilities=["net"]))),
+        "capability_not_allowed",
+        "bundle",
+    ),
+    "two handshakes": ((*HELLO, ("<", handshake())), "malformed_response", "message_type"),
+    "before it is asked": (
+        ((">", ASK), ("<", handshake()), ("<", response())),
+        "malformed_response",
+        "request_id",
+    ),
+    "to another request": ((*HELLO, ("<", response(request_id="r2"))), "malformed_response", "request_id"),
+    "to the second of two": (
+        (*HELLO, (">", REQUEST.replace(b"r1", b"r2")), ("<", response(request_id="r2"))),
+        "malformed_response",
+        "request_id",
+    ),
+    "no status": ((*HELLO, ("<", response(status=""))), "malformed_response", "status"),
+    "twice": ((*HELLO, ("<", response()), ("<", response())), "malformed_response", "after_response"),
+    "more after a no": (
+        (*HELLO, ("<", response(status="error", error={"message": "no"})), ("<", b"bye")),
+        "malformed_response",
+        "after_response",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
+def test_wrong(lines: tuple[tuple[str, bytes | None], ...], code: str, cause: str) -> None:
+    _, said = overhear(*lines)
+    *before, last = said
+    assert not any(before)
+    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+
+
+def test_the_policy_has_a_word_in_what_is_declared() -> None:
+    _, (said,) = overhear(("<", handshake()), declare=("net.*",))
+    assert (said.code, said.cause) == ("capability_not_allowed", "policy")
+    assert overhear(("<", handshake()), declare=("f?",))[1] == [None]
+
+
+def test_when_a_handshake_is_due() -> None:
+    assert not overhear()[0].awaiting
+    assert overhear((">", ASK))[0].awaiting
+    assert not overhear((">", ASK), ("<", handshake()))[0].awaiting
+    assert overhear()[0].handshake_seconds == 2.0
+    timed = make(Setting(PLUGIN._replace(timeouts=(("handshake", 7.0),))))
+    assert timed.handshake_seconds == 7.0
