@@ -9,7 +9,7 @@ from runner import wire
 from runner.contracts.nexo import exports
 from runner.plugin import Plugin
 from runner.schemas import Schema, SchemaFault
-from sandbox.diagnostic import quoted
+from sandbox.diagnostic import printable, quoted
 
 
 class CatalogueFault(Exception):
@@ -41,7 +41,7 @@ class Tool:
                 self._compiled = Schema(self.schema)
             except SchemaFault as fault:
                 raise CatalogueFault(f"the schema of the tool {quoted(self.name)} is none: {fault}") from None
-        return [str(fault) for fault in self._compiled.faults(arguments)]
+        return [printable(str(fault)) for fault in self._compiled.faults(arguments)]
 
     def shown(self) -> dict[str, Any]:
         return {"name": self.name, "description": self.description, "input_schema": self.schema}

@@ -15,7 +15,17 @@ from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 from runner import frames, jsonrpc, wire
-from runner.contracts.nexo import calls, catalogue, clocks, events, exports, refusals, rules, topics
+from runner.contracts.nexo import (
+    calls,
+    catalogue,
+    clocks,
+    events,
+    exports,
+    handshake,
+    refusals,
+    rules,
+    topics,
+)
 from runner.dialect import (
     Answer,
     Call,
@@ -38,13 +48,11 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.schemas import Schema, SchemaFault
 from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.value import NamedTuple
 
 KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
 
-PROTOCOL = "1.10"
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
 
 SHUTDOWN_REASON = "host requested"
@@ -88,7 +96,7 @@ class NexoDialect:
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
         self._identity = Identity(setting.plugin.id)
-        self._tools = catalogue.of_manifest(setting.plugin)
+        self._tools: Mapping[str, catalogue.Tool] = catalogue.of_manifest(setting.plugin)
         self._open: dict[int, _Open] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
@@ -137,67 +145,33 @@ class NexoDialect:
         return self._configuration is not None and self._config is not None
 
     def _initialized(self, result: Any) -> Events:
-        manifest = result.get("manifest") if isinstance(result, dict) else None
-        plugin = manifest.get("plugin") if isinstance(manifest, dict) else None
-        name = plugin.get("id") if isinstance(plugin, dict) else None
-        if not isinstance(name, str):
-            message = "its answer to initialize has no result.manifest.plugin.id, so nobody knows who it is"
-            return self._failed("identity_missing", message)
-        expected = self._plugin.id
-        # An instance ("whatsapp.sales") may answer with the name of what it is an instance of.
-        if name not in (expected, expected.partition(".")[0]):
-            message = f"it says that it is {quoted(name)}, its manifest says {quoted(expected)}"
-            return self._failed("identity_mismatch", message, "a manifest and a program that belong together")
-        declared = dict(self._plugin.exports).get(exports.ADVERTISABLE, ())
         try:
-            found = catalogue.advertised(result.get("tools", []), declared)
-        except catalogue.CatalogueFault as fault:
-            return self._failed("tool_catalogue", str(fault))
-        self._tools |= found
-        self._identity = Identity(
-            id=name,
-            version=_text(plugin, "version"),
-            protocol=PROTOCOL,
-            title=_text(plugin, "name"),
-            tools=tuple(self._tools),
-            details={"server_version": _text(result, "server_version")},
-        )
-        missing = [tool for tool in declared if tool not in self._tools]
+            found = handshake.welcome(result, self._plugin)
+        except handshake.HandshakeFault as fault:
+            return self._failed(fault.cause, str(fault), fault.hint)
+        self._identity, self._tools = found.identity, found.tools
         said: list[Event] = []
-        if missing:
-            said.append(Notice("tools_missing", {"declared_but_not_advertised": missing}))
-        return (*said, *self._configured_next())
+        if found.missing:
+            said.append(Notice("tools_missing", {"declared_but_not_advertised": list(found.missing)}))
+        return (*said, *self._configured())
 
-    def _configured_next(self) -> Events:
+    def _configured(self) -> Events:
         if self._configuration is None or self._config is None:
             if self._config is not None:
                 why = "the plugin's manifest has no [plugin.config_schema]: the configuration is not sent"
                 return (Notice("config_ignored", why), *self._ready())
             return self._ready()
-        fault = self._config_fault(self._configuration)
-        if fault:
-            return self._failed("config_invalid", f"its configuration does not fit its schema: {fault}")
-        self._stage = "configure"
         try:
+            handshake.check_config(self._configuration, self._config)
             raw = self._peer.request(_CONFIGURE, "plugin.configure", {"value": self._config})
+        except handshake.HandshakeFault as fault:
+            return self._failed(fault.cause, str(fault), fault.hint)
         except ValueError as error:
-            return self._failed("config_invalid", f"its configuration is not JSON: {error}")
+            return self._failed("config_invalid", f"its configuration is {error}")
         if len(raw) >= FRAME_LIMIT:
             return self._failed("config_invalid", f"its configuration has {len(raw)} bytes, {_LIMIT_SHOWN}")
+        self._stage = "configure"
         return (self._send(raw),)
-
-    def _config_fault(self, configuration: exports.Configuration) -> str:
-        document, cause, detail = wire.message(configuration.schema.encode("utf-8", "replace"))
-        if cause:
-            return detail
-        if configuration.array and not isinstance(self._config, list | tuple):
-            return "it has to be an array, with one entry for each instance"
-        try:
-            schema = Schema(document)
-            values = self._config if configuration.array else [self._config]
-            return "; ".join([str(fault) for value in values for fault in schema.faults(value)][:5])
-        except SchemaFault as fault:
-            return f"the schema is none: {fault}"
 
     def _ready(self) -> Events:
         self._stage = "ready"
@@ -515,11 +489,6 @@ class NexoDialect:
 
 
 _LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
-
-
-def _text(table: Any, name: str) -> str:
-    value = table.get(name) if isinstance(table, dict) else None
-    return value if isinstance(value, str) else ""
 
 
 def _hook_fault(value: Any) -> str:

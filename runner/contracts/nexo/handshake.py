@@ -1,0 +1,92 @@
+"""The plugin's answer to initialize: is it the plugin of the manifest, and are its tools the manifest's?
+
+Not looked at, as the contract's own host does not: the version it says, keys that nobody knows, and whether
+the other lists of [plugin.extends] have anything behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner import wire
+from runner.contracts.nexo import catalogue, exports
+from runner.dialect import Identity
+from runner.plugin import Plugin
+from runner.schemas import Schema, SchemaFault
+from sandbox.diagnostic import printable, quoted
+from sandbox.value import NamedTuple
+
+PROTOCOL = "1.10"
+
+_LONGEST = 200  # of what a plugin says of itself
+
+
+class HandshakeFault(Exception):
+    def __init__(self, cause: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.hint = hint
+
+
+class Welcome(NamedTuple):
+    identity: Identity
+    tools: Mapping[str, catalogue.Tool]  # with those of the manifest
+    missing: tuple[str, ...] = ()  # declared, and not there
+
+
+def welcome(result: Any, plugin: Plugin) -> Welcome:
+    """Raises HandshakeFault."""
+    manifest = result.get("manifest") if isinstance(result, dict) else None
+    said = manifest.get("plugin") if isinstance(manifest, dict) else None
+    name = said.get("id") if isinstance(said, dict) else None
+    if not isinstance(name, str):
+        message = "its answer to initialize has no result.manifest.plugin.id, so nobody knows who it is"
+        raise HandshakeFault("identity_missing", message)
+    # An instance ("whatsapp.sales") may answer with the name of what it is an instance of.
+    if name not in (plugin.id, plugin.id.partition(".")[0]):
+        message = f"it says that it is {quoted(name)}, its manifest says {quoted(plugin.id)}"
+        hint = "look whether the manifest's command starts the program it was written for"
+        raise HandshakeFault("identity_mismatch", message, hint)
+    declared = dict(plugin.exports).get(exports.ADVERTISABLE, ())
+    try:
+        found = catalogue.advertised(result.get("tools", []), declared)
+    except catalogue.CatalogueFault as fault:
+        raise HandshakeFault("tool_catalogue", str(fault)) from None
+    tools = catalogue.of_manifest(plugin) | found
+    identity = Identity(
+        id=name,
+        version=_text(said, "version"),
+        protocol=PROTOCOL,
+        title=_text(said, "name"),
+        tools=tuple(tools),
+        details={"server_version": _text(result, "server_version")},
+    )
+    return Welcome(identity, tools, tuple(tool for tool in declared if tool not in found))
+
+
+def check_config(configuration: exports.Configuration, config: Any) -> None:
+    """Whether a configuration fits the manifest's schema. Raises HandshakeFault."""
+    if configuration.array and not isinstance(config, list | tuple):
+        raise _misfit("it has to be an array, with one entry for each instance")
+    document, cause, detail = wire.message(configuration.schema.encode("utf-8", "replace"))
+    if cause:
+        raise _misfit(detail)
+    try:
+        schema = Schema(document)
+        values = config if configuration.array else [config]
+        faults = [str(fault) for value in values for fault in schema.faults(value)]
+    except SchemaFault as fault:
+        raise _misfit(f"the schema is none: {fault}") from None
+    if faults:
+        raise _misfit("; ".join(faults[:5]))
+
+
+def _misfit(why: str) -> HandshakeFault:
+    hint = "[plugin.config_schema] in the manifest says what it may be"
+    return HandshakeFault("config_invalid", f"its configuration does not fit: {printable(why)}", hint)
+
+
+def _text(table: Any, name: str) -> str:
+    value = table.get(name) if isinstance(table, dict) else None
+    return value[:_LONGEST] if isinstance(value, str) else ""
