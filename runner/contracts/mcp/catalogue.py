@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.dialect import Reply, Violation
+from runner.dialect import Event, Notice, Reply, Violation
 from sandbox.diagnostic import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._tools: dict[str, Any] | None = None  # name -> outputSchema
-        self._schemas: dict[str, Schema] = {}
+        self._schemas: dict[str, Schema | None] = {}  # None: it cannot be used
 
     def listed(self, name: str, result: Mapping[str, Any]) -> None:
         if name != "tools":
@@ -40,25 +40,33 @@ class Catalogue:
         hint = did_you_mean(name, names) or f"it has {', '.join(quoted(one) for one in names[:20]) or 'none'}"
         return Violation("tool_not_exposed", f"the server has no tool {quoted(name)}", "", hint, call=token)
 
-    def checked(self, reply: Reply, name: str) -> Reply | Violation:
+    def checked(self, reply: Reply, name: str) -> list[Event]:
         """What a tool promised of its result is held against it."""
         document = (self._tools or {}).get(name)
         if document is None:
-            return reply
+            return [reply]
         if "structuredContent" not in reply.value:
-            return self._broken(reply, name, "it has an outputSchema and answers without structuredContent")
-        faults = self._schema(name, document).faults(reply.value["structuredContent"])
-        return self._broken(reply, name, str(faults[0])) if faults else reply
-
-    def _schema(self, name: str, document: Any) -> Schema:
-        from runner.schemas import Schema  # few tools have one
-
+            return [_broken(reply, name, "it has an outputSchema and answers without structuredContent")]
+        notices: list[Event] = []
         if name not in self._schemas:
-            self._schemas[name] = Schema(document)
-        return self._schemas[name]
+            notices = self._compile(name, document)
+        schema = self._schemas[name]
+        faults = schema.faults(reply.value["structuredContent"]) if schema is not None else ()
+        return [*notices, _broken(reply, name, faults[0]) if faults else reply]
 
-    @staticmethod
-    def _broken(reply: Reply, name: str, why: str) -> Violation:
-        message = f"the result of {quoted(name)} is not what its outputSchema says: {why}"
-        hint = "a fault of the server: its schema and its answers have to agree"
-        return Violation("malformed_response", message, "output_schema", hint, call=reply.call)
+    def _compile(self, name: str, document: Any) -> list[Event]:
+        """A schema we cannot use is no fault of a result. It is said once, and the results go unchecked."""
+        from runner.schemas import Schema, SchemaFault  # few tools have one
+
+        try:
+            self._schemas[name] = Schema(document)
+        except SchemaFault as fault:
+            self._schemas[name] = None
+            return [Notice("schema", {"tool": name, "why": f"its results are not checked: {fault}"})]
+        return []
+
+
+def _broken(reply: Reply, name: str, why: str) -> Violation:
+    message = f"the result of {quoted(name)} is not what its outputSchema says: {why}"
+    hint = "a fault of the server: its schema and its answers have to agree"
+    return Violation("malformed_response", message, "output_schema", hint, call=reply.call)

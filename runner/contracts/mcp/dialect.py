@@ -162,6 +162,9 @@ class Mcp:
             events.append(self._sent(self._peer.notification("notifications/cancelled", params)))
         return events
 
+    def expired(self, token: int, why: str) -> list[Event]:
+        return []  # there is no answer but the server's
+
     def notify(self, method: str, params: Any) -> list[Event]:
         agreed = self._handshake.era
         if agreed is None or agreed.modern or method != "notifications/roots/list_changed":
@@ -276,12 +279,12 @@ class Mcp:
 
     def _done(self, started: Flight, event: Reply | Refusal | Violation) -> list[Event]:
         del self._flights[started.token]
-        if isinstance(event, Reply):
-            if started.call.kind == "list":
-                self._catalogue.listed(started.call.name, event.value)
-            elif started.call.kind == "tool":
-                event = self._catalogue.checked(event, started.call.name)
-        return [*self._drop_inputs(started.token), event]
+        events = self._drop_inputs(started.token)
+        if isinstance(event, Reply) and started.call.kind == "tool":
+            return [*events, *self._catalogue.checked(event, started.call.name)]
+        if isinstance(event, Reply) and started.call.kind == "list" and not started.stale:
+            self._catalogue.listed(started.call.name, event.value)
+        return [*events, event]
 
     # --- questions of a modern server: answered before the call goes on -------------------------------------
 
@@ -355,6 +358,8 @@ class Mcp:
             return [Notice("log", {key: given[key] for key in keys if key in given})]
         if method in _CHANGED:
             self._catalogue.changed(_CHANGED[method])
+            for started in self._flights.values():
+                started.stale = True
             return [Notice("changed", {"list": _CHANGED[method]})]
         if method == "notifications/resources/updated":
             return [Notice("changed", {"resource": given.get("uri")})]

@@ -118,6 +118,7 @@ class Flight:
         self.token = token
         self.call = call
         self.method, self.params = question(token, call, era.modern)
+        self.stale = False  # something was said to have changed since it was asked
         self._modern = era.modern
         self._items: list[Any] = []
         self._cursors: set[str] = set()

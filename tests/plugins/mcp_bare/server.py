@@ -1,14 +1,15 @@
 #!/usr/bin/python3 -I
 """An MCP server without an SDK, of either era: `server.py modern|legacy|silent-legacy`.
 
-Silent-legacy is how a small server often is: what it does not know it does not answer. Each line is served in a
-thread of its own, so that a call can be cancelled, and can ask its client something, while it runs.
+Silent-legacy is how a small server often is: what it does not know it does not answer. Each line is served in
+a thread of its own, so that a call can be cancelled, and can ask its client something, while it runs. With
+a second argument, "late", it comes up only after its client has sent two messages.
 """
 
+import itertools
 import json
 import sys
 import threading
-import time
 
 ERA = sys.argv[1] if len(sys.argv) > 1 else "modern"
 MODERN = ERA == "modern"
@@ -267,9 +268,9 @@ def serve(message, stop):
 
 
 def main():
-    if len(sys.argv) > 2:
-        time.sleep(float(sys.argv[2]))  # a server that is slow to start
-    for line in sys.stdin:
+    # What a server that is slow to start finds in its pipe.
+    found = [sys.stdin.readline(), sys.stdin.readline()] if "late" in sys.argv[2:] else []
+    for line in itertools.chain(found, sys.stdin):
         try:
             message = json.loads(line)
         except ValueError:
