@@ -151,7 +151,9 @@ class Inspection(Meter):
         return {**self.to_plugin.interest(), **self.to_host.interest()}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        # First what the host says: the plugin's answer to it may be there already.
+        # A host that is gone first: what it has said before, the plugin must not answer into the void. Then
+        # what it says: the plugin's answer to that may be there already.
+        self.to_host.notice(ready)
         self.to_plugin.look(ready)
         self._time(now)
         self.to_host.look(ready, now)
@@ -435,11 +437,14 @@ class _ToHost:
             wanted[self._sink.fd] = select.POLLOUT
         return wanted
 
-    def look(self, ready: Mapping[int, int], now: float) -> None:
-        events = ready.get(self._sink.fd, 0)
-        if self._sink.final and events & (select.POLLERR | select.POLLHUP):
+    def notice(self, ready: Mapping[int, int]) -> None:
+        """Whether the host reads no more."""
+        if self._sink.final and ready.get(self._sink.fd, 0) & (select.POLLERR | select.POLLHUP):
             self._abandon()
             self.abandoned = True
+
+    def look(self, ready: Mapping[int, int], now: float) -> None:
+        events = ready.get(self._sink.fd, 0)
         if now >= self.due:
             self.due = math.inf
         first = not self._buffer

@@ -222,7 +222,9 @@ def source_for(fd: int) -> Source:
     if stat.S_ISSOCK(status.st_mode):
         return _SocketSource(fd)
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
-        return Source(fd)  # whose error comes with the first read
+        # It would never be ready. There is nothing to read; and not opened anew: then there might be.
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return _OwnSource(null, null)
     pipe = stat.S_ISFIFO(status.st_mode)
     if pipe or (os.isatty(fd) and status.st_rdev != _PTMX):
         own = _opened(f"/proc/self/fd/{fd}", os.O_RDONLY)

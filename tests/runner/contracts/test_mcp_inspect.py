@@ -20,6 +20,24 @@ def line(**message: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **message}).encode()
 
 
+Changes = Mapping[str, Mapping[str, Any]]
+
+# What can be wrong with the answers, by name.
+BAD_INITIALIZED: Changes = {
+    "no version": {"protocolVersion": None},
+    "a number for a version": {"protocolVersion": 1},
+    "no capabilities": {"capabilities": None},
+    "nobody": {"serverInfo": None},
+    "no name": {"serverInfo": {"version": "1"}},
+}
+BAD_DISCOVERED: Changes = {
+    "no versions": {"supportedVersions": []},
+    "one version": {"supportedVersions": "2026-07-28"},
+    "numbers for versions": {"supportedVersions": [1]},
+    "no capabilities": {"capabilities": []},
+}
+
+
 def initialized(**changes: Any) -> bytes:
     result = {
         "protocolVersion": "2025-11-25",
@@ -97,13 +115,7 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
             "handshake_failed",
             "bad_initialize_result",
         )
-        for name, changes in {
-            "no version": {"protocolVersion": None},
-            "a number for a version": {"protocolVersion": 1},
-            "no capabilities": {"capabilities": None},
-            "nobody": {"serverInfo": None},
-            "no name": {"serverInfo": {"version": "1"}},
-        }.items()
+        for name, changes in BAD_INITIALIZED.items()
     },
     "initialize: no object": (
         ((">", INITIALIZE), ("<", line(id=0, result=[]))),
@@ -116,12 +128,7 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
             "handshake_failed",
             "bad_discover_result",
         )
-        for name, changes in {
-            "no versions": {"supportedVersions": []},
-            "one version": {"supportedVersions": "2026-07-28"},
-            "numbers for versions": {"supportedVersions": [1]},
-            "no capabilities": {"capabilities": []},
-        }.items()
+        for name, changes in BAD_DISCOVERED.items()
     },
     "no number": ((*LEGACY, ("<", b'{"jsonrpc":"2.0","id":NaN}')), "malformed_response", "bad_number"),
     "two ids": ((*LEGACY, ("<", b'{"id":1,"id":2,"result":{}}')), "malformed_response", "duplicate_key"),
