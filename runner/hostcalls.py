@@ -1,7 +1,8 @@
 """What a plugin may ask of its host: one gate in front of services that a library user supplies.
 
-Whether a plugin may ask at all is the policy's to say, whether there is anybody to answer is the services'. What
-the question means, and what the answers look like on the wire, is the contract's: its `services` module has
+Whether a plugin may ask at all is the policy's to say, whether there is anybody to answer is the services'.
+What the question means, and what the answers look like on the wire, is the contract's: its `services` module
+has
 
     METHODS                                       method -> name of the service (a field of Services)
     async serve(method, params, services, emit)   the result; raises HostError
@@ -49,8 +50,10 @@ class Completion(NamedTuple):
 
 
 class LanguageModel(Protocol):
-    async def complete(self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None) -> Completion:
-        """`request` as the plugin sent it, checked for shape. `delta`: the plugin wants pieces as they come."""
+    async def complete(
+        self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None
+    ) -> Completion:
+        """`request` as the plugin sent it, checked for shape. `delta`: it wants the pieces as they come."""
         ...
 
 

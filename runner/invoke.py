@@ -143,3 +143,76 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
         if name is not None and (name != "memory" or not counters.oom_kills):
             met[name] = True
     return tuple(name for name in limits._fields if met.get(name))
+
+
+# --- what a session saw ------------------------------------------------------------------------------------
+#
+# Whoever speaks with a plugin sees more of it than its ending. First cause wins: what a session has found out
+# stands, whatever becomes of the process it then ends. A process that ended by itself is judged as above, and
+# the session adds when that was.
+
+
+def gone(ended: Outcome, phase: Phase) -> Outcome:
+    """The plugin ended while something was expected of it."""
+    awaited = "shook hands" if phase == "handshake" else "answered"
+    if ended.code == "ok":
+        message = f"the plugin ended with status 0 before it {awaited}"
+        return Outcome("crashed", phase, message, "exit:0", _LAST_WORDS)
+    if ended.code != "crashed":
+        return ended
+    hint = ended.hint or _LAST_WORDS
+    return ended._replace(phase=phase, message=f"{ended.message}, before it {awaited}", hint=hint)
+
+
+def deaf(phase: Phase, stream: str) -> Outcome:
+    """It lives, and cannot be spoken with any more."""
+    message = f"the plugin closed its {stream} and went on running"
+    return Outcome("crashed", phase, message, f"{stream}_closed", _LAST_WORDS)
+
+
+def expired(phase: Phase, seconds: float, *, hint: str = "") -> Outcome:
+    from sandbox.units import format_limit
+
+    what = {
+        "launch": "the program did not run",
+        "handshake": "there was no handshake",
+        "call": "there was no answer",
+        "idle": "nothing was said",
+        "teardown": "it did not end",
+        "invocation": "the call was not over",
+    }[phase]
+    amount = format_limit("deadline", seconds)
+    if phase == "launch":
+        message = f"{what} after {amount}"
+        return Outcome(
+            "launch_failed", phase, message, "deadline", hint or "look what keeps the machine busy"
+        )
+    hint = hint or "give it more time (--timeout), if it deserves more"
+    return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint)
+
+
+def stalled(seconds: float) -> Outcome:
+    from sandbox.units import format_limit
+
+    message = f"the plugin did not read what was sent to it for {format_limit('call', seconds)}"
+    return Outcome("crashed", "call", message, "write_stalled", "it has to read its stdin while it works")
+
+
+def overdrawn(name: str, limits: Limits, phase: Phase) -> Outcome:
+    message = f"the plugin wrote more than its {name} budget of {_amount(name, limits)}"
+    return Outcome("crashed", phase, message, "output", _RAISE)
+
+
+def concluded(ended: Outcome, forced: bool, seconds: float) -> Outcome:
+    """Of a plugin whose way of ending is part of its answer."""
+    if forced:
+        from sandbox.units import format_limit
+
+        message = f"the plugin answered, but did not end within {format_limit('teardown', seconds)}"
+        return Outcome("crashed", "teardown", message, "no_exit", "it has to exit when its stdin is closed")
+    if ended.code == "crashed":
+        return ended._replace(phase="teardown", message=f"{ended.message}, after it had answered")
+    return ended
+
+
+_LAST_WORDS = "its stderr may say why"

@@ -53,7 +53,9 @@ Code = Literal[
     "overloaded",
     "internal",
 ]
-Phase = Literal["manifest", "policy", "plan", "launch", "handshake", "call", "run", "teardown", "invocation"]
+Phase = Literal[
+    "manifest", "policy", "plan", "launch", "handshake", "call", "idle", "run", "teardown", "invocation"
+]
 
 # Exit status of the verbs that speak for themselves (check, explain, doctor, call).
 EXIT: Final[Mapping[Code, int]] = {

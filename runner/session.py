@@ -1,0 +1,717 @@
+"""One live plugin: a Cage, a Dialect, and the tasks that read, write and watch.
+
+The dialect says what bytes mean, the cage says how the process fares; here is time. Every wait is bounded,
+the first cause of a failure stays the cause (runner/invoke.py words it), and a caller that gives up a call
+loses that call and not the session.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from runner import invoke, wire
+from runner.cage import Cage, Ended, Prepared, open_cage
+from runner.dialect import (
+    Answer,
+    Call,
+    CallRefused,
+    Dialect,
+    Event,
+    Events,
+    Farewell,
+    Farewelled,
+    HostCall,
+    HostCallCancelled,
+    Identity,
+    Notice,
+    Progress,
+    Ready,
+    Refusal,
+    Reply,
+    Send,
+    Setting,
+    Violation,
+)
+from runner.hostcalls import CONCURRENT, Gate, Services
+from runner.outbox import Letter, Outbox
+from runner.prepare import Invocation
+from runner.report import EXIT, Failure, Outcome, Phase
+from runner.zygote import Errand
+
+_PIECE = 64 << 10  # of a stream, for one read
+_TAIL = 8 << 10  # of stderr, to show
+_IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while they are read
+_BACKLOG = 256  # events that nobody has asked for yet
+# How long a process may take to end that has closed its stdout, and stdout to end when the process has.
+_LINGER = 2.0
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class PluginError(Exception):
+    """The plugin answered "no". It lives, and may be asked again."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.code = refusal.code
+        self.message = refusal.message
+        self.kind = refusal.kind
+        self.data = refusal.data
+
+
+class PluginFailure(Exception):
+    """There is no answer, for the reason `outcome` gives. `report` and `stderr` are there when it is over."""
+
+    def __init__(self, outcome: Outcome, explanation: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{outcome.code}: {outcome.message}")
+        self.outcome = outcome
+        self.explanation = explanation  # lines for people, where there is more to say
+        self.report: dict[str, Any] | None = None
+        self.stderr = ""
+
+
+class _Waiter:
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.answer: Reply | Refusal | Violation | None = None
+        self.woken = trio.Event()
+        self.on_progress = on_progress
+
+
+class Session:
+    """Made by `open_session`."""
+
+    def __init__(
+        self, cage: Cage, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
+    ) -> None:
+        self.prepared = prepared
+        self.identity: Identity | None = None
+        self.report: dict[str, Any] | None = None  # when it is over
+        self._cage = cage
+        self._dialect = dialect
+        self._gate = gate
+        self._seconds = seconds  # of a one-shot plugin, for everything
+        self._outbox = Outbox()
+        self._tokens = 0
+        self._waiters: dict[int, _Waiter] = {}
+        self._serving: dict[int, trio.CancelScope] = {}
+        self._slots = trio.Semaphore(CONCURRENT)
+        self._send_event, self._events = trio.open_memory_channel[Notice | Progress](_BACKLOG)
+        self._phase: Phase = "launch"
+        self._ready = trio.Event()
+        self._over = trio.Event()  # there is a verdict
+        self._eof = trio.Event()
+        self._heard = trio.Event()  # replaced with each frame
+        self._farewelled = trio.Event()
+        self._closing = False
+        self._closed = trio.Event()
+        self._verdict: Outcome | None = None
+        self._forced = False
+        self._hits: list[str] = []
+        self._tail = bytearray()
+        self._timings: dict[str, float] = {}
+        self._last = trio.current_time()  # that anything was said
+        self._calls = {"ok": 0, "refused": 0, "failed": 0}
+        self._counts = {"frames": 0, "stdout_bytes": 0, "stderr_bytes": 0, "lines": 0, "events_dropped": 0}
+        self._stray_text = ""
+        self._farewell_error = ""
+
+    # --- for callers ------------------------------------------------------------------------------------
+
+    async def call(
+        self, call: Call, *, seconds: float | None = None, on_progress: OnProgress | None = None
+    ) -> Any:
+        """The plugin's answer. Raises PluginError if that is "no", PluginFailure if there is none."""
+        self._require_open()
+        self._tokens += 1
+        token = self._tokens
+        try:
+            events = self._dialect.call(token, call)
+        except CallRefused as refused:
+            await trio.lowlevel.checkpoint()
+            raise self._raised(refused.event) from None
+        waiter = self._waiters[token] = _Waiter(on_progress)
+        self._phase = "call"
+        most = self._call_seconds(call, seconds)
+        letters: list[Letter] = []
+        began = trio.current_time()
+        try:
+            with trio.move_on_after(most):
+                letters = self._act_all(events)
+                await waiter.woken.wait()
+            if waiter.answer is None:
+                self._expire(token, waiter, letters, most)
+            return self._resolved(waiter)
+        finally:
+            self._timings["call"] = self._timings.get("call", 0.0) + trio.current_time() - began
+            del self._waiters[token]
+            self._last = trio.current_time()
+            if not self._waiters and self._phase == "call":
+                self._phase = "run"
+            if waiter.answer is None and self._verdict is None:
+                # Also if it is our caller that was cancelled: the plugin is told, and nothing else changes.
+                self._act_all(self._dialect.cancel(token, "cancelled by the host"))
+
+    def notify(self, method: str, params: Any) -> None:
+        """Tell the plugin something it does not answer. Raises PluginError if the contract knows no such
+        thing."""
+        self._require_open()
+        try:
+            self._act_all(self._dialect.notify(method, params))
+        except CallRefused as refused:
+            raise self._raised(refused.event) from None
+
+    async def events(self) -> AsyncIterator[Notice | Progress]:
+        """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
+        async for event in self._events:
+            yield event
+
+    async def conclude(self) -> None:
+        """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
+        farewell = await self._close()
+        if self._verdict is not None and self._verdict.code != "ok":
+            raise PluginFailure(self._verdict)
+        ended = self._cage.has_ended
+        if farewell is not None and farewell.counts and ended is not None:
+            outcome = invoke.concluded(ended.outcome, self._forced, self._exit_seconds(farewell))
+            if outcome.code != "ok":
+                self._verdict = outcome
+                raise PluginFailure(outcome)
+
+    @property
+    def stderr(self) -> str:
+        """The end of what the plugin wrote there."""
+        return self._tail.decode("utf-8", "replace")
+
+    def _require_open(self) -> None:
+        if self._closing or self._verdict is not None:
+            verdict = self._verdict or Outcome("cancelled", "call", "the session is closed", "closed")
+            raise PluginFailure(invoke.gone(verdict, "call"))
+
+    def _call_seconds(self, call: Call, asked: float | None) -> float:
+        if self._dialect.one_shot:
+            return math.inf  # one clock for all of it
+        seconds = self._dialect.seconds(call) if asked is None else asked
+        granted = self.prepared.limits.call
+        return seconds if granted is None else min(seconds, granted)
+
+    def _expire(self, token: int, waiter: _Waiter, letters: list[Letter], seconds: float) -> None:
+        """There will be no answer: time is up, or the plugin is gone."""
+        outcome = self._verdict
+        if outcome is None:
+            if self.prepared.limits.call is not None and seconds >= self.prepared.limits.call:
+                self._hits.append("call")
+            if any(not letter.written for letter in letters):
+                outcome = invoke.stalled(seconds)
+            else:
+                hint = f"on its stdout was, among others, {self._stray_text}" if self._stray_text else ""
+                outcome = invoke.expired("call", seconds, hint=hint)
+        for event in self._dialect.expired(token, outcome.message):
+            self._act(event)
+        if waiter.answer is not None:
+            return
+        if outcome.cause == "write_stalled":
+            self._fail(outcome)  # half a frame is in the pipe: nothing can be said any more
+        elif self._verdict is None:
+            self._act_all(self._dialect.cancel(token, "no answer in time"))
+        waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)
+
+    def _resolved(self, waiter: _Waiter) -> Any:
+        answer = waiter.answer
+        assert answer is not None
+        if isinstance(answer, Reply):
+            self._calls["ok"] += 1
+            return answer.value
+        raise self._raised(answer)
+
+    def _raised(self, event: Refusal | Violation) -> PluginError | PluginFailure:
+        if isinstance(event, Refusal):
+            self._calls["refused"] += 1
+            return PluginError(event)
+        self._calls["failed"] += 1
+        if self._verdict is not None and self._verdict.message == event.message:
+            return PluginFailure(self._verdict)
+        return PluginFailure(Outcome(event.code, self._phase, event.message, event.cause, event.hint))
+
+    # --- events -----------------------------------------------------------------------------------------
+
+    def _act_all(self, events: Events) -> list[Letter]:
+        """The frames among them, on their way."""
+        letters: list[Letter] = []
+        for event in events:
+            if not isinstance(event, Send):
+                self._act(event)
+            elif (letter := self._post(event)) is not None:
+                letters.append(letter)
+        return letters
+
+    def _post(self, send: Send) -> Letter | None:
+        self._last = trio.current_time()
+        return self._outbox.post(send)
+
+    def _act(self, event: Event) -> None:
+        match event:
+            case Send():
+                self._post(event)
+            case Ready(identity):
+                self.identity = identity
+                self._ready.set()
+            case Reply() | Refusal():
+                self._wake(event.call, event)
+            case Violation(call=None):
+                self._fail(Outcome(event.code, self._phase, event.message, event.cause, event.hint))
+            case Violation(call=int(call)):
+                self._wake(call, event)
+            case Progress():
+                waiter = self._waiters.get(event.call) if event.call is not None else None
+                if waiter is not None and waiter.on_progress is not None:
+                    waiter.on_progress(event.value)
+                self._tell(event)
+            case HostCallCancelled(ticket):
+                if ticket in self._serving:
+                    self._serving[ticket].cancel()
+            case Notice():
+                if event.kind == "stdout":
+                    self._stray_text = repr(event.value)[:200]
+                self._tell(event)
+            case Farewelled(error):
+                self._farewell_error = error
+                self._farewelled.set()
+            case HostCall():
+                raise AssertionError("only what was read asks something of the host")
+
+    def _wake(self, token: int, answer: Reply | Refusal | Violation) -> None:
+        waiter = self._waiters.get(token)
+        if waiter is not None and waiter.answer is None:
+            waiter.answer = answer
+            waiter.woken.set()
+
+    def _tell(self, event: Notice | Progress) -> None:
+        try:
+            self._send_event.send_nowait(event)
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            self._counts["events_dropped"] += 1
+
+    def _fail(self, outcome: Outcome) -> None:
+        """The session is over. The first cause is the cause."""
+        if self._verdict is None:
+            self._verdict = outcome
+            self._cage.kill()
+            self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        self._over.set()
+        self._outbox.close()
+        for waiter in self._waiters.values():
+            waiter.woken.set()
+
+    # --- tasks ------------------------------------------------------------------------------------------
+
+    async def _open(self, nursery: trio.Nursery) -> None:
+        """Until it is ready. Raises PluginFailure."""
+        nursery.start_soon(self._read, nursery)
+        nursery.start_soon(self._read_stderr)
+        nursery.start_soon(self._write)
+        nursery.start_soon(self._watch_process)
+        nursery.start_soon(self._watch_stdout)
+        timeouts = dict(self.prepared.plugin.timeouts)
+        if self._dialect.one_shot and self._seconds is not None:
+            nursery.start_soon(self._watch_clock, self._seconds)
+        await self._launch(timeouts.get("launch", math.inf))
+        await self._shake_hands(nursery)
+        if self.prepared.limits.idle is not None:
+            nursery.start_soon(self._watch_idleness, self.prepared.limits.idle)
+
+    async def _launch(self, seconds: float) -> None:
+        try:
+            with trio.move_on_after(seconds) as clock:
+                self._timings.update(await self._cage.launched())
+            if clock.cancelled_caught:
+                self._fail(invoke.expired("launch", seconds))
+        except Failure as failure:
+            self._fail(failure.outcome)
+        self._require_no_verdict()
+
+    async def _shake_hands(self, nursery: trio.Nursery) -> None:
+        began = trio.current_time()
+        self._phase = "handshake"
+        granted = self.prepared.limits.handshake
+        contract = self._dialect.handshake_seconds
+        seconds = contract if granted is None else min(granted, contract)
+        nursery.start_soon(self._watch_silence)
+        with trio.move_on_after(seconds) as clock:
+            self._act_all(self._dialect.opening())
+            async with _first_of(self._ready, self._over):
+                pass
+        self._timings["handshake"] = trio.current_time() - began
+        if clock.cancelled_caught and not self._ready.is_set():
+            if granted is not None and granted <= contract:
+                self._hits.append("handshake")
+            hint = f"on its stdout was, among others, {self._stray_text}" if self._stray_text else ""
+            self._fail(invoke.expired("handshake", seconds, hint=hint))
+        if not self._ready.is_set():
+            self._require_no_verdict()
+        self._phase = "run"
+
+    def _require_no_verdict(self) -> None:
+        if self._verdict is not None:
+            ended = self._cage.has_ended
+            raise PluginFailure(self._verdict, ended.explanation if ended is not None else ())
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        framer = self._dialect.framer()
+        try:
+            while data := await self._cage.stdout.receive_some(_PIECE):
+                self._count("stdout_bytes", data)
+                for frame in framer.feed(bytes(data)):
+                    await self._take(frame, nursery)
+                if framer.fault is not None:
+                    break
+            for frame in framer.finish():
+                await self._take(frame, nursery)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        if framer.fault is not None and framer.fault.cause != "truncated" and not self._closing:
+            # A frame that was cut short by the end is the end's business.
+            self._fail(Outcome("malformed_response", self._phase, framer.fault.message, framer.fault.cause))
+        self._eof.set()
+        # It may write on. To nobody's use, but it must not hang on a full pipe while it is bid farewell.
+        try:
+            while data := await self._cage.stdout.receive_some(_PIECE):
+                self._count("stdout_bytes", data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
+        self._counts["frames"] += 1
+        if len(frame) > _IN_A_THREAD:
+            message = await trio.to_thread.run_sync(self._dialect.read, frame)
+        else:
+            message = self._dialect.read(frame)
+        self._last = trio.current_time()
+        self._heard.set()
+        for event in self._dialect.feed(message):
+            if isinstance(event, HostCall):
+                # As many as are answered at once; the others wait in the plugin's own pipe.
+                await self._slots.acquire()
+                nursery.start_soon(self._serve, event)
+            else:
+                self._act(event)
+        await self._outbox.room()
+
+    async def _serve(self, call: HostCall) -> None:
+        async def emit(value: Any) -> None:
+            self._act_all(self._dialect.emit(call.ticket, value))
+            await self._outbox.room()
+
+        scope = trio.CancelScope()
+        try:
+            with scope:
+                self._serving[call.ticket] = scope
+                answer = await self._gate.answer(call, emit)
+                if call.expects_answer:
+                    self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
+        finally:
+            self._serving.pop(call.ticket, None)
+            self._slots.release()
+
+    async def _read_stderr(self) -> None:
+        try:
+            while data := await self._cage.stderr.receive_some(_PIECE):
+                self._tail = (self._tail + data)[-_TAIL:]
+                self._count("stderr_bytes", data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    def _count(self, what: str, data: bytes | bytearray) -> None:
+        """Against the budgets for output: both streams together."""
+        self._counts[what] += len(data)
+        self._counts["lines"] += data.count(b"\n")
+        limits = self.prepared.limits
+        written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
+        for name, limit, count in (
+            ("output", limits.output, written),
+            ("output_lines", limits.output_lines, self._counts["lines"]),
+        ):
+            if limit is not None and count > limit and name not in self._hits:
+                self._hits.append(name)
+                self._fail(invoke.overdrawn(name, limits, self._phase))
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.write_to(self._cage.stdin)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # It closed its stdin. It may have answered before, or be ending: that is seen elsewhere.
+            if not self._closing:
+                await trio.sleep(_LINGER)
+                if not self._ready.is_set() or self._waiters:
+                    self._fail(invoke.deaf(self._phase, "stdin"))
+
+    async def _watch_process(self) -> None:
+        """What was written before the end is read before the end is judged."""
+        ended = await self._cage.ended()
+        with trio.move_on_after(_LINGER):
+            await self._eof.wait()
+        if self._verdict is not None or self._closing:
+            return
+        awaited = bool(self._waiters) or not self._ready.is_set()
+        self._verdict = invoke.gone(ended.outcome, self._phase) if awaited else ended.outcome
+        self._end_waiting()
+
+    async def _watch_stdout(self) -> None:
+        await self._eof.wait()
+        await trio.sleep(_LINGER)
+        if not self._closing and self._cage.has_ended is None:
+            self._fail(invoke.deaf(self._phase, "stdout"))
+
+    async def _watch_clock(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._fail(invoke.expired("invocation", seconds))
+
+    async def _watch_silence(self) -> None:
+        while not self._ready.is_set() and not self._over.is_set():
+            patience = self._dialect.patience
+            self._heard = trio.Event()
+            with trio.move_on_after(math.inf if patience is None else patience) as silence:
+                await self._heard.wait()
+            if silence.cancelled_caught:
+                self._act_all(self._dialect.silence())
+
+    async def _watch_idleness(self, seconds: float) -> None:
+        while True:
+            left = self._last + seconds - trio.current_time()
+            if self._waiters or self._serving:
+                left = seconds
+            if left <= 0:
+                self._hits.append("idle")
+                self._phase = "idle"
+                self._fail(invoke.expired("idle", seconds))
+                return
+            await trio.sleep(left)
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    async def _close(self) -> Farewell | None:
+        """Bid it farewell, and end it. Bounded, and the same for whoever asks second."""
+        if self._closing:
+            await self._closed.wait()
+            return None
+        self._closing = True
+        began = trio.current_time()
+        farewell = None
+        with trio.CancelScope(shield=True):
+            if self._verdict is None and self._ready.is_set() and self._cage.has_ended is None:
+                self._phase = "teardown"
+                farewell = self._dialect.farewell()
+                await self._bid(farewell)
+            elif self._verdict is None:
+                self._cage.kill()
+            await self._cage.ended()
+            with trio.move_on_after(_LINGER):
+                await self._eof.wait()
+        self._timings["teardown"] = trio.current_time() - began
+        self._end_waiting()
+        self._send_event.close()
+        self._closed.set()
+        return farewell
+
+    async def _bid(self, farewell: Farewell) -> None:
+        if farewell.frames and not self._outbox.closed:
+            with trio.move_on_after(farewell.answer):
+                self._act_all(farewell.frames)
+                async with _first_of(self._farewelled, self._over, self._eof):
+                    pass
+        self._outbox.close()
+        await self._close_stdin()
+        if await self._has_ended_within(self._exit_seconds(farewell)):
+            return
+        if farewell.terminate and not self._over.is_set():
+            self._cage.signal(15)
+            if await self._has_ended_within(farewell.terminate):
+                return
+        self._forced = not self._over.is_set()
+        if self._forced:
+            self._cage.kill()
+
+    async def _close_stdin(self) -> None:
+        # Closed under the writer's hands, should it still have something to write that nobody reads.
+        await self._cage.stdin.aclose()
+
+    def _exit_seconds(self, farewell: Farewell) -> float:
+        granted = self.prepared.limits.teardown
+        return farewell.exit if granted is None else min(granted, farewell.exit)
+
+    async def _has_ended_within(self, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            async with _first_of(self._over):
+                await self._cage.ended()
+        return self._cage.has_ended is not None
+
+    # --- the report -------------------------------------------------------------------------------------
+
+    def _settle(self, ended: Ended) -> None:
+        """When all is over: what the warden reports, with what the session knows better."""
+        outcome = self._verdict or Outcome("ok", "run", "the plugin was used and ended")
+        self.report = dict(ended.report or {})
+        self.report["outcome"] = {
+            name: getattr(outcome, name) for name in ("code", "phase", "cause", "message", "hint")
+        }
+        if isinstance(exit_ := self.report.get("exit"), dict):
+            self.report["exit"] = {**exit_, "status": EXIT[outcome.code]}
+        hits = [*self.report.get("limits_hit", ()), *self._hits]
+        self.report["limits_hit"] = list(dict.fromkeys(hits))
+        timings = {**self.report.get("timings", {}), **self._timings}
+        self.report["timings"] = timings
+        written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
+        for budget in self.report.get("budgets", ()):
+            if budget["name"] == "output":
+                budget["peak"] = written
+            elif budget["name"] == "output_lines":
+                budget["peak"] = self._counts["lines"]
+        identity = self.identity
+        self.report["session"] = {
+            "identity": None
+            if identity is None
+            else {"id": identity.id, "version": identity.version, "protocol": identity.protocol},
+            "calls": dict(self._calls),
+            "frames": self._counts["frames"],
+            "stdout_bytes": self._counts["stdout_bytes"],
+            "stderr_bytes": self._counts["stderr_bytes"],
+            "stderr_tail": self.stderr,
+            "dropped": {"events": self._outbox.dropped, "notices": self._counts["events_dropped"]},
+            "counters": dict(self._dialect.counters),
+            "host_calls": {"served": dict(self._gate.served), "refused": dict(self._gate.refused)},
+            "farewell_error": self._farewell_error,
+            "forced": self._forced,
+        }
+
+
+def _sendable(answer: Answer) -> Answer:
+    """A service is somebody else's: what it returns may be no JSON."""
+    try:
+        wire.encode(answer.result)
+        wire.encode(answer.error)
+    except ValueError:
+        return Answer(error=(-32603, "internal error: the host's answer cannot be sent", None))
+    return answer
+
+
+@asynccontextmanager
+async def _first_of(*events: trio.Event) -> AsyncIterator[None]:
+    """The body, or until one of the events is set; without a body that waits, until one is."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait, event)
+        yield
+
+
+# --- opening ---------------------------------------------------------------------------------------------
+
+
+def dialect_of(contract: str) -> Any:
+    """The module runner.contracts.NAME.dialect."""
+    return importlib.import_module(f"runner.contracts.{contract}.dialect")
+
+
+def _services_of(contract: str) -> Any:
+    try:
+        return importlib.import_module(f"runner.contracts.{contract}.services")
+    except ModuleNotFoundError:
+        return _Nothing()
+
+
+class _Nothing:
+    """For contracts whose plugins ask nothing of their host."""
+
+    METHODS: Mapping[str, str] = {}
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Any) -> Any:
+        raise AssertionError("no method is known")
+
+    def refused(self, method: str, why: str) -> Answer:
+        return Answer(error=(-32601, "method not found", None))
+
+
+@asynccontextmanager
+async def open_session(
+    invocation: Invocation,
+    *,
+    environ: Mapping[str, str],
+    services: Services | None = None,
+    call: Call | None = None,
+    seconds: float | None = None,
+    config: Any = None,
+    sent: Errand | None = None,
+) -> AsyncIterator[Session]:
+    """A plugin, launched and shaken hands with. Raises PluginFailure.
+
+    `call`: for contracts of one call per process, which one. `seconds`: for those, of everything together.
+    """
+    services = services or Services()
+    failure: BaseException | None = None
+    session: Session | None = None
+    try:
+        async with open_cage(invocation, environ=environ, sent=sent) as cage:
+            try:
+                prepared = await cage.prepared()
+            except Failure as failed:
+                raise _unprepared(failed, cage) from None
+            plugin = prepared.plugin
+            setting = Setting(
+                plugin, prepared.limits, environ, prepared.declare, call, config, services.offered
+            )
+            dialect: Dialect = dialect_of(plugin.contract).make(setting)
+            gate = Gate(_services_of(plugin.contract), services, prepared.host)
+            session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
+            # What the body raises is taken past the nursery, which would put it into a group.
+            async with trio.open_nursery() as nursery:
+                try:
+                    await session._open(nursery)
+                    yield session
+                except BaseException as error:  # noqa: BLE001 -- raised again below
+                    failure = error
+                try:
+                    await session._close()
+                except BaseException as error:  # noqa: BLE001 -- a second ^C
+                    failure = error
+                nursery.cancel_scope.cancel()
+            if (ended := cage.has_ended) is not None:
+                session._settle(ended)
+    except Failure as failed:  # nothing could be ordered
+        raise PluginFailure(failed.outcome) from None
+    if failure is not None:
+        if isinstance(failure, PluginFailure) and session is not None:
+            failure.report, failure.stderr = session.report, session.stderr
+        try:
+            raise failure
+        finally:
+            del failure
+
+
+def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -> float | None:
+    if not dialect.one_shot:
+        return None
+    seconds = asked
+    if seconds is None and setting.call is not None:
+        seconds = dialect.seconds(setting.call)
+    granted = setting.limits.call
+    if granted is not None:
+        seconds = granted if seconds is None else min(seconds, granted)
+    return seconds
+
+
+def _unprepared(failed: Failure, cage: Cage) -> PluginFailure:
+    ended = cage.has_ended
+    failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
+    failure.report = ended.report if ended is not None else None
+    return failure
