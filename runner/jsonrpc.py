@@ -1,8 +1,9 @@
 """JSON-RPC 2.0 between two equals: ids and open calls in both directions, and nothing of the transport.
 
 Both sides count their own requests, so the same number means two different calls: which one is told by the
-direction. Our numbers are never used again, so a reply that comes after its call was given up is known from one
-that nobody asked for.
+direction. Our numbers are never used again, so a reply that comes after its call was given up is known from
+one that nobody asked for. What the plugin takes for an id is sent back as it is; whether it may look like
+that is the contract's to say.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 
 # Questions of the plugin's that wait for our answer. A plugin that asks on without reading is a fault.
 MOST_TICKETS = 1024
+
+# Bytes of their ids, all together. An id can be as long as a frame, and we keep each until it is answered.
+MOST_IDS = 16 * 1024 * 1024
 
 # Keys that say what a message is: one that has them twice means two things.
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
@@ -62,18 +66,25 @@ class Peer:
     def __init__(self, first_id: int = 1) -> None:
         self._first = self._next = first_id
         self._pending: dict[int, Hashable] = {}  # our id -> token
+        self._numbers: dict[Hashable, int] = {}  # and back
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
+        self._tickets_of: dict[bytes, list[int]] = {}  # and back, by the id's JSON: 1, 1.0 and true are three
+        self._id_bytes = 0
         self._tickets = 0
         self.late = 0
         self.unknown = 0
 
     # --- what we say: each a whole JSON document ----------------------------------------------------------
 
+    # What is no JSON is a ValueError. A request is then not made; the ticket of an answer is closed even so.
+
     def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
-        number, self._next = self._next, self._next + 1
-        self._pending[number] = token
-        message = {"jsonrpc": "2.0", "id": number, "method": method}
-        return wire.encode(message if params is None else {**message, "params": params})
+        message = {"jsonrpc": "2.0", "id": self._next, "method": method}
+        raw = wire.encode(message if params is None else {**message, "params": params})
+        self._pending[self._next] = token
+        self._numbers[token] = self._next
+        self._next += 1
+        return raw
 
     def notification(self, method: str, params: Any = None) -> bytes:
         message = {"jsonrpc": "2.0", "method": method}
@@ -81,27 +92,26 @@ class Peer:
 
     def result(self, ticket: int, value: Any) -> bytes | None:
         """None: nobody waits for it any more."""
-        if ticket not in self._asked:
-            return None
-        return wire.encode({"jsonrpc": "2.0", "id": self._asked.pop(ticket), "result": value})
+        return self._answer(ticket, "result", value)
 
     def error(self, ticket: int, code: int, message: str, data: Any = None) -> bytes | None:
+        fault = {"code": code, "message": message}
+        return self._answer(ticket, "error", fault if data is None else {**fault, "data": data})
+
+    def _answer(self, ticket: int, kind: str, value: Any) -> bytes | None:
         if ticket not in self._asked:
             return None
-        fault = {"code": code, "message": message}
-        if data is not None:
-            fault["data"] = data
-        return wire.encode({"jsonrpc": "2.0", "id": self._asked.pop(ticket), "error": fault})
+        return wire.encode({"jsonrpc": "2.0", "id": self._close(ticket), kind: value})
 
     # --- what we know -------------------------------------------------------------------------------------
 
     def waits_for(self, token: Hashable) -> int | None:
-        """The id under which `token` is open."""
-        return next((number for number, known in self._pending.items() if known == token), None)
+        """The id under which `token` is open. The newest, if there are more."""
+        return self._numbers.get(token)
 
     def forget(self, token: Hashable) -> int | None:
         """Its answer is not waited for any more. The id it had."""
-        number = self.waits_for(token)
+        number = self._numbers.pop(token, None)
         if number is not None:
             del self._pending[number]
         return number
@@ -111,12 +121,26 @@ class Peer:
         return self._asked.get(ticket)
 
     def drop(self, plugin_id: Any) -> int | None:
-        """The plugin takes a question back: its ticket, if it is still open. No answer is sent then."""
-        for ticket, known in self._asked.items():
-            if type(known) is type(plugin_id) and known == plugin_id:
-                del self._asked[ticket]
-                return ticket
-        return None
+        """The plugin takes a question back: its ticket, if it is still open. No answer is sent then.
+
+        Of several with one id, the oldest.
+        """
+        tickets = self._tickets_of.get(wire.encode(plugin_id))
+        if not tickets:
+            return None
+        ticket = tickets[0]
+        self._close(ticket)
+        return ticket
+
+    def _close(self, ticket: int) -> Any:
+        plugin_id = self._asked.pop(ticket)
+        key = wire.encode(plugin_id)
+        tickets = self._tickets_of[key]
+        tickets.remove(ticket)
+        if not tickets:
+            del self._tickets_of[key]
+        self._id_bytes -= len(key)
+        return plugin_id
 
     # --- what we hear -------------------------------------------------------------------------------------
 
@@ -128,24 +152,35 @@ class Peer:
             params = message.get("params")
             if "id" not in message:
                 return Notification(method, params)
-            if len(self._asked) >= MOST_TICKETS:
-                return Stray("too_many", f"{MOST_TICKETS} questions are open")
-            self._tickets += 1
-            self._asked[self._tickets] = message["id"]
-            return Request(self._tickets, method, params)
+            return self._request(message["id"], method, params)
         if "id" in message and ("result" in message or "error" in message):
             return self._response(message)
         return Stray("not_rpc", "neither a request nor an answer")
 
+    def _request(self, plugin_id: Any, method: str, params: Any) -> Incoming:
+        key = wire.encode(plugin_id)
+        if len(self._asked) >= MOST_TICKETS:
+            return Stray("too_many", f"{MOST_TICKETS} questions are open")
+        if self._id_bytes + len(key) > MOST_IDS:
+            return Stray("too_many", f"the ids of its open questions have more than {MOST_IDS} bytes")
+        self._id_bytes += len(key)
+        self._tickets += 1
+        self._asked[self._tickets] = plugin_id
+        self._tickets_of.setdefault(key, []).append(self._tickets)
+        return Request(self._tickets, method, params)
+
     def _response(self, message: dict[str, Any]) -> Incoming:
         number = message["id"]
-        if not isinstance(number, int) or isinstance(number, bool) or number not in self._pending:
-            if type(number) is int and self._first <= number < self._next:
-                self.late += 1
-                return Stray("late", str(number))
+        # Neither true nor 1.0 is 1 here, although Python thinks so.
+        if type(number) is not int or not self._first <= number < self._next:
             self.unknown += 1
             return Stray("unknown")
+        if number not in self._pending:
+            self.late += 1
+            return Stray("late", str(number))
         token = self._pending.pop(number)
+        if self._numbers.get(token) == number:
+            del self._numbers[token]
         error = message.get("error")
         if error is None:
             return Result(token, message.get("result"))

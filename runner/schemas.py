@@ -248,7 +248,7 @@ class _Graph:
         self._most, self._most_per_character = self._expanded()
 
     def applied(self, value: Any, size: _Size) -> int:
-        """How often a schema object is applied to a place of `value`, at most. SchemaFault if it is too much."""
+        """How often a schema object is applied to a place of `value`, at most. SchemaFault: too much."""
         most = self._most * size.nodes
         read = self._most_per_character * size.text if size.text else 0
         return int(most) if most + read <= MOST_STEPS else self._counted(value)
@@ -273,7 +273,7 @@ class _Graph:
         for number in found:
             if number in reached:
                 raise SchemaFault(
-                    f"the schema has the regular expression {_shown(found[number])} where it cannot be left out; "
+                    f"the regular expression {_shown(found[number])} is where it cannot be left out; "
                     "look-around, back references and large repetitions are not supported"
                 )
         bare = {id(self._schemas[number]) for number in found}
