@@ -339,10 +339,13 @@ class NexoDialect:
     def call(self, token: int, call: Call) -> Events:
         if call.kind == "list":
             return (Reply(token, self._listed(token, call.name)),)
-        if self._stage != "ready":
-            raise CallRefused(
-                Violation("internal", "the plugin is not ready for calls", "not_ready", call=token)
+        if self._stage != "ready" or token in self._open:
+            why = (
+                "this call is on its way already"
+                if token in self._open
+                else "the plugin is not ready for calls"
             )
+            raise CallRefused(Violation("internal", why, "not_ready", call=token))
         request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
         hook = call.name if call.kind == "hook" else ""
         try:
@@ -447,28 +450,23 @@ class NexoDialect:
         except ValueError:
             why = "the answer is not JSON"
         error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
-        raw = wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error})
-        if len(raw) < FRAME_LIMIT:
-            return (self._send(raw, "reply"),)
-        self._count("unanswerable")  # its own id fills a frame
-        return ()
+        return self._spoken(wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error}))
 
     def emit(self, ticket: int, value: Any) -> Events:
         if ticket not in self._questions or not isinstance(value, str):
             return ()
-        request_id = self._peer.asked_as(ticket)
+        text = value.encode("utf-8", "replace").decode()  # a model's half of a character is none
         sent: list[Event] = []
-        for at in range(0, len(value), _CHUNK):
-            params = {"request_id": request_id, "chunk": value[at : at + _CHUNK]}
-            try:
-                raw = self._peer.notification("llm.complete.delta", params)
-            except ValueError:
-                raw = b""
-            if not raw or len(raw) >= FRAME_LIMIT:
-                self._count("unanswerable")
-                continue
-            sent.append(self._send(raw, "reply"))
+        for at in range(0, len(text), _CHUNK):
+            params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK]}
+            sent += self._spoken(self._peer.notification("llm.complete.delta", params))
         return sent
+
+    def _spoken(self, raw: bytes) -> Events:
+        if len(raw) < FRAME_LIMIT:
+            return (self._send(raw, "reply"),)
+        self._count("unanswerable")  # the plugin's own id fills a line
+        return ()
 
     # --- the end --------------------------------------------------------------------------------------------
 

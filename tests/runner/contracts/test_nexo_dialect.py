@@ -309,7 +309,7 @@ def test_nothing_to_configure(text: str, config: Any, notices: list[str]) -> Non
 # --- before it is ready -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, "x", None, [], {"a": 1}])
+@pytest.mark.parametrize("number", [1, "x", None, 1.5, [], {"a": 1}])
 def test_questions_before_the_handshake_is_done_are_turned_away(number: Any) -> None:
     conversation = dialect()
     conversation.opening()
@@ -758,6 +758,14 @@ def test_answers_find_their_calls_in_any_order() -> None:
         assert hear(conversation, answer(numbers[token], token)) == [Reply(token, token)]
 
 
+def test_a_call_is_made_once() -> None:
+    conversation = ready()
+    conversation.call(5, INVOKE)
+    with pytest.raises(CallRefused):
+        conversation.call(5, GREET)
+    assert hear(conversation, answer(2, "anything")) == [Reply(5, "anything")]
+
+
 def test_what_comes_after_a_cancellation_is_late() -> None:
     conversation = ready()
     conversation.call(5, INVOKE)
@@ -1165,8 +1173,8 @@ def test_deltas_carry_the_plugins_number() -> None:
     (sent,) = conversation.emit(1, "hello")
     assert isinstance(sent, Send) and sent.lane == "reply"
     assert frames([sent]) == [tell("llm.complete.delta", {"request_id": 50, "chunk": "hello"})]
-    (frame,) = frames(conversation.emit(2, "x"))
-    assert frame["params"] == {"request_id": None, "chunk": "x"}
+    (frame,) = frames(conversation.emit(2, "half a \ud83d"))
+    assert frame["params"] == {"request_id": None, "chunk": "half a ?"}
     assert conversation.emit(3, "nobody asked") == () and conversation.emit(1, {"no": "text"}) == ()
     assert list(conversation.emit(1, "")) == []
 
@@ -1184,7 +1192,7 @@ def test_a_plugin_that_only_asks_is_stopped() -> None:
     conversation = ready()
     events = hear(conversation, *(ask(number, "memory.recall") for number in range(MOST_TICKETS)))
     assert len(events) == MOST_TICKETS
-    (violation,) = hear(conversation, ask(0, "memory.recall"))
+    (violation,) = hear(conversation, ask(MOST_TICKETS, "memory.recall"))
     assert isinstance(violation, Violation) and violation.cause == "too_many_requests"
 
 
@@ -1336,3 +1344,42 @@ def test_nothing_a_plugin_says_raises(stage: str, lines: list[bytes]) -> None:
                 ended.add(event.call)
     assert all(count >= 0 for count in conversation.counters.values())
     conversation.farewell()
+
+
+CALL_KINDS: list[Kind] = [*KINDS, "list", "prompt"]
+_CALL_NAMES = "demo_say demo_pin greet start send_outbound cohere chat tools vector_search llm.chat"
+CALL_NAMES = _CALL_NAMES.split()
+CALL_KEYS = ("kind", "msg", "provider", "model", "messages", "request", "stream", "backend", "id")
+ANY_CALL = st.builds(
+    Call,
+    st.sampled_from(CALL_KINDS),
+    st.sampled_from(CALL_NAMES) | st.text(max_size=5),
+    VALUES | st.dictionaries(st.sampled_from(CALL_KEYS), VALUES),
+    st.just({}),
+)
+
+
+def made(act: Callable[[], Sequence[Event]]) -> Event | None:
+    """The one event that comes of it; None: it was refused."""
+    try:
+        (event,) = act()
+    except CallRefused as refused:
+        return None if refused.event.message else refused.event
+    return event
+
+
+@settings(max_examples=300, deadline=None)
+@given(call=ANY_CALL)
+def test_any_call_is_made_or_refused(call: Call) -> None:
+    conversation = ready()
+    assert conversation.seconds(call) > 0
+    event = made(lambda: conversation.call(5, call))
+    assert event is None or isinstance(event, Reply if call.kind == "list" else Send)
+
+
+@settings(max_examples=100, deadline=None)
+@given(method=st.just("broker.event") | st.text(max_size=5), params=VALUES, topic=st.text(max_size=8))
+def test_any_notification_is_sent_or_refused(method: str, params: Any, topic: str) -> None:
+    whole = {**params, "topic": f"news.{topic}"} if isinstance(params, dict) else params
+    event = made(lambda: ready().notify(method, whole))
+    assert event is None or (isinstance(event, Send) and event.lane == "event")
