@@ -173,8 +173,8 @@ def _too_deep(rest: bytes) -> bool:
     if b'"' in structure:
         structure = b"".join(structure.split(b'"')[::2])
     leafless = structure
-    for _ in range(_USUAL_DEPTH):
-        if len(leafless) <= MOST_DEPTH:
+    for levels in range(_USUAL_DEPTH):
+        if len(leafless) + levels <= MOST_DEPTH:
             return False
         leafless = leafless.replace(b"\x01\xff", b"")
     return max(accumulate(memoryview(structure).cast("b"))) > MOST_DEPTH

@@ -1,0 +1,298 @@
+"""Any bytes at all give a value or a WireFault; what is a value is what a plain parser would say."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from runner import wire
+from runner.wire import MOST_DEPTH, WireFault, decode, encode, message
+
+IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
+
+CAUSES = {"bad_json", "bom", "bad_number", "too_deep", "duplicate_key"}
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def combed(depth: int) -> bytes:
+    """Deep only at the end, after more than enough brackets that are not."""
+    return b"[" + b"[[]]," * 500 + nested(depth - 1) + b"]"
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b" {} \r", {}),
+        (b"[]", []),
+        (b'"a"', "a"),
+        (b"null", None),
+        (b"-0", 0),
+        (b"1e2", 100.0),
+        (b"1e-999", 0.0),
+        (b"1.7976931348623157e308", 1.7976931348623157e308),
+        (b"18446744073709551615", 2**64 - 1),
+        (b"-9223372036854775808", -(2**63)),
+        (b'"18446744073709551616 NaN 1e999"', "18446744073709551616 NaN 1e999"),
+        (b'"\xff\xed\xa0\x80"', "\ufffd\ufffd\ufffd\ufffd"),
+        (rb'"\ud800"', "\ufffd"),
+        (rb'"\udc00x"', "\ufffdx"),
+        (rb'"\uD83D\uDE00"', "\U0001f600"),
+        (rb'"\ude00\ud83d"', "\ufffd\ufffd"),
+        (rb'"\ud83d\ud83d\ude00\ude00"', "\ufffd\U0001f600\ufffd"),
+        (rb'"\ud83d\\\ude00"', "\ufffd\\\ufffd"),
+        (rb'"\\ud800 \\\\ud800 \\\ud800"', "\\ud800 \\\\ud800 \\\ufffd"),
+        (rb'{"\ud800": "\ud55c"}', {"\ufffd": "\ud55c"}),
+        (b'{"id": 1, "x": 2, "x": 3}', {"id": 1, "x": 3}),
+        (b'{"id": 1, "result": {"id": 1, "id": 2}}', {"id": 1, "result": {"id": 2}}),
+        (b'[{"id": 1, "id": 2}]', [{"id": 2}]),
+        (b'{"id": "id", "x": ["id", "id"]}', {"id": "id", "x": ["id", "id"]}),
+        (b'"' + b"[" * 200 + b'"', "[" * 200),
+        (b'["' + b'[\\"' * 200 + b'"]', ['["' * 200]),
+        (b'["' + b"[" * 99 + b'",' + b'"]",' * 99 + b"1]", ["[" * 99, *["]"] * 99, 1]),
+    ],
+)
+def test_values(raw: bytes, value: Any) -> None:
+    assert message(raw, identity=IDENTITY) == (value, None, "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"", "bad_json"),
+        (b" ", "bad_json"),
+        (b"hello", "bad_json"),
+        (b"{'a': 1}", "bad_json"),
+        (b"{} {}", "bad_json"),
+        (b"[1,]", "bad_json"),
+        (b"01", "bad_json"),
+        (b"1.", "bad_json"),
+        (b'"\n"', "bad_json"),
+        (b'"\x01\\ud800"', "bad_json"),
+        (rb'"\ud8"', "bad_json"),
+        (rb'"\x"', "bad_json"),
+        (b'"', "bad_json"),
+        (b"\xff", "bad_json"),
+        (b"\xff\xfe1\x00", "bad_json"),
+        ("1".encode("utf-16-le"), "bad_json"),
+        (b"\xef\xbb\xbf1", "bom"),
+        (b"\xef\xbb\xbf", "bom"),
+        (b"NaN", "bad_number"),
+        (b'{"a": [-Infinity]}', "bad_number"),
+        (b"[1e999]", "bad_number"),
+        (b"-1e+0000000309", "bad_number"),
+        (b"1" + b"0" * 400 + b".5", "bad_number"),
+        (b"1" + b"0" * 300 + b"E99", "bad_number"),
+        (b"18446744073709551616", "bad_number"),
+        (b"-9223372036854775809", "bad_number"),
+        (b"9" * 5000, "bad_number"),  # CPython refuses more than 4300 digits with an error of its own
+        (b"9" * 100000 + b" bottles", "bad_json"),
+        (b"Infinity loop started", "bad_json"),
+        (b"NaN, NaN", "bad_json"),
+        (nested(MOST_DEPTH + 1), "too_deep"),
+        (b'{"a":' * 129 + b"1" + b"}" * 129, "too_deep"),
+        (combed(MOST_DEPTH + 1), "too_deep"),
+        (b"[" * 1_000_000, "too_deep"),
+        (b'["\\\\",' + nested(MOST_DEPTH) + b"]", "too_deep"),
+        (b'["\\"",' + nested(MOST_DEPTH) + b"]", "too_deep"),
+        (b'{"id":1,"id":1}', "duplicate_key"),
+        (b'{"a":{},"result":1,"\\u0072esult":2}', "duplicate_key"),
+        (b'{"x":[' + b'"y",' * 500 + b'1],"id":1,"id":2}', "duplicate_key"),
+        (b'{"id":1,"id":2', "bad_json"),
+        (b'{"id":1,"id":NaN}', "bad_number"),
+    ],
+)
+def test_faults(raw: bytes, cause: str) -> None:
+    value, found, detail = message(raw, identity=IDENTITY)
+    assert (value, found) == (None, cause)
+    assert detail.isprintable() and len(detail) < 200
+
+
+@pytest.mark.parametrize("raw", [nested(MOST_DEPTH), combed(MOST_DEPTH), b'{"a":' * 128 + b"1" + b"}" * 128])
+def test_as_deep_as_it_may_be(raw: bytes) -> None:
+    assert decode(raw) == json.loads(raw)
+
+
+def test_depth_does_not_depend_on_the_stack() -> None:
+    def deeper(calls: int) -> tuple[Any, ...]:
+        if calls:
+            return deeper(calls - 1)
+        return (message(nested(129))[1], message(nested(128))[1], message(nested(900))[1])
+
+    assert deeper(0) == deeper(500) == ("too_deep", None, "too_deep")
+
+
+def test_repeated_keys_count_only_where_they_say_what_a_message_is() -> None:
+    assert decode(b'{"id":1,"id":2}') == {"id": 2}
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+scalars = scalars.filter(lambda value: not (isinstance(value, float) and math.isinf(value)))
+values = st.recursive(
+    scalars | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
+
+
+@given(values)
+@example({"id": 1, "result": {"id": 2}})
+def test_what_is_sent_comes_back(value: Any) -> None:
+    raw = encode(value)
+    assert b"\n" not in raw
+    assert decode(raw, identity=IDENTITY) == value
+    # And from those who write otherwise.
+    assert decode(json.dumps(value, indent=1).encode(), identity=IDENTITY) == value
+
+
+pieces = st.lists(
+    st.one_of(
+        st.binary(max_size=4),
+        st.sampled_from(
+            [
+                *(
+                    b"{",
+                    b"}",
+                    b"[",
+                    b"]",
+                    b'"',
+                    b":",
+                    b",",
+                    b"\\",
+                    rb"\ud83d",
+                    rb"\ude00",
+                    rb"\u0069",
+                    b'"id":',
+                ),
+                *(
+                    b"1e",
+                    b"999",
+                    b"NaN",
+                    b"-",
+                    b".5",
+                    b"9" * 20,
+                    b" ",
+                    b"[" * 130,
+                    b"]" * 130,
+                    b"\xef\xbb\xbf",
+                ),
+            ]
+        ),
+        values.map(encode),
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+@given(pieces | st.binary())
+def test_any_bytes_have_an_outcome(raw: bytes) -> None:
+    value, cause, detail = message(raw, identity=IDENTITY)
+    if cause is not None:
+        assert value is None and detail and cause in CAUSES
+        return
+    assert decode(encode(value)) == value  # so there is nothing in it that is no JSON
+
+
+@given(pieces | values.map(encode) | pieces.map(lambda raw: b"[" + raw + b"]"))
+def test_agrees_with_the_plain_parser(raw: bytes) -> None:
+    """Where that one has no opinion of its own: on numbers, depth, surrogates."""
+    value, cause, _ = message(raw)
+    text = raw.decode("utf-8", "replace")
+    try:
+        plain = json.loads(text)
+    except ValueError:
+        assert cause in ("bad_json", "bom", "too_deep")
+    except RecursionError:
+        assert cause in ("too_deep", "bom")
+    else:
+        assert cause != "bad_json"
+        if cause is None:
+            assert value == _mended(plain)
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_mended(inner) for inner in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(inner) for key, inner in value.items()}
+    return value
+
+
+@given(st.lists(st.sampled_from([*'[]{}"', '\\"', "\\\\", "a", ","]), max_size=60).map("".join))
+def test_depth_is_counted_as_a_reader_would(text: str) -> None:
+    """Character by character, as far as it is JSON at all."""
+    depth = deepest = 0
+    inside = escaped = False
+    for letter in text:
+        if inside:
+            inside, escaped = escaped or letter != '"', not escaped and letter == "\\"
+        elif letter == "\\":
+            return  # no JSON: a parser ends here
+        elif letter == '"':
+            inside = True
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            deepest = max(deepest, depth)
+    padded = "[" * (MOST_DEPTH - deepest) + text
+    assert (message(padded.encode())[1] == "too_deep") is False
+    assert (message(("[" + padded).encode())[1] == "too_deep") is True
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, -math.inf, [math.inf], {"a": object()}, b"bytes", {1, 2}, {(1,): 2}, "\ud800", {"\udc00": 1}],
+)
+def test_what_is_no_json_is_not_sent(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        encode(value)
+
+
+def test_what_has_no_end_is_not_sent() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (circle, deep):
+        with pytest.raises(ValueError, match=r"."):
+            encode(value)
+
+
+def test_sent_compact_and_in_utf8() -> None:
+    assert encode({"a": [1, "é\n\u2028"]}) == '{"a":[1,"é\\n\u2028"]}'.encode()
+
+
+def test_a_fault_tells_what_and_why() -> None:
+    with pytest.raises(WireFault) as caught:
+        decode(b"[NaN]")
+    assert caught.value.cause == "bad_number"
+    assert str(caught.value) == "bad_number: NaN is no number in JSON"
+
+
+def test_frames_are_read_in_threads_at_the_same_time() -> None:
+    """Hooks keep what they find for one frame apart from what they find for the other."""
+    frames = [b"[" + b"12345678901234567890," * 2000 + last + b"]" for last in (b"1", b"NaN", b"1e999", b"2")]
+    wrong: list[object] = []
+
+    def read(raw: bytes, expected: str | None) -> None:
+        for _ in range(10):
+            cause = message(raw)[1]
+            if cause != expected:
+                wrong.append((raw[-8:], cause))
+
+    outcomes = (None, "bad_number", "bad_number", None)
+    threads = [threading.Thread(target=read, args=job) for job in zip(frames, outcomes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert wire.LEAST_INTEGER < 0 < wire.MOST_INTEGER
