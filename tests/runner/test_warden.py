@@ -1,0 +1,306 @@
+"""The process between a session and its plugin: what it says, whose death it follows, who follows its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import warden
+from runner.prepare import Invocation
+from runner.warden import Control, Order, decode
+from sandbox.grants import Overrides
+from sandbox.spec import Limits
+from tests import elsewhere
+from tests.budgets.cage import Box
+from tests.conftest import Caller, vanished
+from tests.runner import wards
+from tests.runner.wards import CAT, SLEEPS, holding, invocation, summed
+
+
+@pytest.fixture
+def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Box:
+    runner_as.give(plugin_dir)
+    return Box(runner_as, plugin_dir)
+
+
+def test_an_order_arrives_as_it_was() -> None:
+    asked = Invocation(
+        "a/b",
+        "nexo",
+        None,
+        "strict",
+        "/state",
+        ("--x", "\udcff"),
+        Overrides((("A", "1"), ("B", "")), ("C",), Limits(memory=1 << 40, cpu=0.5, deadline=1.25)),
+    )
+    order = Order(asked, {"PATH": "/bin", "ODD": "\udce9 é \n"}, "/tmp/\udcff", 12345.678901234, 2.5)
+    assert decode(order.encode()) == order
+    assert decode(Order(Invocation("m"), {}, "/", 0.0).encode()) == Order(Invocation("m"), {}, "/", 0.0, None)
+    assert order.encode().isascii()
+
+
+# --- the socket --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Control, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    control = Control(ours.detach())
+    with theirs:
+        yield control, theirs
+    control._socket.close()
+
+
+def test_numbers_are_orders(pair: tuple[Control, socket.socket]) -> None:
+    control, host = pair
+    assert (control.arrived(), control.over, control.is_called()) == ([], False, False)
+    host.send(b"\x0f\x00\x09\xff\x40")
+    assert control.is_called()
+    assert control.arrived() == [15, 9, 64]  # what is no signal is no order
+    assert (control.arrived(), control.over) == ([], False)
+    host.shutdown(socket.SHUT_WR)
+    assert control.is_called()
+    assert (control.arrived(), control.over) == ([], True)
+
+
+def test_a_host_that_is_gone_with_our_words_unread(pair: tuple[Control, socket.socket]) -> None:
+    control, host = pair
+    assert control.tell("born", pid=1)
+    host.close()
+    assert control.is_called()
+    assert (control.arrived(), control.over) == ([], True)
+    assert not control.tell("ended")  # and no signal kills us for it
+
+
+def test_a_host_that_does_not_listen(
+    pair: tuple[Control, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, host = pair
+    monkeypatch.setattr(warden, "TOLD_SECONDS", 0.1)
+    assert control.tell("prepared", text="x" * 1000)
+    assert not control.tell("ended", text="x" * (8 << 20))
+    host.setblocking(False)
+    assert json.loads(host.recv(1 << 16).splitlines()[0]) == {"event": "prepared", "text": "x" * 1000}
+
+
+def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.socket]) -> None:
+    """Before the launch: whatever we wait for then, nobody else does."""
+    control, host = pair
+    before = warden._Interruptible(control)
+    old = signal.getsignal(signal.SIGIO)
+    pid = 0
+    try:
+        before.start()
+        control.tell("born", pid=1)
+        host.recv(100)  # signals that there is room; nothing was said
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(0.2)
+            host.send(b"\x09")
+            os._exit(0)
+        with pytest.raises(warden._Called):
+            time.sleep(60)
+    finally:
+        before.stop()
+        signal.signal(signal.SIGIO, old)
+        if pid:
+            os.waitpid(pid, 0)
+    with pytest.raises(warden._Called):
+        before.look()
+    assert warden._called_off(control)[0].cause == "signal:9"
+    before.look()  # it has been taken
+    host.close()
+    with pytest.raises(warden._Called):
+        before.look()
+    assert warden._called_off(control)[0].cause == "caller_died"
+
+
+# --- without trio ------------------------------------------------------------------------------------------
+
+
+def spoken(given: dict[str, Any]) -> list[Any]:
+    """All a warden says of a plugin that ends at once; or of an order that is none."""
+    import json
+    import os
+
+    from runner import zygote
+
+    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    if given.get("spoil"):
+        gear = errand._given
+        assert gear is not None
+        os.truncate(gear.order, 10)
+    errand.send(zygote.current())
+    with open(errand.control, "rb", closefd=False) as control:
+        told = [json.loads(text) for text in control]
+    errand.close()
+    zygote.close()
+    return told
+
+
+def test_what_is_said_in_which_order(box: Box) -> None:
+    told = wards.run(box, spoken, wards.given(box, "#!/bin/sh\nexit 4\n"))
+    assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
+    born, prepared, launched, ended = told
+    assert set(born) == {"event", "pid"}
+    assert set(prepared) == {"event", "plugin", "limits", "declare", "host", "policy", "unsandboxed"}
+    assert list(launched["timings"]) == ["manifest", "policy", "plan", "launch"]
+    assert set(ended) == {"event", "outcome", "status", "explanation", "report"}
+    assert ended["status"] == 4
+    assert ended["explanation"] == ["runner: crashed: the plugin ended with status 4"]
+    wards.is_sound(ended["report"])
+
+
+def test_an_order_that_is_none(box: Box) -> None:
+    told = wards.run(box, spoken, wards.given(box, CAT, spoil=True))
+    assert [event["event"] for event in told] == ["born", "ended"]
+    assert told[1]["outcome"]["code"] == "internal" and told[1]["report"] is None
+    assert told[1]["explanation"][0].startswith("runner: internal: ")
+
+
+def early(given: dict[str, Any], how: str) -> list[Any]:
+    """Ordered, and called off before the zygote has even looked."""
+    import signal
+
+    import trio
+
+    from runner import zygote
+    from runner.cage import aclose_zygote, open_cage
+
+    async def main() -> list[Any]:
+        taker = zygote.current()
+        signal.pidfd_send_signal(taker.pidfd, signal.SIGSTOP)
+        async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+            if how == "signal":
+                cage.signal(15)
+            elif how == "killed":
+                signal.pidfd_send_signal(taker.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(taker.pidfd, signal.SIGCONT)
+            ended = summed(await cage.ended())
+        await aclose_zygote()
+        return [ended]
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("signal", ["cancelled", "launch", "signal:15", 143]),
+        ("killed", ["launch_failed", "launch", "spawn", 125]),
+        ("", ["ok", "run", "", 0]),
+    ],
+)
+def test_called_off_before_it_began(box: Box, how: str, expected: list[Any]) -> None:
+    mark = box.folder / "marks" / "ran"
+    mark.parent.mkdir()
+    mark.parent.chmod(0o777)
+    policy = f'version = 1\n[write]\nceiling = ["{mark.parent}"]\n'
+    code = f"#!/bin/sh\ntouch {mark}\n"
+    given = wards.given(box, code, policy=policy, write=(str(mark.parent),))
+    assert wards.run(box, early, given, how) == [expected]
+    assert mark.exists() is (how == "")
+
+
+# --- whose death ends whom ---------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_killed_takes_its_plugin_along(box: Box) -> None:
+    with wards.host(box, wards.given(box, SLEEPS)) as host:
+        family = host.plugin | {host.warden, host.zygote}
+        assert len(family) >= 6  # keeper, two bwraps, the program
+        host.process.kill()
+        assert vanished(family, 30)
+
+
+def test_also_if_a_child_of_the_host_lives_on(box: Box) -> None:
+    """It has a copy of the control socket, so that nobody sees that one closed."""
+    with wards.host(box, wards.given(box, SLEEPS, child=True)) as host:
+        assert wards.settled(lambda: len(wards.below(host.process.pid)) < 2) is False
+        (child,) = set(wards.below(host.process.pid)) - {host.zygote}
+        family = host.plugin | {host.warden}
+        host.process.kill()
+        assert vanished(family, 10)
+        assert not vanished({child}, 0.0)  # else nothing was shown
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_warden_that_is_killed_takes_its_plugin_along(box: Box) -> None:
+    with wards.host(box, wards.given(box, SLEEPS)) as host:
+        family = host.plugin
+        os.kill(host.warden, signal.SIGKILL)
+        assert vanished(family | {host.warden}, 30)
+        assert host.ended() == ["internal", "run", "warden", 125]
+
+
+def test_a_warden_obeys_its_host_only(box: Box) -> None:
+    with wards.host(box, wards.given(box, SLEEPS)) as host:
+        family = host.plugin
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            os.kill(host.warden, number)
+        os.kill(host.keeper, signal.SIGKILL)  # what comes of that is told, so it lives to tell
+        assert vanished(family, 30)
+        code, phase, _, _ = host.ended()
+        assert (code, phase) == ("crashed", "run")
+
+
+def test_a_stopped_host_does_not_stop_the_clock(box: Box) -> None:
+    given = wards.given(box, SLEEPS, limits={"deadline": 3.0})
+    with wards.host(box, given) as host:
+        family = host.plugin
+        os.kill(host.process.pid, signal.SIGSTOP)
+        assert vanished(family | {host.warden}, 60)  # told, with nobody listening, and gone
+        os.kill(host.process.pid, signal.SIGCONT)
+        assert host.ended() == ["timeout", "invocation", "deadline", 124]
+
+
+def test_a_terminals_interrupt_is_not_for_plugins(box: Box) -> None:
+    """^C goes to everybody in the foreground; the host decides what it means for its plugins."""
+
+    def heedless(given: dict[str, Any]) -> None:
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        holding(given)
+
+    given = wards.given(box, "#!/bin/sh\necho runs\nread word\nexit 6\n")
+    process = elsewhere.start(
+        box.caller,
+        heedless,
+        given,
+        using=(*wards.TRAVEL, holding),
+        stdin=-1,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            host = wards.Host(process)
+            own = os.getpgid(process.pid)
+            others = host.plugin | {host.warden, host.zygote}
+            assert own == process.pid
+            assert all(os.getpgid(pid) != own and os.getsid(pid) != own for pid in others)
+            os.killpg(own, signal.SIGINT)
+            os.kill(host.zygote, signal.SIGINT)  # not even there
+            assert not vanished({host.keeper}, 0.3)
+            assert not vanished({host.zygote}, 0.1)
+        finally:
+            process.kill()
+
+
+def test_a_warden_has_nothing_of_the_plugins_streams(box: Box) -> None:
+    """Or the host would never see their end; and what a warden printed would be the plugin's word."""
+    with wards.host(box, wards.given(box, SLEEPS)) as host:
+        held = wards.descriptors(host.warden)
+        assert {held[number] for number in (0, 1, 2)} == {"/dev/null"}
+        pipes = {name for name in wards.descriptors(host.process.pid).values() if name.startswith("pipe:")}
+        assert pipes and not pipes & set(held.values())
+        keeper = wards.descriptors(host.keeper)
+        assert not pipes & set(keeper.values())

@@ -1,0 +1,342 @@
+"""The process wardens are forked from: how it is started, what it has of its host, and what becomes of it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.budgets.cage import Box
+from tests.conftest import Caller, vanished
+from tests.runner import wards
+from tests.runner.wards import CAT, in_cage, invocation, line, settled, summed, zygote_pid
+
+
+@pytest.fixture
+def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Box:
+    runner_as.give(plugin_dir)
+    return Box(runner_as, plugin_dir)
+
+
+WAITS = "#!/bin/sh\necho runs\nread word\nexit 6\n"
+
+
+def replaced(given: dict[str, Any]) -> list[Any]:
+    """The zygote is killed while a plugin runs, and found dead by the next launch."""
+    import os
+    import signal
+
+    import trio
+
+    from runner.cage import open_cage
+
+    async def act(cage: Any) -> list[Any]:
+        await line(cage.stdout)
+        first = zygote_pid(cage)
+        os.kill(first, signal.SIGKILL)
+        with trio.move_on_after(0.3):
+            await cage.ended()
+        lives = cage.has_ended is None
+        async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
+            await line(other.stdout)
+            second = zygote_pid(other)
+            await other.stdin.send_all(b"go\n")
+            ended = summed(await other.ended())
+        await cage.stdin.send_all(b"go\n")
+        return [first, lives, first != second, ended, summed(await cage.ended())]
+
+    first, *told = in_cage(given, act)
+    return [*told, os.path.exists(f"/proc/{first}")]
+
+
+def test_a_plugin_outlives_the_zygote_it_came_from(box: Box) -> None:
+    six = ["crashed", "run", "exit:6", 6]
+    assert wards.run(box, replaced, wards.given(box, WAITS)) == [True, True, six, six, False]
+
+
+def adopted(given: dict[str, Any]) -> list[Any]:
+    """A host that inherits orphans, as pid 1 of a container does: its zygote's wardens come to it."""
+    import ctypes
+    import os
+    import signal
+
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+    async def act(cage: Any) -> None:
+        await line(cage.stdout)
+        os.kill(zygote_pid(cage), signal.SIGKILL)
+
+    in_cage(given, act)
+    try:
+        return list(os.waitpid(-1, os.WNOHANG))
+    except ChildProcessError:
+        return []
+
+
+def test_no_zombie_is_left_to_a_host_that_inherits_orphans(box: Box) -> None:
+    assert wards.run(box, adopted, wards.given(box, WAITS)) == []
+
+
+def in_vain(given: dict[str, Any]) -> list[Any]:
+    """Whatever is started dies."""
+    import os
+    import signal
+
+    import trio
+
+    from runner import zygote
+    from runner.cage import open_cage
+    from runner.report import Failure
+
+    real = zygote.by_exec
+
+    def doomed() -> Any:
+        made = real()
+        signal.pidfd_send_signal(made.pidfd, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
+        return made
+
+    zygote.by_exec = doomed
+
+    async def main() -> list[Any]:
+        before = len(os.listdir("/proc/self/fd"))
+        try:
+            async with open_cage(invocation(given), environ={}):
+                return []
+        except Failure as failure:
+            open_now = len(os.listdir("/proc/self/fd")) - before
+            return [failure.outcome.code, failure.outcome.cause, failure.exec_status, open_now]
+
+    return trio.run(main)
+
+
+def test_a_zygote_that_cannot_live(box: Box) -> None:
+    assert wards.run(box, in_vain, wards.given(box, CAT)) == ["launch_failed", "spawn", 125, 0]
+
+
+# --- what it has of its host -------------------------------------------------------------------------------
+
+
+def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
+    """A zygote, started by a host with things that are nobody else's."""
+    import os
+    import signal
+    import time
+
+    from runner import zygote
+
+    os.chdir(given["folder"])
+    secret = os.open("secret", os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(secret, True)
+    os.dup2(secret, 77, inheritable=True)
+    os.environ["SECRET"] = "in the environment"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    made = zygote.by_fork() if how == "fork" else zygote.current()
+    assert made is not None and zygote.current() is made
+
+    with open(f"/proc/self/fdinfo/{made.pidfd}") as file:
+        pid = next(int(text.split()[1]) for text in file if text.startswith("Pid:"))
+
+    def is_made() -> bool:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read() != "runner-zygote\n"
+
+    assert not settled(is_made)
+    time.sleep(0.2)
+    status = {}
+    with open(f"/proc/{pid}/status") as file:
+        for text in file:
+            name, _, value = text.partition(":")
+            status[name] = value.strip()
+    held = {name: os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    with open(f"/proc/{pid}/environ", "rb") as raw:
+        environ = raw.read().decode()
+    told = {
+        "held": held,
+        "cwd": os.readlink(f"/proc/{pid}/cwd"),
+        "session": os.getsid(pid) == pid,
+        "threads": status["Threads"],
+        "blocked": int(status["SigBlk"], 16),
+        "ignored": [n for n in range(1, 32) if int(status["SigIgn"], 16) >> (n - 1) & 1],
+        "caught": int(status["SigCgt"], 16),
+        "environ": environ,
+    }
+    zygote.close()
+    os.unlink("secret")
+    return {**told, "gone": not os.path.exists(f"/proc/{pid}")}
+
+
+@pytest.mark.parametrize("how", ["exec", "fork"])
+def test_it_has_nothing_of_its_host(box: Box, how: str) -> None:
+    told = wards.run(box, looked_at, {"folder": str(box.caller.home)}, how)
+    held = told.pop("held")
+    assert [held.pop(number) for number in "012"] == ["/dev/null"] * 3
+    ((_, only),) = held.items()
+    assert only.startswith("socket:")
+    environ = told.pop("environ")
+    if how == "exec":
+        assert "SECRET" not in environ
+    assert told == {
+        "cwd": "/",
+        "session": True,
+        "threads": "1",
+        "blocked": 0,
+        "ignored": [signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ],
+        "caught": 0,
+        "gone": True,
+    }
+
+
+def misled(given: dict[str, Any]) -> list[Any]:
+    """A host that would import from where it happens to be."""
+    import os
+    import sys
+
+    import runner.cage
+
+    assert runner.cage.__file__
+    os.chdir(given["folder"])
+    sys.path.insert(0, "")
+    try:
+        import trap  # type: ignore[import-not-found]
+
+        trap.spring()
+    except SystemExit:
+        os.unlink("imported")  # so it would
+
+    async def act(cage: Any) -> list[Any]:
+        return summed(await cage.ended())
+
+    ended: list[Any] = in_cage(given, act)
+    return [ended, os.listdir()]
+
+
+def test_it_imports_nothing_from_the_hosts_folder(box: Box) -> None:
+    given = wards.given(box, "#!/bin/sh\n", folder=str(box.folder / "trap"))
+    trap = box.folder / "trap"
+    trap.mkdir()
+    names = ["fcntl.py", "hashlib.py", "runner.py", "sandbox.py", "trap.py"]
+    for name in names:
+        (trap / name).write_text(f"open({str(trap / 'imported')!r}, 'w')\nraise SystemExit(3)\n")
+    box.caller.give(trap)
+    ended, found = wards.run(box, misled, given)
+    assert ended == ["ok", "run", "", 0]
+    assert sorted(set(found) - {"__pycache__"}) == names
+
+
+def forked(given: dict[str, Any]) -> list[Any]:
+    """As the command line does it: the launch is ordered before trio is there."""
+    import os
+    import sys
+
+    from runner import zygote
+
+    assert "trio" not in sys.modules
+    made = zygote.by_fork()
+    assert made is not None
+    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    errand.send(made)
+    import trio
+
+    from runner.cage import aclose_zygote, open_cage
+
+    refused = zygote.by_fork() is None  # from now on
+
+    async def main() -> list[Any]:
+        async with open_cage(invocation(given), environ={}, sent=errand) as cage:
+            await cage.stdin.send_all(b"hello\n")
+            said = await line(cage.stdout)
+        again = []
+        async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+            await cage.stdin.send_all(b"again\n")
+            again.append(await line(cage.stdout))
+            same = cage._errand.zygote is made
+        await aclose_zygote()
+        return [said, *again, same]
+
+    before = len(os.listdir("/proc/self/fd"))
+    told = trio.run(main)
+    # Four ends of that launch, and the zygote's socket and pidfd.
+    return [*told, refused, before - len(os.listdir("/proc/self/fd"))]
+
+
+def test_a_launch_ordered_before_trio_is_there(box: Box) -> None:
+    assert wards.run(box, forked, wards.given(box, CAT)) == ["hello", "again", True, True, 6]
+
+
+def test_no_fork_beside_threads() -> None:
+    import threading
+
+    from runner import zygote
+
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert zygote.by_fork() is None
+    finally:
+        over.set()
+        thread.join()
+
+
+# --- its host ----------------------------------------------------------------------------------------------
+
+
+def test_it_ends_with_its_host(box: Box) -> None:
+    with wards.host(box, wards.given(box, WAITS)) as host:
+        host.process.kill()
+        assert vanished({host.zygote, host.warden}, 30)
+
+
+def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
+    def careless(given: dict[str, Any]) -> list[int]:
+        import trio
+
+        from runner.cage import open_cage
+
+        async def main() -> list[int]:
+            async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+                await line(cage.stdout)
+                return [zygote_pid(cage)]
+
+        return trio.run(main)
+
+    (pid,) = wards.run(box, careless, wards.given(box, WAITS))
+    assert vanished({pid}, 30)
+
+
+@pytest.mark.needs("root")
+def test_a_host_that_gave_up_its_rights_launches_without_them(
+    runner_as_root: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    box = Box(runner_as_root, plugin_dir)
+
+    def dropped(given: dict[str, Any]) -> list[Any]:
+        import os
+
+        import trio
+
+        from runner import zygote
+        from runner.cage import aclose_zygote, open_cage
+
+        async def owner() -> Any:
+            async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+                await cage.launched()
+                return os.stat(f"/proc/{cage._pid}").st_uid
+
+        first = trio.run(owner)
+        old = zygote.current()
+        os.setgroups([])
+        os.setresgid(54321, 54321, 54321)
+        os.setresuid(54321, 54321, 54321)
+        second = trio.run(owner)
+        fresh = zygote.current() is not old
+        trio.run(aclose_zygote)
+        return [first, fresh, second]
+
+    given = wards.given(box, CAT)
+    given["policy"] = "dev"  # a file of root's is no policy of others
+    assert wards.run(box, dropped, given) == [0, True, 54321]
