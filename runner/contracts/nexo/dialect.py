@@ -306,10 +306,10 @@ class NexoDialect:
         call = HostCall(-self._published, "broker.publish", event, expects_answer=False)
         return (call, Notice("published", event))
 
-    def _dropped(self, reason: str, topic: object) -> Events:
+    def _dropped(self, reason: str, topic: object, why: str = "") -> Events:
         self._count(f"dropped_{reason}")
         shown = topic[:_SHOWN] if isinstance(topic, str) else ""
-        return (Notice("dropped", {"reason": reason, "topic": shown}),)
+        return (Notice("dropped", {"reason": reason, "topic": shown, "why": why}),)
 
     def notify(self, method: str, params: Any) -> Events:
         if method != "broker.event":
@@ -430,7 +430,7 @@ class NexoDialect:
 
     def answer(self, ticket: int, answer: Answer) -> Events:
         if ticket < 0 and answer.error is not None:  # of an event that was let through here
-            return self._dropped("broker_error", answer.error[1])
+            return self._dropped("broker_error", "", answer.error[1])
         if self._questions.pop(ticket, None) is None:
             return ()
         return self._reply(ticket, answer)
