@@ -12,7 +12,6 @@ from typing import Any, Final, TypeGuard
 from runner.contracts.mcp.era import Era
 from runner.dialect import Call, CallRefused, Refusal, Reply, Violation
 from runner.jsonrpc import INVALID_PARAMS
-from runner.report import Code
 from sandbox.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 
@@ -136,14 +135,14 @@ class Flight:
 
     def result(self, value: Any, size: int) -> Step:
         if not isinstance(value, dict):
-            return self._malformed("bad_type", f"the result of {self._name} is no object")
+            return self.malformed("bad_type", f"the result of {self._name} is no object")
         if self._modern:
             kind = value.get("resultType", "complete")
             if kind == "input_required" and self.method in WITH_INPUT:
                 return self._input_required(value)
             if kind != "complete":
                 shown = quoted(kind) if isinstance(kind, str) else type(kind).__name__
-                return self._malformed("result_type", f"a result of {self._name} of an unknown type: {shown}")
+                return self.malformed("result_type", f"a result of {self._name} of an unknown type: {shown}")
         if self.call.kind == "list":
             return self._page(value, size)
         if self.call.kind == "method":
@@ -152,7 +151,7 @@ class Flight:
             return self._tool(value)
         part = _PARTS[self.method]
         if not _objects(value.get(part)):
-            return self._malformed("bad_type", f"the result of {self._name} has no list of {part}")
+            return self.malformed("bad_type", f"the result of {self._name} has no list of {part}")
         return Reply(self.token, value)
 
     def answered(self, key: str, value: Any) -> More | None:
@@ -164,25 +163,23 @@ class Flight:
         return None if self._open else self._again()
 
     def malformed(self, cause: str, message: str) -> Violation:
-        return self._malformed(cause, message)
+        """The end of this call, and of nothing else."""
+        return Violation("malformed_response", message, cause, call=self.token)
 
     @property
     def _name(self) -> str:
         return f"{self.method} {quoted(self.call.name)}" if self.call.kind != "method" else self.method
-
-    def _malformed(self, cause: str, message: str, code: Code = "malformed_response") -> Violation:
-        return Violation(code, message, cause, call=self.token)
 
     # --- tools --------------------------------------------------------------------------------------------
 
     def _tool(self, value: dict[str, Any]) -> Step:
         content, error = value.get("content", []), value.get("isError")
         if not _objects(content) or not all(isinstance(part.get("type"), str) for part in content):
-            return self._malformed("bad_type", f"the content of {self._name} is no list of typed objects")
+            return self.malformed("bad_type", f"the content of {self._name} is no list of typed objects")
         if error is not None and not isinstance(error, bool):
-            return self._malformed("bad_type", f"isError of {self._name} is neither true nor false")
+            return self.malformed("bad_type", f"isError of {self._name} is neither true nor false")
         if not self._modern and not isinstance(value.get("structuredContent"), dict | None):
-            return self._malformed("bad_type", f"the structuredContent of {self._name} is no object")
+            return self.malformed("bad_type", f"the structuredContent of {self._name} is no object")
         if not error:
             return Reply(self.token, value)
         texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
@@ -197,25 +194,25 @@ class Flight:
         _, key, identity = LISTS[self.call.name]
         items, cursor = value.get(key), value.get("nextCursor")
         if not _objects(items) or not all(isinstance(item.get(identity), str) for item in items):
-            return self._malformed("bad_type", f"{self.method} has no list of objects with {identity}")
+            return self.malformed("bad_type", f"{self.method} has no list of objects with {identity}")
         if not all(isinstance(item.get(schema, {}), dict) for item in items for schema in _SCHEMAS):
-            return self._malformed("bad_type", f"a schema in {self.method} is no object")
+            return self.malformed("bad_type", f"a schema in {self.method} is no object")
         if cursor is not None and not isinstance(cursor, str):
-            return self._malformed("bad_type", f"the nextCursor of {self.method} is no string")
+            return self.malformed("bad_type", f"the nextCursor of {self.method} is no string")
         self._items += items
         self._pages += 1
         self._bytes += size
         if len(self._items) > MOST_ITEMS:
-            return self._malformed("too_many_items", f"{self.method} has more than {MOST_ITEMS} items")
+            return self.malformed("too_many_items", f"{self.method} has more than {MOST_ITEMS} items")
         if self._bytes > MOST_BYTES:
-            return self._malformed("list_too_large", f"{self.method} is longer than {MOST_BYTES} bytes")
+            return self.malformed("list_too_large", f"{self.method} is longer than {MOST_BYTES} bytes")
         if cursor is None:
             return Reply(self.token, {key: self._items})
         if cursor in self._cursors:
             message = f"{self.method} repeats the cursor {quoted(cursor)}: the list has no end"
-            return self._malformed("cursor_repeats", message)
+            return self.malformed("cursor_repeats", message)
         if self._pages >= MOST_PAGES:
-            return self._malformed("too_many_pages", f"{self.method} has more than {MOST_PAGES} pages")
+            return self.malformed("too_many_pages", f"{self.method} has more than {MOST_PAGES} pages")
         self._cursors.add(cursor)
         return More({"cursor": cursor})
 
@@ -224,20 +221,20 @@ class Flight:
     def _input_required(self, value: dict[str, Any]) -> Step:
         asked, state = value.get("inputRequests"), value.get("requestState")
         if state is not None and not isinstance(state, str):
-            return self._malformed("bad_type", f"the requestState of {self._name} is no string")
+            return self.malformed("bad_type", f"the requestState of {self._name} is no string")
         if asked is not None and not isinstance(asked, dict):
-            return self._malformed("bad_type", f"the inputRequests of {self._name} are no object")
+            return self.malformed("bad_type", f"the inputRequests of {self._name} are no object")
         if not asked and state is None:
-            return self._malformed("input_required", f"{self._name} needs input, and does not say which")
+            return self.malformed("input_required", f"{self._name} needs input, and does not say which")
         self._rounds += 1
         if self._rounds > MOST_ROUNDS:
-            return self._malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
+            return self.malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
         inputs: list[Input] = []
         for key, request in (asked or {}).items():
             method = request.get("method") if isinstance(request, dict) else None
             if method not in INPUTS or len(inputs) == MOST_INPUTS:
                 shown = f"more than {MOST_INPUTS}" if method in INPUTS else quoted(str(method))
-                return self._malformed("input_required", f"{self._name} needs input nobody can give: {shown}")
+                return self.malformed("input_required", f"{self._name} needs input nobody can give: {shown}")
             inputs.append(Input(key, method, request.get("params")))
         self._state, self._inputs = state, {}
         self._open = {one.key for one in inputs}

@@ -75,8 +75,7 @@ class Handshake:
         return []
 
     def feed(self, incoming: Result | Error) -> list[Event]:
-        if self._stage == "over":
-            return []
+        """An answer to one of the two questions, as long as it is waited for."""
         if incoming.token == DISCOVER:
             return self._probed(incoming)
         if isinstance(incoming, Error):

@@ -297,6 +297,11 @@ NO_INITIALIZE_RESULTS: tuple[Any, ...] = (
             id="refused with an older version named",
         ),
         pytest.param(
+            [error(1, -32601), *(error(number, -32602, data={"supported": [LEGACY]}) for number in (2, 3))],
+            [initialize(), initialize(3), "protocol_version_mismatch"],
+            id="names what it refuses in the older era, too",
+        ),
+        pytest.param(
             [error(1, -32601), error(2, -32602, data={"supported": ["1.0"]})],
             [initialize(), "protocol_version_mismatch"],
             id="refused with nothing in common",
@@ -363,6 +368,20 @@ def test_a_handshake_ends_once() -> None:
         [],
         None,
     )
+
+
+def test_a_handshake_that_failed_is_not_mended_by_the_other_answer() -> None:
+    dialect, found = shake(SILENCE, error(1, -32021), result(2, INITIALIZED))
+    assert [event.code for event in found[1:]] == ["handshake_failed"]
+    assert (said(dialect.opening()), dialect.counters["late"]) == ([], 1)
+
+
+def test_a_mismatch_names_both_sides() -> None:
+    _, found = shake(error(1, -32022, data={"supported": ["2031-01-01", 5, "\x1b[31m"]}))
+    ours = "2026-07-28, 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05"
+    assert found[0].message == f"the server speaks '2031-01-01', '\\x1b[31m'; the runner speaks {ours}"
+    _, found = shake(error(1, -32022, data={"supported": []}))
+    assert found[0].message.startswith("the server speaks none;")
 
 
 def test_the_late_answer_is_counted() -> None:
@@ -655,6 +674,9 @@ def test_what_is_not_in_the_list_is_not_called() -> None:
     event = refused.value.event
     assert isinstance(event, Violation)
     assert (event.code, event.call, event.hint) == ("tool_not_exposed", 7, "did you mean 'echo'?")
+    hear(dialect, {"method": "notifications/prompts/list_changed"})
+    with pytest.raises(CallRefused):
+        dialect.call(7, Call("tool", "ecoh"))
     asked(dialect, "tool", "echo")
     assert hear(dialect, CHANGED) == [Notice("changed", {"list": "tools"})]
     asked(dialect, "tool", "ecoh", token=8)  # nothing is known any more
@@ -752,6 +774,7 @@ def test_cancelling(era: Maker) -> None:
         "method": "notifications/cancelled",
         "params": {"requestId": number, "reason": "too slow"},
     }
+    assert said(dialect.expired(7, "too slow")) == []
     assert said(dialect.cancel(7, "too slow")) == [cancelled]
     assert said(dialect.cancel(7, "again")) == []
     # server-everything goes on like this for a while
@@ -1017,6 +1040,15 @@ def test_a_refused_input_ends_the_call_and_its_other_questions() -> None:
     )
     assert violation.call == 7
     assert said(dialect.answer(-2, Answer({"roots": []}))) == []
+
+
+def test_input_for_many_calls_at_once_has_a_limit() -> None:
+    dialect = modern("roots")
+    for token in range(MOST_TICKETS // flight.MOST_INPUTS):
+        number = asked(dialect, "tool", "t", token=token + 100)["id"]
+        assert len(hear(dialect, needs(number, *["roots/list"] * flight.MOST_INPUTS))) == flight.MOST_INPUTS
+    number = asked(dialect, "tool", "t")["id"]
+    assert [outcome(event) for event in hear(dialect, needs(number, "roots/list"))] == ["flood"]
 
 
 def test_an_input_that_is_no_json_ends_the_call() -> None:
