@@ -1,0 +1,76 @@
+"""Manifests for the plugin that misbehaves: tests/plugins/misbehaving, which says what it can do."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.conftest import ROOT
+
+Contract = Literal["rune", "nexo", "mcp"]
+Moment = Literal["start", "hello", "call"]
+
+CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp")
+PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"
+
+_program: Mapping[str, Any] = runpy.run_path(str(PLUGIN))
+# Its behaviours, each with the moment it chooses if it is told none.
+BEHAVIOURS: Mapping[str, Moment] = {name: row[1] for name, row in _program["BEHAVIOURS"].items()}
+ID: str = _program["ID"]
+# The tool it has, as it is called in each contract.
+TOOL: Mapping[str, str] = _program["TOOL"]
+# How many messages a burst and a storm are.
+REQUESTS: int = _program["REQUESTS"]
+
+_NEXO = """\
+[plugin]
+id = "{id}"
+version = "1.0.0"
+name = "Misbehaving"
+description = "Wrong in one way."
+min_nexo_version = ">=0.1"
+
+[plugin.entrypoint]
+command = "./plugin.py"
+args = {args}
+
+[plugin.extends]
+tools = ["{tool}"]
+
+[plugin.capabilities.broker]
+publish = ["{id}.>"]
+"""
+
+
+def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | None = None) -> Path:
+    """A plugin in `folder` that behaves like that; the path of its manifest.
+
+    `moment`: at the start, in place of its answer to the handshake, or to a call. Default: what suits it.
+    """
+    assert behaviour in BEHAVIOURS, f"{behaviour}: known are {', '.join(BEHAVIOURS)}"
+    shutil.copy(PLUGIN, folder)
+    (folder / PLUGIN.name).chmod(0o755)
+    args = [behaviour, contract, *([moment] if moment else [])]
+    if contract == "nexo":
+        path = folder / "nexo-plugin.toml"
+        text = _NEXO.format(id=ID, args=json.dumps(args), tool=TOOL["nexo"])
+    elif contract == "rune":
+        path = folder / "rterm-plugin.json"
+        bundle = {
+            "plugin_id": ID,
+            "plugin_version": "1",
+            "protocol_version": "rterm.plugin.v1",
+            "process": {"command": "./plugin.py", "args": args},
+            "tools": [{"name": TOOL["rune"]}],
+        }
+        text = json.dumps(bundle)
+    else:
+        path = folder / "mcp.json"
+        text = json.dumps({"mcpServers": {ID: {"command": "./plugin.py", "args": args}}})
+    path.write_text(text)
+    path.chmod(0o644)
+    return path

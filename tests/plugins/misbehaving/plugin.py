@@ -1,0 +1,460 @@
+#!/usr/bin/python3 -I
+"""A plugin that misbehaves in one way and is correct in every other.
+
+    plugin.py BEHAVIOUR CONTRACT [MOMENT]
+
+CONTRACT is rune, nexo or mcp (a server of the older protocol, which knows no server/discover). MOMENT is when
+it happens: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
+BEHAVIOURS, at the end, has them all with the moment that suits each best.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+ID = "misbehaving"
+TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo"}
+SCHEMA = {"type": "object"}
+REQUESTS = 2000
+MEBI = 1 << 20
+# Stands in a message where a behaviour puts text of its own, JSON or not.
+HERE = "@here@"
+# What a behaviour returns that is not done although the conversation would be.
+READ_ON = "read on"
+
+
+def write(data, fd=1):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def live_on():
+    while True:
+        signal.pause()
+
+
+# --- The contracts: what each message is, and its right answer ---------------------------------------------
+#
+# moment(message) is "hello" or "call" where a behaviour may step in. answer(message, value) is what is right;
+# `value` is put somewhere in it. chatter() is what may be sent unasked, request(n) asks the host something.
+
+
+class Rune:
+    def moment(self, message):
+        return {"handshake": "hello", "request": "call"}.get(message.get("type"))
+
+    def answer(self, message, value):
+        if message["type"] == "handshake":
+            manifest = {
+                "plugin_id": ID,
+                "plugin_version": "1",
+                "protocol_version": message["protocol_version"],
+                "exposed_tools": [TOOL["rune"]],
+            }
+            return {"type": "handshake", "manifest": manifest, "metadata": {"note": value}}
+        return {
+            "type": "response",
+            "request_id": message["request_id"],
+            "status": "ok",
+            "output": {"input": message["input"], "note": value},
+        }
+
+    def over(self, message):
+        return message.get("type") == "request"
+
+    def wrong(self, answer):
+        if "manifest" in answer:
+            return {**answer, "manifest": {**answer["manifest"], "plugin_id": "somebody-else"}}
+        return {**answer, "request_id": "plugin_req_0000000000000000"}
+
+    def chatter(self):
+        return {"type": "event", "text": "x" * 200}
+
+    def request(self, number):
+        return {"type": "request", "request_id": f"r{number}", "tool_name": "x", "context": {}, "input": {}}
+
+
+class _JsonRpc:
+    def answer(self, message, value):
+        answer = {"jsonrpc": "2.0", "id": message.get("id")}
+        result = self.result(message["method"], message.get("params") or {}, value)
+        if result is None:
+            return {**answer, "error": {"code": -32601, "message": f"no {message['method']} here"}}
+        return {**answer, "result": result}
+
+    def over(self, message):
+        return message.get("method") == "shutdown"
+
+    def wrong(self, answer):
+        return {**answer, "id": 987654}
+
+
+class Nexo(_JsonRpc):
+    def moment(self, message):
+        return {"initialize": "hello", "tool.invoke": "call"}.get(message.get("method"))
+
+    def result(self, method, params, value):
+        if method == "initialize":
+            manifest = {"plugin": {"id": ID, "version": "1.0.0"}}
+            tools = [{"name": TOOL["nexo"], "description": "Echo.", "input_schema": SCHEMA}]
+            return {"manifest": manifest, "server_version": "1.0.0", "tools": tools, "note": value}
+        if method == "tool.invoke":
+            return {"input": params.get("args"), "note": value}
+        return {"ok": True} if method == "shutdown" else None
+
+    def chatter(self):
+        topic = f"{ID}.chatter"
+        event = {"topic": topic, "source": ID, "payload": {"text": "x" * 200}}
+        return {"jsonrpc": "2.0", "method": "broker.publish", "params": {"topic": topic, "event": event}}
+
+    def request(self, number):
+        params = {"agent_id": "a", "query": "x" * 100, "limit": 1}
+        return {"jsonrpc": "2.0", "id": number, "method": "memory.recall", "params": params}
+
+
+class Mcp(_JsonRpc):
+    def moment(self, message):
+        return {"initialize": "hello", "tools/call": "call"}.get(message.get("method"))
+
+    def result(self, method, params, value):
+        if method == "initialize":
+            return {
+                "protocolVersion": params.get("protocolVersion", "2025-11-25"),
+                "capabilities": {"tools": {}, "logging": {}},
+                "serverInfo": {"name": ID, "version": "1"},
+                "_meta": {"note": value},
+            }
+        if method == "tools/list":
+            return {"tools": [{"name": TOOL["mcp"], "description": "Echo.", "inputSchema": SCHEMA}]}
+        if method == "tools/call":
+            content = [{"type": "text", "text": json.dumps(params.get("arguments"))}]
+            structured = {"input": params.get("arguments"), "note": value}
+            return {"content": content, "structuredContent": structured}
+        return {} if method == "ping" else None
+
+    def chatter(self):
+        params = {"level": "info", "data": "x" * 200}
+        return {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+
+    def request(self, number):
+        return {
+            "jsonrpc": "2.0",
+            "id": number,
+            "method": "roots/list",
+            "params": {"_meta": {"pad": "x" * 100}},
+        }
+
+
+CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp}
+
+
+class Plugin:
+    """The correct part: reads lines, answers them, goes when it should."""
+
+    def __init__(self, contract, behaviour, moment):
+        self.contract = contract
+        self.behaviour = behaviour
+        self.moment = moment
+        self.kept = b""  # to be sent when something else arrives
+        self.stubborn = False
+
+    def frame(self, message, value=None, raw=None):
+        """The right answer as a line; `raw` is text to stand where a value would."""
+        answer = self.contract.answer(message, HERE if raw is not None else value)
+        line = json.dumps(answer).encode() + b"\n"
+        return line if raw is None else line.replace(json.dumps(HERE).encode(), raw)
+
+    def reply(self, message):
+        if message is not None:
+            write(self.frame(message))
+
+    def run(self):
+        if self.moment == "start":
+            self.behaviour(self, None)
+        for line in iter(sys.stdin.buffer.readline, b""):
+            if self.kept:
+                write(self.kept)
+                self.kept = b""
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue
+            if not isinstance(message, dict):
+                continue
+            moment = self.contract.moment(message)
+            if moment is not None and moment == self.moment:
+                if self.behaviour(self, message) == READ_ON:
+                    continue
+            elif self.stubborn and message.get("method") == "shutdown":
+                live_on()
+            elif moment is not None or ("method" in message and "id" in message):
+                self.reply(message)
+            if self.contract.over(message):
+                break
+        if self.stubborn:
+            live_on()
+        write(self.kept)
+
+
+# --- What can be wrong with an answer ----------------------------------------------------------------------
+
+
+def raw(text):
+    """An answer that holds this text where a JSON value belongs."""
+
+    def behave(plugin, message):
+        write(plugin.frame(message, raw=text))
+
+    return behave
+
+
+def changed(change):
+    """The right answer's bytes, changed."""
+
+    def behave(plugin, message):
+        write(change(plugin.frame(message)))
+
+    return behave
+
+
+def wrong_id(plugin, message):
+    write(json.dumps(plugin.contract.wrong(json.loads(plugin.frame(message)))).encode() + b"\n")
+
+
+def duplicate_key(line):
+    """The key that says what is answered (or what kind of line it is) twice; the right one is last."""
+    answer = json.loads(line)
+    key = next(key for key in ("request_id", "id", "type") if key in answer)
+    other = "other" if isinstance(answer[key], str) else 987654
+    return json.dumps({key: other}).encode()[:-1] + b", " + line[1:]
+
+
+# --- What can be wrong with when and how it comes ----------------------------------------------------------
+
+
+def good(plugin, message):
+    plugin.reply(message)
+
+
+def silent(plugin, message):
+    """Goes on reading, and says nothing. From the start: to nobody."""
+    while message is None and sys.stdin.buffer.readline():
+        pass
+    return READ_ON
+
+
+def drip(plugin, message):
+    """Byte by byte, and yet in time."""
+    for byte in plugin.frame(message):
+        write(bytes([byte]))
+        time.sleep(0.001)
+
+
+def trickle(plugin, message):
+    """Byte by byte for ever: there is always something new, and never an answer."""
+    write(b'{"text": "')
+    while True:
+        write(b"x")
+        time.sleep(0.05)
+
+
+def banner(plugin, message):
+    write(b"Welcome to the plugin, version 1!\n")
+    plugin.reply(message)
+
+
+def half_frame(plugin, message):
+    line = plugin.frame(message)
+    write(line[: len(line) // 2])
+    os._exit(3)
+
+
+def unterminated(plugin, message):
+    """A whole answer but for its newline, then the end."""
+    write(plugin.frame(message)[:-1])
+    os._exit(0)
+
+
+def endless_line(plugin, message):
+    write(b'{"text": "')
+    while True:
+        write(b"x" * 65536)
+
+
+def flood_frames(plugin, message):
+    line = json.dumps(plugin.contract.chatter()).encode() + b"\n"
+    while True:
+        write(line * 256)
+
+
+def flood_garbage(plugin, message):
+    while True:
+        write(b"this is no message of any protocol\n" * 1024)
+
+
+def flood_stderr(plugin, message):
+    while True:
+        write(b"something is the matter, something is the matter\n" * 1024, 2)
+
+
+def burst_stderr(plugin, message):
+    """More than any pipe holds, then the right answer: who does not read stderr waits for ever."""
+    for _ in range(8):
+        write(b"e" * (MEBI - 1) + b"\n", 2)
+    plugin.reply(message)
+
+
+def burst_frames(plugin, message):
+    """Many messages nobody asked for, then the right answer."""
+    line = json.dumps(plugin.contract.chatter()).encode() + b"\n"
+    write(line * REQUESTS)
+    plugin.reply(message)
+
+
+def chatter_after(plugin, message):
+    """The right answer, then more than any pipe holds."""
+    plugin.reply(message)
+    write((b"y" * 99 + b"\n") * (MEBI // 100))
+
+
+def deaf(plugin, message):
+    """Never reads again."""
+    plugin.reply(message)
+    live_on()
+
+
+def storm(plugin, message):
+    """Asks very much of its host, and never reads the answers."""
+    plugin.reply(message)
+    write(b"".join(json.dumps(plugin.contract.request(n)).encode() + b"\n" for n in range(1, REQUESTS + 1)))
+    live_on()
+
+
+def twice(plugin, message):
+    plugin.reply(message)
+    plugin.reply(message)
+
+
+def late(plugin, message):
+    """Keeps its answer until something else arrives, or nothing more will."""
+    plugin.kept += plugin.frame(message)
+    return READ_ON
+
+
+def exit_failing(plugin, message):
+    write(b"cannot open the database\n", 2)
+    os._exit(3)
+
+
+def exit_zero(plugin, message):
+    os._exit(0)
+
+
+def killed(plugin, message):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answer_and_exit(plugin, message):
+    """In the same instant: the answer is in the pipe, and nobody is behind it any more."""
+    plugin.reply(message)
+    os._exit(0)
+
+
+def answer_and_fail(plugin, message):
+    plugin.reply(message)
+    os._exit(3)
+
+
+def orphan(plugin, message):
+    """Answers and goes; a child keeps its stdout and stderr open."""
+    if os.fork() == 0:
+        live_on()
+    plugin.reply(message)
+    os._exit(0)
+
+
+def close_stdout(plugin, message):
+    os.close(1)
+    live_on()
+
+
+def oom(plugin, message):
+    held = []
+    while True:
+        held.append(b"\1" * (16 * MEBI))
+
+
+def stop(plugin, message):
+    """Alive, and never to be heard of again."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stubborn(plugin, message):
+    """Works well, and cannot be made to leave by asking."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    plugin.stubborn = True
+    plugin.reply(message)
+
+
+BEHAVIOURS = {
+    "good": (good, "call"),
+    # the text of an answer
+    "nan": (raw(b"NaN"), "call"),
+    "infinity": (raw(b"-Infinity"), "call"),
+    "overflow": (raw(b"1e999"), "call"),
+    "huge_int": (raw(b"9" * 5000), "call"),
+    "int_65_bit": (raw(b"18446744073709551616"), "call"),
+    "deep": (raw(b"[" * 100_000 + b"]" * 100_000), "call"),
+    "deep_129": (raw(b"[" * 129 + b"]" * 129), "call"),
+    "surrogate": (raw(rb'"\ud800"'), "call"),
+    "not_utf8": (raw(b'"\xff\xfe"'), "call"),
+    "large": (raw(b'"' + b"x" * (2 * MEBI) + b'"'), "call"),
+    "bom": (changed(lambda line: b"\xef\xbb\xbf" + line), "call"),
+    "blank": (changed(lambda line: b"\n" + line), "call"),
+    "crlf": (changed(lambda line: line[:-1] + b"\r\n"), "call"),
+    "trailing": (changed(lambda line: line[:-1] + b" {}\n"), "call"),
+    "array": (changed(lambda line: b"[" + line[:-1] + b"]\n"), "call"),
+    "duplicate_key": (changed(duplicate_key), "call"),
+    "wrong_id": (wrong_id, "call"),
+    # when and how it comes
+    "silent": (silent, "hello"),
+    "drip": (drip, "call"),
+    "trickle": (trickle, "call"),
+    "banner": (banner, "start"),
+    "half_frame": (half_frame, "call"),
+    "unterminated": (unterminated, "call"),
+    "endless_line": (endless_line, "call"),
+    "flood_frames": (flood_frames, "call"),
+    "flood_garbage": (flood_garbage, "call"),
+    "flood_stderr": (flood_stderr, "call"),
+    "burst_stderr": (burst_stderr, "call"),
+    "burst_frames": (burst_frames, "call"),
+    "chatter_after": (chatter_after, "call"),
+    "deaf": (deaf, "hello"),
+    "storm": (storm, "hello"),
+    "twice": (twice, "call"),
+    "late": (late, "call"),
+    # its end
+    "exit_failing": (exit_failing, "start"),
+    "exit_zero": (exit_zero, "hello"),
+    "killed": (killed, "call"),
+    "answer_and_exit": (answer_and_exit, "call"),
+    "answer_and_fail": (answer_and_fail, "call"),
+    "orphan": (orphan, "call"),
+    "close_stdout": (close_stdout, "call"),
+    "oom": (oom, "call"),
+    "stop": (stop, "call"),
+    "stubborn": (stubborn, "start"),
+}
+
+
+if __name__ == "__main__":
+    # A flood whose reader has gone ends without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    name, contract, *moment = sys.argv[1:]
+    function, usual = BEHAVIOURS[name]
+    Plugin(CONTRACTS[contract](), function, moment[0] if moment else usual).run()

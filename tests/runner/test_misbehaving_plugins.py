@@ -1,0 +1,595 @@
+"""The misbehaving plugin does what it is named for, and nothing else: other tests rely on it.
+
+Talked to directly over pipes, without a cage; at the end its manifests are tried in one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Caller
+from tests.misbehaviour import BEHAVIOURS, CONTRACTS, ID, PLUGIN, REQUESTS, TOOL, Contract, Moment, plugin
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+_SECONDS = 60.0
+_MEBI = 1 << 20
+_PLENTY = 4 * _MEBI  # of a flood: more than any pipe or buffer holds by itself
+_MEMORY = 512 * _MEBI  # for who would take all there is
+
+INPUT = {"text": "grüße"}
+_CALL_ID = 5
+
+HELLO: Mapping[Contract, Mapping[str, Any]] = {
+    "rune": {"type": "handshake", "protocol_version": "rterm.plugin.v1"},
+    "nexo": {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"nexo_version": "0.1.0"}},
+    "mcp": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    },
+}
+CALL: Mapping[Contract, Mapping[str, Any]] = {
+    "rune": {
+        "type": "request",
+        "request_id": "plugin_req_0123456789abcdef",
+        "tool_name": TOOL["rune"],
+        "context": {},
+        "input": INPUT,
+    },
+    "nexo": {
+        "jsonrpc": "2.0",
+        "id": _CALL_ID,
+        "method": "tool.invoke",
+        "params": {"plugin_id": ID, "tool_name": TOOL["nexo"], "args": INPUT, "agent_id": "a"},
+    },
+    "mcp": {
+        "jsonrpc": "2.0",
+        "id": _CALL_ID,
+        "method": "tools/call",
+        "params": {"name": TOOL["mcp"], "arguments": INPUT},
+    },
+}
+
+
+class Talk:
+    """A host's end of the plugin's pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], contract: Contract, moment: Moment) -> None:
+        self.process = process
+        self.contract = contract
+        self.moment = moment
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        self._held = b""
+
+    @property
+    def one_shot(self) -> bool:
+        return self.contract == "rune"
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.stdin.write(json.dumps(message).encode() + b"\n")
+        self.stdin.flush()
+
+    def ask(self) -> None:
+        """Everything up to what it misbehaves at. What comes before that is answered rightly."""
+        if self.moment == "start":
+            return
+        self.send(HELLO[self.contract])
+        if self.moment == "call":
+            assert is_hello(self.contract, self.message())
+            self.send(CALL[self.contract])
+
+    def line(self) -> bytes:
+        """The next line; at the end of the stream, what was left, or nothing."""
+        while b"\n" not in self._held:
+            data = self.some(self.stdout)
+            if not data:
+                rest, self._held = self._held, b""
+                return rest
+            self._held += data
+        line, newline, self._held = self._held.partition(b"\n")
+        return line + newline
+
+    def message(self) -> dict[str, Any]:
+        line = self.line()
+        message = json.loads(line)
+        assert isinstance(message, dict)
+        return message
+
+    def some(self, stream: Any, most: int = _MEBI) -> bytes:
+        if not select.select([stream], [], [], _SECONDS)[0]:
+            raise TimeoutError(f"nothing after {self._held[-200:]!r}")
+        return os.read(stream.fileno(), most)
+
+    def more(self, stream: Any) -> bytes:
+        data = self.some(stream)
+        assert data, "the stream has ended"
+        return data
+
+    def rest(self) -> bytes:
+        """Everything to the end of stdout."""
+        said = self._held
+        self._held = b""
+        while data := self.some(self.stdout):
+            said += data
+        return said
+
+    def end(self) -> int:
+        """Closes stdin; how it ended by itself."""
+        self.stdin.close()
+        return self.process.wait(_SECONDS)
+
+    def sits(self) -> None:
+        """Waits until it sleeps (or is stopped) with all it was sent read or not: it will do nothing more."""
+        deadline = time.monotonic() + _SECONDS
+        while self.state() not in "ST" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.process.poll() is None
+
+    def state(self) -> str:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def takes_no_more(self) -> bool:
+        """Whether it leaves what is written to it: the pipe fills, and stays full."""
+        os.set_blocking(self.stdin.fileno(), False)
+        written = 0
+        while written < _PLENTY:
+            try:
+                written += os.write(self.stdin.fileno(), b" " * 4095 + b"\n")
+            except BlockingIOError:
+                # For who reads, this is long; for who does not, it is as good as for ever.
+                if not select.select([], [self.stdin], [], 2.0)[1]:
+                    return True
+        return False
+
+
+@contextmanager
+def talk(behaviour: str, contract: Contract, moment: Moment | None = None) -> Iterator[Talk]:
+    moment = moment or BEHAVIOURS[behaviour]
+    process = subprocess.Popen(
+        ["/usr/bin/prlimit", f"--as={_MEMORY}", str(PLUGIN), behaviour, contract, moment],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        with process:
+            try:
+                yield Talk(process, contract, moment)
+            finally:
+                if process.returncode is None:  # else nobody knows whose number it is by now
+                    os.killpg(process.pid, signal.SIGKILL)
+    except BrokenPipeError:
+        pass  # what stood in the buffer for who is gone
+
+
+def is_hello(contract: Contract, message: Mapping[str, Any]) -> bool:
+    if contract == "rune":
+        return message["type"] == "handshake" and bool(message["manifest"]["plugin_id"] == ID)
+    if contract == "nexo":
+        return message["id"] == 1 and bool(message["result"]["manifest"]["plugin"]["id"] == ID)
+    return message["id"] == 1 and bool(message["result"]["serverInfo"]["name"] == ID)
+
+
+def is_answer(contract: Contract, message: Mapping[str, Any]) -> bool:
+    if contract == "rune":
+        right = message["request_id"] == CALL["rune"]["request_id"] and message["status"] == "ok"
+        return right and bool(message["output"]["input"] == INPUT)
+    right = message["id"] == _CALL_ID
+    result = message["result"]
+    return right and bool((result["structuredContent"] if contract == "mcp" else result)["input"] == INPUT)
+
+
+def is_right(talk: Talk, message: Mapping[str, Any]) -> bool:
+    """The right thing at the moment of the behaviour."""
+    return (is_hello if talk.moment == "hello" else is_answer)(talk.contract, message)
+
+
+# --- One check per behaviour -------------------------------------------------------------------------------
+
+Check = Callable[[Talk], None]
+
+
+def answers_and_goes(talk: Talk) -> None:
+    """The rest of a conversation with a correct plugin."""
+    talk.ask()
+    assert is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def leaves_well(talk: Talk) -> None:
+    if talk.contract == "nexo":
+        talk.send({"jsonrpc": "2.0", "id": 9, "method": "shutdown", "params": {"reason": "host requested"}})
+        assert talk.message() == {"jsonrpc": "2.0", "id": 9, "result": {"ok": True}}
+    if talk.one_shot and talk.moment == "call":
+        assert talk.rest() == b""  # by itself
+    assert (talk.end(), talk.rest()) == (0, b"")
+
+
+def is_text(*needles: bytes, reads: bool) -> Check:
+    """A line with this in it, that Python's own reader can or cannot read; then all is well again."""
+
+    def check(talk: Talk) -> None:
+        talk.ask()
+        line = talk.line()
+        assert line.endswith(b"\n")
+        for needle in needles:
+            assert needle in line
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError):
+            assert not reads
+        else:
+            assert reads
+        leaves_well(talk)
+
+    return check
+
+
+def wrong_id(talk: Talk) -> None:
+    talk.ask()
+    assert not is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def duplicate_key(talk: Talk) -> None:
+    talk.ask()
+    pairs: list[list[tuple[str, Any]]] = []
+
+    def keep(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs.append(found)
+        return dict(found)
+
+    message = json.loads(talk.line(), object_pairs_hook=keep)
+    assert is_right(talk, message)  # the last one is the right one
+    names = [name for name, _ in pairs[-1]]
+    [twice] = [name for name in set(names) if names.count(name) == 2]
+    values = [value for name, value in pairs[-1] if name == twice]
+    assert values[0] != values[1]
+    leaves_well(talk)
+
+
+def blank(talk: Talk) -> None:
+    talk.ask()
+    assert talk.line() == b"\n"
+    assert is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def silent(talk: Talk) -> None:
+    talk.ask()
+    if talk.moment == "start":
+        talk.send(HELLO[talk.contract])
+    # It reads on to the end, so the end is proof that it said nothing.
+    assert (talk.end(), talk.rest()) == (0, b"")
+
+
+def drip(talk: Talk) -> None:
+    talk.ask()
+    parts = 0
+    said = b""
+    while not said.endswith(b"\n"):
+        said += talk.more(talk.stdout)
+        parts += 1
+    assert is_right(talk, json.loads(said))
+    assert parts > 10
+    leaves_well(talk)
+
+
+def trickle(talk: Talk) -> None:
+    talk.ask()
+    said = b"".join(talk.more(talk.stdout) for _ in range(20))
+    assert b"\n" not in said and 20 <= len(said) < 10_000
+
+
+def banner(talk: Talk) -> None:
+    talk.ask()
+    assert talk.line().startswith(b"Welcome")
+    if talk.moment == "start":
+        talk.moment = "call"
+        talk.ask()
+    assert is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def half_frame(talk: Talk) -> None:
+    talk.ask()
+    said = talk.rest()
+    assert said.startswith(b"{") and b"\n" not in said
+    assert talk.process.wait(_SECONDS) == 3
+    with pytest.raises(ValueError):  # noqa: PT011 -- any reason will do
+        json.loads(said)
+
+
+def unterminated(talk: Talk) -> None:
+    talk.ask()
+    said = talk.rest()
+    assert not said.endswith(b"\n")
+    assert is_right(talk, json.loads(said))
+    assert talk.process.wait(_SECONDS) == 0
+
+
+def endless_line(talk: Talk) -> None:
+    talk.ask()
+    total = 0
+    while total < _PLENTY:
+        data = talk.more(talk.stdout)
+        assert b"\n" not in data
+        total += len(data)
+
+
+def flood_frames(talk: Talk) -> None:
+    talk.ask()
+    for _ in range(10_000):
+        message = talk.message()
+        assert "result" not in message and message.get("type") != "response"
+
+
+def flood_garbage(talk: Talk) -> None:
+    talk.ask()
+    for _ in range(10_000):
+        with pytest.raises(ValueError):  # noqa: PT011
+            json.loads(talk.line())
+
+
+def flood_stderr(talk: Talk) -> None:
+    talk.ask()
+    total = 0
+    while total < _PLENTY:
+        total += len(talk.more(talk.stderr))
+    assert not select.select([talk.stdout], [], [], 0)[0]
+
+
+def burst_stderr(talk: Talk) -> None:
+    talk.ask()
+    total = 0
+    while total < 8 * _MEBI:
+        if total < 7 * _MEBI:  # more is left than a pipe holds: it waits for us
+            assert not select.select([talk.stdout], [], [], 0)[0]
+        total += len(talk.more(talk.stderr))
+    assert is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def burst_frames(talk: Talk) -> None:
+    talk.ask()
+    for _ in range(REQUESTS):
+        message = talk.message()
+        assert "result" not in message and message.get("type") != "response"
+    assert is_right(talk, talk.message())
+    leaves_well(talk)
+
+
+def chatter_after(talk: Talk) -> None:
+    talk.ask()
+    assert is_right(talk, talk.message())
+    for _ in range(_MEBI // 100):
+        assert talk.line() == b"y" * 99 + b"\n"
+    leaves_well(talk)
+
+
+def deaf(talk: Talk) -> None:
+    talk.ask()
+    if talk.moment != "start":
+        assert is_right(talk, talk.message())
+    assert talk.takes_no_more()
+
+
+def storm(talk: Talk) -> None:
+    talk.ask()
+    assert is_right(talk, talk.message())
+    seen = [talk.message() for _ in range(REQUESTS)]
+    ids = {message["request_id" if talk.one_shot else "id"] for message in seen}
+    assert len(ids) == REQUESTS
+    assert talk.takes_no_more()
+
+
+def twice(talk: Talk) -> None:
+    talk.ask()
+    first = talk.message()
+    assert is_right(talk, first)
+    assert talk.message() == first
+    leaves_well(talk)
+
+
+def late(talk: Talk) -> None:
+    talk.ask()
+    # Read, and kept: nothing is on its way although the question is no longer in the pipe.
+    while _unread(talk.stdin):
+        time.sleep(0.01)
+    talk.sits()
+    assert not select.select([talk.stdout], [], [], 0)[0]
+    if talk.one_shot:
+        talk.stdin.close()
+        assert is_right(talk, json.loads(talk.rest()))
+        assert talk.process.wait(_SECONDS) == 0
+        return
+    talk.send({"jsonrpc": "2.0", "id": 8, "method": "no/such"})
+    assert is_right(talk, talk.message())
+    assert talk.message()["error"]["code"] == -32601
+    leaves_well(talk)
+
+
+def _unread(pipe: Any) -> int:
+    found: int
+    (found,) = struct.unpack("i", fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0" * 4))
+    return found
+
+
+def ends_with(code: int, *, answered: bool, err: bytes = b"") -> Check:
+    def check(talk: Talk) -> None:
+        talk.ask()
+        if answered:
+            assert is_right(talk, talk.message())
+        assert talk.rest() == b""
+        assert talk.process.wait(_SECONDS) == code
+        assert talk.stderr.read() == err
+
+    return check
+
+
+def orphan(talk: Talk) -> None:
+    talk.ask()
+    assert is_right(talk, talk.message())
+    assert talk.process.wait(_SECONDS) == 0
+    assert not select.select([talk.stdout], [], [], 0.2)[0]  # no end of file: somebody has it open
+    os.killpg(talk.process.pid, signal.SIGKILL)  # that is whose group it still is
+    assert talk.rest() == b""
+
+
+def close_stdout(talk: Talk) -> None:
+    talk.ask()
+    assert talk.rest() == b""
+    talk.sits()
+
+
+def oom(talk: Talk) -> None:
+    talk.ask()
+    assert talk.rest() == b""
+    assert talk.process.wait(_SECONDS) == 1
+    assert b"MemoryError" in talk.stderr.read()
+
+
+def stop(talk: Talk) -> None:
+    talk.ask()
+    deadline = time.monotonic() + _SECONDS
+    while talk.state() != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert talk.state() == "T"
+
+
+def stubborn(talk: Talk) -> None:
+    if talk.moment == "start":
+        talk.moment = "call"
+    talk.ask()
+    assert is_right(talk, talk.message())
+    if talk.contract == "nexo":
+        talk.send({"jsonrpc": "2.0", "id": 9, "method": "shutdown"})
+    talk.stdin.close()
+    talk.process.terminate()
+    talk.process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        talk.process.wait(0.3)
+    assert not select.select([talk.stdout], [], [], 0)[0]
+
+
+CHECKS: Mapping[str, Check] = {
+    "good": answers_and_goes,
+    "nan": is_text(b"NaN", reads=True),  # by Python; by nobody else
+    "infinity": is_text(b"-Infinity", reads=True),
+    "overflow": is_text(b"1e999", reads=True),
+    "huge_int": is_text(b"9" * 5000, reads=False),
+    "int_65_bit": is_text(b"18446744073709551616", reads=True),
+    "deep": is_text(b"[" * 100_000, reads=False),
+    "deep_129": is_text(b"[" * 129, reads=True),
+    "surrogate": is_text(rb'"\ud800"', reads=True),
+    "not_utf8": is_text(b'"\xff\xfe"', reads=False),
+    "large": is_text(b"x" * (2 * _MEBI), reads=True),
+    "bom": is_text(b"\xef\xbb\xbf{", reads=True),  # Python guesses the encoding of bytes, and forgives
+    "blank": blank,
+    "crlf": is_text(b"}\r\n", reads=True),
+    "trailing": is_text(b"} {}\n", reads=False),
+    "array": is_text(b"[{", b"}]\n", reads=True),
+    "duplicate_key": duplicate_key,
+    "wrong_id": wrong_id,
+    "silent": silent,
+    "drip": drip,
+    "trickle": trickle,
+    "banner": banner,
+    "half_frame": half_frame,
+    "unterminated": unterminated,
+    "endless_line": endless_line,
+    "flood_frames": flood_frames,
+    "flood_garbage": flood_garbage,
+    "flood_stderr": flood_stderr,
+    "burst_stderr": burst_stderr,
+    "burst_frames": burst_frames,
+    "chatter_after": chatter_after,
+    "deaf": deaf,
+    "storm": storm,
+    "twice": twice,
+    "late": late,
+    "exit_failing": ends_with(3, answered=False, err=b"cannot open the database\n"),
+    "exit_zero": ends_with(0, answered=False),
+    "killed": ends_with(-signal.SIGKILL, answered=False),
+    "answer_and_exit": ends_with(0, answered=True),
+    "answer_and_fail": ends_with(3, answered=True),
+    "orphan": orphan,
+    "close_stdout": close_stdout,
+    "oom": oom,
+    "stop": stop,
+    "stubborn": stubborn,
+}
+
+
+def test_every_behaviour_is_checked() -> None:
+    assert set(CHECKS) == set(BEHAVIOURS)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("behaviour", CHECKS)
+def test_at_its_usual_moment(behaviour: str, contract: Contract) -> None:
+    with talk(behaviour, contract) as conversation:
+        CHECKS[behaviour](conversation)
+
+
+# Those of a call that also make sense in the handshake, and the other way round.
+OTHERWISE: Mapping[str, Moment] = {
+    **{name: "hello" for name, moment in BEHAVIOURS.items() if moment == "call"},
+    "silent": "start",
+    "banner": "hello",
+    "deaf": "call",
+    "exit_failing": "hello",
+    "exit_zero": "start",
+    "stubborn": "call",
+}
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("behaviour", OTHERWISE)
+def test_at_another_moment(behaviour: str, contract: Contract) -> None:
+    with talk(behaviour, contract, OTHERWISE[behaviour]) as conversation:
+        CHECKS[behaviour](conversation)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_correct_plugin_reads_what_it_is_sent(contract: Contract) -> None:
+    """The control of all that say of a plugin that it does not."""
+    with talk("good", contract, "hello") as conversation:
+        conversation.ask()
+        assert is_right(conversation, conversation.message())
+        assert not conversation.takes_no_more()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("moment", ["start", "hello", "call"])
+def test_in_the_cage(runner_as: Caller, plugin_dir: Path, contract: Contract, moment: Moment) -> None:
+    """The manifests are good, and what it is told reaches it."""
+    manifest = plugin(plugin_dir, "exit_failing", contract, moment)
+    asked = [HELLO[contract], CALL[contract]]
+    done = runner_as("exec", manifest, input="".join(json.dumps(message) + "\n" for message in asked))
+    assert (done.returncode, done.stderr) == (3, "cannot open the database\n")
+    assert len(done.stdout.splitlines()) == (1 if moment == "call" else 0)
