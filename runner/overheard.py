@@ -74,7 +74,8 @@ class Overheard:
                 del self._open[next(iter(self._open))]
         return Asked(method, message.get("params"), "id" in message)
 
-    def plugin(self, raw: bytes, *, batches: bool = False) -> list[Heard] | Violation:
+    def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
+        """`batch`: how many messages may come in one array; 0: there are no such arrays."""
         if not raw.strip():
             return []
         value, cause, detail = wire.message(raw, identity=IDENTITY)
@@ -83,7 +84,11 @@ class Overheard:
             return []
         if cause is not None:
             return Violation("malformed_response", f"a line that is not right: {detail}", cause)
-        said = value if batches and isinstance(value, list) else [value]
+        said = value if batch and isinstance(value, list) else [value]
+        if len(said) > max(batch, 1):
+            return Violation(
+                "malformed_response", f"more than {batch} messages in one array", "batch_too_large"
+            )
         return list(self._from_plugin(said))
 
     def _from_plugin(self, messages: list[Any]) -> Iterator[Heard]:

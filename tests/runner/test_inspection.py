@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.contracts.mcp.inspect import make as make_mcp
 from runner.contracts.nexo.inspect import make as make_nexo
 from runner.contracts.rune.inspect import make as make_rune
 from runner.dialect import Setting
@@ -106,6 +107,10 @@ def nexo() -> Inspector:
     return make_nexo(Setting(NEXO))
 
 
+def mcp() -> Inspector:
+    return make_mcp(Setting(NEXO._replace(contract="mcp")))
+
+
 def got(fd: int, size: int = 1 << 20) -> bytes:
     """All that is there."""
     found = b""
@@ -181,6 +186,55 @@ def test_any_split_arrives_as_it_was_sent(lines: list[bytes], last: bytes, data:
         document = both.inspection.document()
         assert document["to_host"] == {"frames": len(lines) + bool(last), "bytes": len(stream), "withheld": 0}
         assert document["to_plugin"]["bytes"] == len(stream)
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                ["jsonrpc", "id", "method", "params", "result", "error", "topic", "event", "type"]
+            )
+            | st.sampled_from(["manifest", "plugin", "tools", "request_id", "status", "supportedVersions"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+SAID = st.one_of(
+    st.binary(max_size=60),
+    VALUES.map(lambda value: json.dumps(value).encode()),
+    VALUES.map(lambda value: json.dumps({"id": 1, "result": value}).encode()),
+    VALUES.map(lambda value: json.dumps({"method": "broker.publish", "params": value}).encode()),
+    VALUES.map(lambda value: json.dumps({"type": "handshake", "manifest": value}).encode()),
+    st.sampled_from(
+        [
+            b'{"id":1,"method":"initialize"}',
+            b'{"id":1,"method":"server/discover"}',
+            ASK.strip(),
+            HANDSHAKE.strip(),
+        ]
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(make=st.sampled_from([rune, nexo, mcp]), said=st.lists(st.tuples(st.booleans(), SAID), max_size=8))
+def test_whatever_is_said_has_a_meaning(
+    make: Callable[[], Inspector], said: list[tuple[bool, bytes]]
+) -> None:
+    inspector = make()
+    for by_host, raw in said:
+        if by_host:
+            inspector.host_frame(raw)
+        else:
+            found = inspector.plugin_frame(raw)
+            assert found is None or (found.message and found.cause)
+            if found is not None:
+                break
+        assert all(count > 0 for count in inspector.strays.values())
 
 
 @pytest.mark.parametrize("cut", [1, len(HANDSHAKE) - 1, len(HANDSHAKE), len(HANDSHAKE) + 3])

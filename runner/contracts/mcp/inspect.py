@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.contracts.mcp import era
-from runner.contracts.mcp.dialect import FRAME_LIMIT
+from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
 from runner.contracts.mcp.handshake import SECONDS
 from runner.dialect import Setting, Violation
 from runner.overheard import Answered, Overheard
@@ -49,7 +49,7 @@ class Inspector:
                 self.handshaken = True  # the host does without
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        heard = self._overheard.plugin(raw, batches=self._batches)
+        heard = self._overheard.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
         if isinstance(heard, Violation):
             return heard
         for one in heard:

@@ -97,6 +97,7 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
     ),
     "a question": ((*LEGACY, ("<", line(id=0, method="roots/list"))), {}),
     "a batch": ((*BATCHED, (">", LIST), ("<", BATCH)), {}),
+    "as many as there may be": ((*BATCHED, ("<", b"[" + b"1," * 999 + b"1]")), {"not_rpc": 1000}),
     "a batch where there are none": ((*LEGACY, (">", LIST), ("<", BATCH)), {"not_rpc": 1}),
 }
 
@@ -130,6 +131,11 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         )
         for name, changes in BAD_DISCOVERED.items()
     },
+    "too many at once": (
+        (*BATCHED, ("<", b"[" + b"1," * 1000 + b"1]")),
+        "malformed_response",
+        "batch_too_large",
+    ),
     "no number": ((*LEGACY, ("<", b'{"jsonrpc":"2.0","id":NaN}')), "malformed_response", "bad_number"),
     "two ids": ((*LEGACY, ("<", b'{"id":1,"id":2,"result":{}}')), "malformed_response", "duplicate_key"),
     "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
