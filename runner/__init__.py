@@ -1,3 +1,53 @@
-"""The host side: knows plugins and speaks their protocols. The cage itself is in sandbox/."""
+"""The host side: knows plugins and speaks their protocols. The cage itself is in sandbox/.
+
+For programs: `open_plugin`, `run` and what they raise and return (runner/library.py). They are imported when
+they are asked for, so that `runner exec` does not pay for trio.
+"""
+
+TYPE_CHECKING = False  # typing is imported by whoever needs more of it
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from runner.dialect import Identity, Notice, Progress
+    from runner.hostcalls import Services
+    from runner.library import OpenPlugin, Result, open_plugin, run
+    from runner.report import Outcome
+    from runner.session import PluginError, PluginFailure
+
+__all__ = [
+    "Identity",
+    "Notice",
+    "OpenPlugin",
+    "Outcome",
+    "PluginError",
+    "PluginFailure",
+    "Progress",
+    "Result",
+    "Services",
+    "__version__",
+    "open_plugin",
+    "run",
+]
+
+_HOMES = {
+    "Identity": "runner.dialect",
+    "Notice": "runner.dialect",
+    "Progress": "runner.dialect",
+    "Services": "runner.hostcalls",
+    "OpenPlugin": "runner.library",
+    "Result": "runner.library",
+    "open_plugin": "runner.library",
+    "run": "runner.library",
+    "Outcome": "runner.report",
+    "PluginError": "runner.session",
+    "PluginFailure": "runner.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'runner' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

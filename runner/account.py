@@ -10,7 +10,7 @@ from runner.confine import Confined
 from runner.invoke import TIMEOUT, limits_hit
 from runner.manifest import position
 from runner.prepare import Prepared
-from runner.report import SCHEMA, Outcome
+from runner.report import SCHEMA, Outcome, outcome_document
 from runner.watch import End
 from sandbox import seccomp
 from sandbox.diagnostic import Diagnostic, printable
@@ -38,13 +38,7 @@ def report(
             "contract": plugin.contract,
             "manifest": plugin.manifest,
         },
-        "outcome": {
-            "code": outcome.code,
-            "phase": outcome.phase,
-            "cause": outcome.cause,
-            "message": outcome.message,
-            "hint": outcome.hint,
-        },
+        "outcome": outcome_document(outcome),
         "exit": {
             "status": status,
             "code": None if end is None else end.exit.code,

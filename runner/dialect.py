@@ -1,11 +1,13 @@
 """What a protocol is to a session: bytes in, events out, no time and no files of its own.
 
-A dialect is pure. It is handed frames and answers with events; some of them are frames to send. It never waits,
-never reads a clock and never raises for anything a plugin can send: what is wrong becomes a `Violation`. Each
-contract has one, in runner/contracts/NAME/dialect.py:
+A dialect is pure. It is handed frames and answers with events; some of them are frames to send. It never
+waits, never reads a clock and never raises for anything a plugin can send: what is wrong becomes a `Violation`.
+Each contract has one, in runner/contracts/NAME/dialect.py:
 
     make(setting)  ->  Dialect
     KINDS          what `runner call --kind` can mean here, the first is the default
+    ONE_SHOT       True: one process for one call
+    LISTS          what can be listed besides tools
 
 A session (runner/session.py) owns the process, the clocks and the streams, and does what the events say.
 """
@@ -134,16 +136,7 @@ class Violation(NamedTuple):
 
 
 Event = (
-    Send
-    | Ready
-    | Reply
-    | Refusal
-    | Progress
-    | HostCall
-    | HostCallCancelled
-    | Notice
-    | Farewelled
-    | Violation
+    Send | Ready | Reply | Refusal | Progress | HostCall | HostCallCancelled | Notice | Farewelled | Violation
 )
 Events = Sequence[Event]
 
@@ -167,7 +160,7 @@ class Farewell(NamedTuple):
 
 
 class CallRefused(Exception):
-    """A call that is not made: the dialect knows that it cannot succeed. Carries what would have come back."""
+    """A call that is not made, because it cannot succeed. Carries what would have come back."""
 
     def __init__(self, event: Refusal | Violation) -> None:
         super().__init__(event.message)

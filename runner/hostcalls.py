@@ -20,8 +20,10 @@ import trio
 from runner.dialect import Answer, HostCall
 from sandbox.value import NamedTuple
 
-# At once, for one plugin. A plugin that asks more often than it is answered is told so.
+# For one plugin: how many of its questions are answered at once, and how many may wait for their turn. Who asks
+# more is told so, and not kept waiting: its answers to us come by the same pipe as its questions.
 CONCURRENT = 32
+WAITING = 256
 
 Emit = Callable[[Any], Awaitable[None]]
 Why = Literal["unknown", "denied", "absent", "busy"]
@@ -110,7 +112,8 @@ class Gate:
         self._contract = contract
         self._services = services
         self._allowed = tuple(allowed)
-        self._busy = 0
+        self._turns = trio.Semaphore(CONCURRENT)
+        self._open = 0
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
 
@@ -126,9 +129,10 @@ class Gate:
             self.refused[name] = self.refused.get(name, 0) + 1
             return self._contract.refused(call.method, why)
         self.served[call.method] = self.served.get(call.method, 0) + 1
-        self._busy += 1
+        self._open += 1
         try:
-            return Answer(await self._contract.serve(call.method, call.params, self._services, emit))
+            async with self._turns:
+                return Answer(await self._contract.serve(call.method, call.params, self._services, emit))
         except HostError as error:
             return Answer(error=(error.code, str(error), error.data))
         except trio.Cancelled:
@@ -136,7 +140,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001 -- a service of somebody else's; its plugin gets an answer
             return Answer(error=(-32603, f"internal error: {type(error).__name__}", None))
         finally:
-            self._busy -= 1
+            self._open -= 1
 
     def _why_not(self, method: str) -> Why | None:
         service = self._contract.METHODS.get(method)
@@ -146,4 +150,4 @@ class Gate:
             return "absent"
         if not self.allows(method):
             return "denied"
-        return "busy" if self._busy >= CONCURRENT else None
+        return "busy" if self._open >= CONCURRENT + WAITING else None

@@ -106,6 +106,25 @@ class Failure(Exception):
         self.exec_status = exec_status
 
 
+def outcome_document(outcome: Outcome) -> dict[str, str]:
+    """As it stands in a report."""
+    return {
+        "code": outcome.code,
+        "phase": outcome.phase,
+        "cause": outcome.cause,
+        "message": outcome.message,
+        "hint": outcome.hint,
+    }
+
+
+def with_outcome(report: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """The report of who knows better what happened: a call can fail although its plugin ended well."""
+    changed = {**report, "outcome": outcome_document(outcome)}
+    if isinstance(report.get("exit"), dict):
+        changed["exit"] = {**report["exit"], "status": EXIT[outcome.code]}
+    return changed
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema of a report, as shipped in the package."""
     import json

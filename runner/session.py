@@ -38,10 +38,10 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.hostcalls import CONCURRENT, Gate, Services
+from runner.hostcalls import Gate, Services
 from runner.outbox import Letter, Outbox
 from runner.prepare import Invocation
-from runner.report import EXIT, Failure, Outcome, Phase
+from runner.report import Failure, Outcome, Phase, with_outcome
 from runner.zygote import Errand
 
 _PIECE = 64 << 10  # of a stream, for one read
@@ -55,10 +55,14 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class PluginError(Exception):
-    """The plugin answered "no". It lives, and may be asked again."""
+    """The plugin answered "no". It lives, and may be asked again. `report` and `stderr` are there if nobody
+    caught this before the plugin was closed."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
+        self.outcome = Outcome("plugin_error", "call", refusal.message, refusal.code)
+        self.report: dict[str, Any] | None = None
+        self.stderr = ""
         self.code = refusal.code
         self.message = refusal.message
         self.kind = refusal.kind
@@ -100,7 +104,6 @@ class Session:
         self._tokens = 0
         self._waiters: dict[int, _Waiter] = {}
         self._serving: dict[int, trio.CancelScope] = {}
-        self._slots = trio.Semaphore(CONCURRENT)
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](_BACKLOG)
         self._phase: Phase = "launch"
         self._ready = trio.Event()
@@ -184,6 +187,11 @@ class Session:
                 raise PluginFailure(outcome)
 
     @property
+    def is_one_shot(self) -> bool:
+        """Whether the process is for one call, and how it ends is part of the answer."""
+        return self._dialect.one_shot
+
+    @property
     def stderr(self) -> str:
         """The end of what the plugin wrote there."""
         return self._tail.decode("utf-8", "replace")
@@ -213,11 +221,11 @@ class Session:
                 outcome = invoke.expired("call", seconds, hint=hint)
         for event in self._dialect.expired(token, outcome.message):
             self._act(event)
-        if waiter.answer is not None:
-            return
         if outcome.cause == "write_stalled":
             self._fail(outcome)  # half a frame is in the pipe: nothing can be said any more
-        elif self._verdict is None:
+        if waiter.answer is not None:
+            return
+        if self._verdict is None:
             self._act_all(self._dialect.cancel(token, "no answer in time"))
         waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)
 
@@ -236,7 +244,7 @@ class Session:
         self._calls["failed"] += 1
         if self._verdict is not None and self._verdict.message == event.message:
             return PluginFailure(self._verdict)
-        return PluginFailure(Outcome(event.code, self._phase, event.message, event.cause, event.hint))
+        return PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint))
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -346,8 +354,7 @@ class Session:
         nursery.start_soon(self._watch_silence)
         with trio.move_on_after(seconds) as clock:
             self._act_all(self._dialect.opening())
-            async with _first_of(self._ready, self._over):
-                pass
+            await _first_of(self._ready, self._over)
         self._timings["handshake"] = trio.current_time() - began
         if clock.cancelled_caught and not self._ready.is_set():
             if granted is not None and granted <= contract:
@@ -397,8 +404,6 @@ class Session:
         self._heard.set()
         for event in self._dialect.feed(message):
             if isinstance(event, HostCall):
-                # As many as are answered at once; the others wait in the plugin's own pipe.
-                await self._slots.acquire()
                 nursery.start_soon(self._serve, event)
             else:
                 self._act(event)
@@ -414,11 +419,10 @@ class Session:
             with scope:
                 self._serving[call.ticket] = scope
                 answer = await self._gate.answer(call, emit)
-                if call.expects_answer:
+                if call.expects_answer or answer.error is not None:
                     self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
         finally:
             self._serving.pop(call.ticket, None)
-            self._slots.release()
 
     async def _read_stderr(self) -> None:
         try:
@@ -524,8 +528,7 @@ class Session:
         if farewell.frames and not self._outbox.closed:
             with trio.move_on_after(farewell.answer):
                 self._act_all(farewell.frames)
-                async with _first_of(self._farewelled, self._over, self._eof):
-                    pass
+                await _first_of(self._farewelled, self._over, self._eof)
         self._outbox.close()
         await self._close_stdin()
         if await self._has_ended_within(self._exit_seconds(farewell)):
@@ -548,8 +551,7 @@ class Session:
 
     async def _has_ended_within(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
-            async with _first_of(self._over):
-                await self._cage.ended()
+            await self._cage.ended()
         return self._cage.has_ended is not None
 
     # --- the report -------------------------------------------------------------------------------------
@@ -557,12 +559,7 @@ class Session:
     def _settle(self, ended: Ended) -> None:
         """When all is over: what the warden reports, with what the session knows better."""
         outcome = self._verdict or Outcome("ok", "run", "the plugin was used and ended")
-        self.report = dict(ended.report or {})
-        self.report["outcome"] = {
-            name: getattr(outcome, name) for name in ("code", "phase", "cause", "message", "hint")
-        }
-        if isinstance(exit_ := self.report.get("exit"), dict):
-            self.report["exit"] = {**exit_, "status": EXIT[outcome.code]}
+        self.report = with_outcome(ended.report or {}, outcome)
         hits = [*self.report.get("limits_hit", ()), *self._hits]
         self.report["limits_hit"] = list(dict.fromkeys(hits))
         timings = {**self.report.get("timings", {}), **self._timings}
@@ -601,9 +598,8 @@ def _sendable(answer: Answer) -> Answer:
     return answer
 
 
-@asynccontextmanager
-async def _first_of(*events: trio.Event) -> AsyncIterator[None]:
-    """The body, or until one of the events is set; without a body that waits, until one is."""
+async def _first_of(*events: trio.Event) -> None:
+    """Until one of them is set."""
     async with trio.open_nursery() as nursery:
 
         async def wait(event: trio.Event) -> None:
@@ -612,7 +608,6 @@ async def _first_of(*events: trio.Event) -> AsyncIterator[None]:
 
         for event in events:
             nursery.start_soon(wait, event)
-        yield
 
 
 # --- opening ---------------------------------------------------------------------------------------------
@@ -690,8 +685,10 @@ async def open_session(
     except Failure as failed:  # nothing could be ordered
         raise PluginFailure(failed.outcome) from None
     if failure is not None:
-        if isinstance(failure, PluginFailure) and session is not None:
-            failure.report, failure.stderr = session.report, session.stderr
+        if isinstance(failure, PluginError | PluginFailure) and session is not None:
+            failure.stderr = session.stderr
+            if session.report is not None:
+                failure.report = with_outcome(session.report, failure.outcome)
         try:
             raise failure
         finally:

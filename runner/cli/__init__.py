@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
 # In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run.
-VERBS = ("exec", "check", "explain", "doctor", "schema", "completion")
+VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "schema", "completion")
 
 
 class Verb(Protocol):

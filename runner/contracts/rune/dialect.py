@@ -39,6 +39,8 @@ from sandbox.diagnostic import quoted
 from sandbox.value import NamedTuple
 
 KINDS: Final = ("tool",)
+# One process for one call: a host that opens such a plugin starts one for each.
+ONE_SHOT = True
 
 # As in manifest.py, whose models take longer to import than a plugin to answer.
 PROTOCOL: Final = "rterm.plugin.v1"

@@ -1,0 +1,39 @@
+"""runner tools: what a plugin exposes, by its own word."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from runner.cli.call import add_talking, ordered
+from runner.cli.options import add_invocation, invocation_of
+from runner.cli.sink import ReportSink, SinkError
+from runner.report import USAGE_ERROR
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = "tools"
+HELP = "start a plugin in its cage and list what it exposes, with schemas (--json)"
+EXAMPLE = "runner tools --json nexo-plugin.toml"
+PASSES_ARGUMENTS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_invocation(parser, launching=True)
+    add_talking(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        invocation = invocation_of(args)
+        sink = ReportSink(args.report)
+    except (SinkError, ValueError) as error:
+        print(f"runner tools: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    sent = ordered(invocation)
+    from runner.cli.talking import Request, Voice, list_all
+    from runner.dialect import Call
+
+    request = Request(invocation, Call("list", "tools"), None, None, sink, sent)
+    return list_all(request, Voice("tools", as_json=args.json, events=args.events))

@@ -1,0 +1,238 @@
+"""The runner for Python programs, on trio: `open_plugin` for a conversation, `run` for one call.
+
+    async with runner.open_plugin("demo/nexo-plugin.toml") as plugin:
+        print(await plugin.call("demo_echo", {"text": "hello"}))
+
+A plugin that answers "no" raises PluginError, everything else that goes wrong raises PluginFailure, with the
+outcome `runner call` would have printed. Contracts of one call per process (rune) start one for each `call`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import trio
+
+from runner.dialect import Call, Identity, Kind, Notice, Progress
+from runner.hostcalls import Services
+from runner.manifest import Loaded, load
+from runner.plugin import Plugin
+from runner.prepare import Invocation
+from runner.report import Outcome
+from runner.session import OnProgress, PluginError, PluginFailure, Session, dialect_of, open_session
+from sandbox.grants import Overrides
+from sandbox.spec import Limits
+from sandbox.units import parse_limit
+from sandbox.value import NamedTuple
+
+__all__ = ["OpenPlugin", "PluginError", "PluginFailure", "Result", "Services", "open_plugin", "run"]
+
+Path = str | os.PathLike[str]
+
+
+class Result(NamedTuple):
+    """What one call gave."""
+
+    value: Any
+    identity: Identity
+    report: dict[str, Any]
+    stderr: str  # the end of it
+
+
+class OpenPlugin:
+    """A plugin to talk to. Made by `open_plugin`."""
+
+    def __init__(self, plugin: Plugin, session: Session | None, opening: _Opening) -> None:
+        self._plugin = plugin
+        self._session = session  # None: each call has its own
+        self._opening = opening
+        self._identity: Identity | None = None
+        self._report: dict[str, Any] | None = None
+        self._send_event, self._events = trio.open_memory_channel[Notice | Progress](0)
+
+    @property
+    def identity(self) -> Identity:
+        """Who it is, by its handshake; before there was one, by its manifest."""
+        known = self._session.identity if self._session is not None else self._identity
+        return known or Identity(self._plugin.id, self._plugin.version)
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """All that is known, as `runner.report.v1`: of the whole conversation, when it is over; of the last
+        call, where each call is a conversation of its own."""
+        return self._session.report if self._session is not None else self._report
+
+    @property
+    def stderr(self) -> str:
+        """The end of what the plugin wrote to its stderr so far."""
+        return self._session.stderr if self._session is not None else ""
+
+    async def call(
+        self,
+        name: str,
+        input: Any = None,  # noqa: A002 -- what it is called everywhere else
+        *,
+        kind: Kind = "tool",
+        seconds: float | None = None,
+        context: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """The answer, as JSON values. `seconds`: instead of what the contract gives this kind of call; the
+        grant's `call` limit holds all the same. Cancelling it cancels the call, not the conversation."""
+        call = Call(kind, name, input, context or {})
+        if self._session is not None:
+            return await self._session.call(call, seconds=seconds, on_progress=on_progress)
+        result = await self._opening.once(call, seconds, on_progress)
+        self._identity, self._report = result.identity, result.report
+        return result.value
+
+    async def list(self, what: str = "tools") -> Any:
+        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates"."""
+        return await self.call(what, kind="list")
+
+    async def notify(self, method: str, params: Any = None) -> None:
+        """Tell it something that has no answer: for nexo `broker.event`, for MCP any notification."""
+        await trio.lowlevel.checkpoint()
+        if self._session is None:
+            message = f"a {self._plugin.contract} plugin is told nothing but its one request"
+            raise PluginFailure(Outcome("internal", "call", message, "notification"))
+        self._session.notify(method, params)
+
+    def events(self) -> AsyncIterator[Notice | Progress]:
+        """What it tells unasked, until it ends. For one reader; more than 256 that nobody reads are lost."""
+        if self._session is not None:
+            return self._session.events()
+        return self._events.__aiter__()
+
+
+class _Opening(NamedTuple):
+    """What every conversation of one plugin begins with."""
+
+    invocation: Invocation
+    environ: Mapping[str, str]
+    services: Services | None
+    config: Any
+
+    def session(
+        self, call: Call | None = None, seconds: float | None = None
+    ) -> AbstractAsyncContextManager[Session]:
+        return open_session(
+            self.invocation,
+            environ=self.environ,
+            services=self.services,
+            config=self.config,
+            call=call,
+            seconds=seconds,
+        )
+
+    async def once(self, call: Call, seconds: float | None, on_progress: OnProgress | None) -> Result:
+        async with self.session(call, seconds) as session:
+            value = await session.call(call, seconds=seconds, on_progress=on_progress)
+            if session.is_one_shot:
+                await session.conclude()
+        assert session.identity is not None and session.report is not None
+        return Result(value, session.identity, session.report, session.stderr)
+
+
+@asynccontextmanager
+async def open_plugin(
+    path: Path,
+    *,
+    policy: Path | None = None,
+    services: Services | None = None,
+    config: Any = None,
+    contract: str | None = None,
+    server: str | None = None,
+    state_dir: Path | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    limits: Mapping[str, str | float] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> AsyncIterator[OpenPlugin]:
+    """A plugin in its cage, launched and shaken hands with; ended with the context. Raises PluginFailure.
+
+    `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
+    ask of us, where the policy allows. `config`: for plugins that are configured. `server`: of an MCP
+    configuration. `env`: variables for the plugin. `limits`: as on the command line, {"memory": "256M"}.
+    `environ`: the operator's environment, if it is not this process's. ValueError: one of these is wrong.
+    """
+    invocation = Invocation(
+        manifest=os.fspath(path),
+        contract=contract,
+        server=server,
+        policy=None if policy is None else os.fspath(policy),
+        state_dir=None if state_dir is None else os.fspath(state_dir),
+        args=tuple(args),
+        overrides=Overrides(env=tuple((env or {}).items()), limits=_limits(limits or {})),
+    )
+    opening = _Opening(invocation, dict(os.environ if environ is None else environ), services, config)
+    # Read here only to know which contract it is: what counts is what the warden reads.
+    loaded: Loaded = await trio.to_thread.run_sync(
+        lambda: load(opening.invocation.manifest, contract=contract, server=server)
+    )
+    plugin = loaded.plugin
+    one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
+    async with AsyncExitStack() as stack:
+        session = None if one_shot else await stack.enter_async_context(opening.session())
+        plugin = session.prepared.plugin if session is not None else plugin
+        assert plugin is not None  # else the warden has said what is wrong with the manifest
+        opened = OpenPlugin(plugin, session, opening)
+        with opened._send_event:
+            yield opened
+
+
+async def run(
+    path: Path,
+    name: str,
+    input: Any = None,  # noqa: A002
+    *,
+    kind: Kind = "tool",
+    seconds: float | None = None,
+    context: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+    policy: Path | None = None,
+    services: Services | None = None,
+    config: Any = None,
+    contract: str | None = None,
+    server: str | None = None,
+    state_dir: Path | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    limits: Mapping[str, str | float] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Result:
+    """Open a plugin, call it once, and end it. Raises what `open_plugin` and `call` raise."""
+    async with open_plugin(
+        path,
+        policy=policy,
+        services=services,
+        config=config,
+        contract=contract,
+        server=server,
+        state_dir=state_dir,
+        args=args,
+        env=env,
+        limits=limits,
+        environ=environ,
+    ) as plugin:
+        value = await plugin.call(
+            name, input, kind=kind, seconds=seconds, context=context, on_progress=on_progress
+        )
+        stderr = plugin.stderr
+    return Result(value, plugin.identity, plugin.report or {}, plugin.stderr or stderr)
+
+
+def _limits(given: Mapping[str, str | float]) -> Limits:
+    unknown = [name for name in given if name not in Limits._fields]
+    if unknown:
+        raise ValueError(f"no budget is called {unknown[0]!r}; there are {', '.join(Limits._fields)}")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            found[name] = parse_limit(name, value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return Limits(**found)
