@@ -48,6 +48,8 @@ _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
 _MEMBERS = ("additionalProperties", "unevaluatedProperties")
 _ELEMENTS = ("items", "additionalItems", "contains", "unevaluatedItems")
+_COMPARED = ("enum", "required", "properties", "dependentRequired", "dependencies", "dependentSchemas")
+_COMPARED_PER_STEP = 8
 _ELSEWHERE = ("$dynamicRef", "$recursiveRef")  # where they lead depends on how one got there
 
 _T = TypeVar("_T")
@@ -91,17 +93,19 @@ class Schema:
 def _compiled(document: Any) -> Any:
     import jsonschema_rs
 
-    wanted = document.get("$schema") if isinstance(document, dict) else None
-    name = next(
-        (known for mark, known in _DRAFTS.items() if isinstance(wanted, str) and mark in wanted), None
-    )
-    return getattr(jsonschema_rs, name or "Draft202012Validator")(
+    return getattr(jsonschema_rs, _draft(document))(
         document,
         validate_formats=False,  # an annotation, says 2020-12
         retriever=_refuse_to_fetch,
         pattern_options=jsonschema_rs.RegexOptions(size_limit=MOST_PATTERN_SIZE),
         mask="it",  # faults do not repeat what was sent: it may be long, or a secret
     )
+
+
+def _draft(document: Any) -> str:
+    wanted = document.get("$schema") if isinstance(document, dict) else None
+    known = (name for mark, name in _DRAFTS.items() if isinstance(wanted, str) and mark in wanted)
+    return next(known, "Draft202012Validator")
 
 
 def _is_linear(pattern: str) -> bool:
@@ -212,6 +216,7 @@ class _Node:
         self.names: list[int] = []  # to the name of any member
         self.placed: list[int] = []  # to the first element, to the second, …
         self.elements: list[int] = []  # to any element
+        self.steps = 1  # to apply it once
         self.per_character = 0  # of a string
         self.per_name_character = 0
         self.looks_again = False  # unevaluated…: what is in place is tried for every member
@@ -232,6 +237,7 @@ class _Node:
 class _Graph:
     def __init__(self, document: Any) -> None:
         self._document = document
+        self._id_keyword = "id" if _draft(document) == "Draft4Validator" else "$id"
         self._anchors = _anchors(document)
         self._numbers: dict[int, int] = {}  # id of a schema -> its node
         self._schemas: list[Any] = []
@@ -290,8 +296,13 @@ class _Graph:
         return number
 
     def _read(self, schema: dict[str, Any], node: _Node) -> None:
-        if schema is not self._document and isinstance(schema.get("$id"), str) and schema["$id"][:1] != "#":
-            raise SchemaFault("the schema has an $id inside, so that its references are not its own")
+        name = schema.get(self._id_keyword)
+        if schema is not self._document and isinstance(name, str) and not name.startswith("#"):
+            raise SchemaFault(
+                f"the schema has an {self._id_keyword} inside: references below it are not its own"
+            )
+        compared = sum(len(schema[key]) for key in _COMPARED if isinstance(schema.get(key), (list, dict)))
+        node.steps += compared // _COMPARED_PER_STEP
         for keyword in _ELSEWHERE:
             if keyword in schema:
                 raise SchemaFault(f"the schema uses {keyword}, which is not supported")
@@ -334,6 +345,8 @@ class _Graph:
         fragment = unquote(reference[1:])
         if fragment in self._anchors:
             return self._anchors[fragment]
+        if fragment and not fragment.startswith("/"):
+            raise SchemaFault(f"the schema refers to {_shown(reference)}, which is not there")
         place = self._document
         for part in fragment.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
@@ -379,7 +392,7 @@ class _Graph:
             if node.looks_again:
                 return math.inf, math.inf
             done += 1
-            steps += times[number]
+            steps += times[number] * node.steps
             per_character += times[number] * (node.per_character + node.per_name_character)
             for inner in node.edges():
                 times[inner] += times[number]
@@ -405,7 +418,7 @@ class _Graph:
                 _, number = heapq.heappop(todo)
                 node, count = self._nodes[number], times[number]
                 applied += count
-                steps += count * (1 + _length(value, node))
+                steps += count * (node.steps + _length(value, node))
                 again = (
                     count * (1 + len(value))
                     if node.looks_again and isinstance(value, (dict, list))
@@ -467,13 +480,18 @@ def _per_character(pattern: str) -> int:
 
 
 def _anchors(document: Any) -> Mapping[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for value in _walk(document):
-        if isinstance(value, dict):
-            if isinstance(value.get("$anchor"), str):
-                found[value["$anchor"]] = value
-            if isinstance(value.get("$id"), str) and value["$id"][:1] == "#" and len(value["$id"]) > 1:
-                found[value["$id"][1:]] = value
+        if not isinstance(value, dict):
+            continue
+        texts = [text for key in ("$id", "id") if isinstance(text := value.get(key), str)]
+        names = [text[1:] for text in texts if text.startswith("#")]
+        if isinstance(value.get("$anchor"), str):
+            names.append(value["$anchor"])
+        for name in filter(None, names):
+            if name in found:
+                raise SchemaFault(f"the schema has two places with the name {_shown(name)}")
+            found[name] = value
     return found
 
 

@@ -1,0 +1,212 @@
+"""Which call is meant: by direction, once, and never by what only looks like its id."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner import jsonrpc
+from runner.jsonrpc import (
+    INTERNAL_ERROR,
+    MOST_TICKETS,
+    Error,
+    Incoming,
+    Notification,
+    Peer,
+    Request,
+    Result,
+    Stray,
+)
+
+
+def asked(peer: Peer, plugin_id: Any, method: str = "m") -> Request:
+    incoming = peer.receive({"jsonrpc": "2.0", "id": plugin_id, "method": method})
+    assert isinstance(incoming, Request)
+    return incoming
+
+
+@pytest.mark.parametrize(
+    ("message", "incoming"),
+    [
+        ({"id": 1, "result": 5}, Result("token", 5)),
+        ({"id": 1, "result": None}, Result("token", None)),
+        ({"id": 1, "result": 5, "error": None}, Result("token", 5)),
+        ({"id": 1, "error": {"code": -1, "message": "no"}}, Error("token", -1, "no")),
+        ({"id": 1, "result": 5, "error": {"code": -1, "message": "no"}}, Error("token", -1, "no")),
+        ({"id": 1, "error": {"code": -1, "message": "no", "data": [1]}}, Error("token", -1, "no", [1])),
+        ({"id": 1, "error": {"code": True, "message": 5}}, Error("token", INTERNAL_ERROR, "")),
+        ({"id": 1, "error": {}}, Error("token", INTERNAL_ERROR, "")),
+        ({"id": 1, "error": "no"}, Error("token", INTERNAL_ERROR, "an error that is no object", "no")),
+        ({"id": 1, "error": False}, Error("token", INTERNAL_ERROR, "an error that is no object", False)),
+        ({"id": 2, "result": 5}, Stray("unknown")),
+        ({"id": 0, "result": 5}, Stray("unknown")),
+        ({"id": -1, "result": 5}, Stray("unknown")),
+        ({"id": 2**64, "result": 5}, Stray("unknown")),
+        ({"id": 1.0, "result": 5}, Stray("unknown")),
+        ({"id": True, "result": 5}, Stray("unknown")),
+        ({"id": "1", "result": 5}, Stray("unknown")),
+        ({"id": None, "error": {"code": -32700, "message": "parse"}}, Stray("unknown")),
+        ({"id": [1], "result": 5}, Stray("unknown")),
+        ({"id": {}, "result": 5}, Stray("unknown")),
+        ({"id": 1, "method": "m"}, Request(1, "m", None)),
+        ({"id": 1, "method": "m", "params": {"a": 1}, "result": 5}, Request(1, "m", {"a": 1})),
+        ({"id": None, "method": "m"}, Request(1, "m", None)),
+        ({"method": "m", "params": [1]}, Notification("m", [1])),
+        ({"method": "m", "result": 1}, Notification("m", None)),
+        ({"id": 1, "method": ""}, Stray("not_rpc", "neither a request nor an answer")),
+        ({"id": 1, "method": 5}, Stray("not_rpc", "neither a request nor an answer")),
+        ({"id": 1}, Stray("not_rpc", "neither a request nor an answer")),
+        ({"result": 1}, Stray("not_rpc", "neither a request nor an answer")),
+        ({}, Stray("not_rpc", "neither a request nor an answer")),
+        ([{"id": 1, "result": 5}], Stray("not_rpc", "not an object")),
+        (None, Stray("not_rpc", "not an object")),
+        ("id", Stray("not_rpc", "not an object")),
+    ],
+)
+def test_what_is_heard(message: Any, incoming: Incoming) -> None:
+    peer = Peer()
+    peer.request("token", "method")
+    assert peer.receive(message) == incoming
+    # Only its own answer ends a call.
+    assert (peer.waits_for("token") is None) is isinstance(incoming, Result | Error)
+    assert (peer.late, peer.unknown) == (0, int(incoming == Stray("unknown")))
+
+
+def test_what_is_said() -> None:
+    peer = Peer(first_id=7)
+    assert json.loads(peer.request("a", "m")) == {"jsonrpc": "2.0", "id": 7, "method": "m"}
+    assert json.loads(peer.request("b", "m", [])) == {"jsonrpc": "2.0", "id": 8, "method": "m", "params": []}
+    assert json.loads(peer.notification("m")) == {"jsonrpc": "2.0", "method": "m"}
+    assert json.loads(peer.notification("m", {})) == {"jsonrpc": "2.0", "method": "m", "params": {}}
+    first, second = asked(peer, "x").ticket, asked(peer, "y").ticket
+    assert json.loads(peer.result(second, None) or b"") == {"jsonrpc": "2.0", "id": "y", "result": None}
+    error = {"code": 1, "message": "no", "data": False}
+    assert json.loads(peer.error(first, 1, "no", False) or b"") == {
+        "jsonrpc": "2.0",
+        "id": "x",
+        "error": error,
+    }
+    assert peer.result(first, 1) is None and peer.error(second, 1, "") is None and peer.result(99, 1) is None
+
+
+def test_one_number_in_two_directions_is_two_calls() -> None:
+    peer = Peer()
+    peer.request("ours", "m")
+    ticket = asked(peer, 1).ticket
+    assert peer.receive({"id": 1, "result": "theirs"}) == Result("ours", "theirs")
+    assert json.loads(peer.result(ticket, "ours") or b"")["id"] == 1
+
+
+def test_late_is_known_from_unknown() -> None:
+    peer = Peer()
+    peer.request("a", "m")
+    peer.request("b", "m")
+    assert peer.forget("a") == 1 and peer.forget("a") is None
+    assert peer.receive({"id": 1, "result": 0}) == Stray("late", "1")
+    assert peer.receive({"id": 2, "result": 0}) == Result("b", 0)
+    assert peer.receive({"id": 2, "result": 0}) == Stray("late", "2")  # answered twice
+    assert peer.receive({"id": 3, "result": 0}) == Stray("unknown")
+    assert (peer.late, peer.unknown) == (2, 1)
+
+
+def test_a_token_can_be_used_again() -> None:
+    peer = Peer()
+    peer.request("ping", "m")
+    peer.request("ping", "m")
+    assert peer.waits_for("ping") == 2
+    assert peer.receive({"id": 1, "result": 0}) == Result("ping", 0)
+    assert peer.waits_for("ping") == 2
+    assert peer.forget("ping") == 2
+
+
+def test_what_cannot_be_sent_was_not_asked() -> None:
+    peer = Peer()
+    with pytest.raises(ValueError, match="JSON"):
+        peer.request("a", "m", object())
+    assert peer.waits_for("a") is None
+    assert json.loads(peer.request("a", "m"))["id"] == 1
+
+
+def test_an_answer_that_cannot_be_sent_closes_its_ticket() -> None:
+    peer = Peer()
+    ticket = asked(peer, "x").ticket
+    with pytest.raises(ValueError, match="JSON"):
+        peer.result(ticket, object())
+    assert peer.asked_as(ticket) is None and peer.drop("x") is None
+
+
+IDS = [0, 1, 1.0, True, False, None, "1", "", [1], [1.0], {"a": 1}, 2**64 - 1, -(2**63), 0.5, "é"]
+
+
+@pytest.mark.parametrize("plugin_id", IDS)
+def test_an_id_goes_back_as_it_came_and_drops_only_itself(plugin_id: Any) -> None:
+    peer = Peer()
+    tickets = {asked(peer, other).ticket: other for other in IDS}
+    dropped = peer.drop(plugin_id)
+    assert dropped is not None and repr(tickets[dropped]) == repr(plugin_id)
+    assert peer.result(dropped, 1) is None and peer.drop(plugin_id) is None
+    for ticket, other in tickets.items():
+        if ticket != dropped:
+            assert repr(peer.asked_as(ticket)) == repr(other)
+            assert repr(json.loads(peer.result(ticket, 1) or b"")["id"]) == repr(other)
+
+
+def test_of_two_with_one_id_the_oldest_is_dropped() -> None:
+    peer = Peer()
+    first, second = asked(peer, "x").ticket, asked(peer, "x").ticket
+    assert peer.drop("x") == first
+    assert peer.asked_as(second) == "x"
+    assert peer.drop("x") == second and peer.drop("x") is None
+
+
+def test_too_many_questions() -> None:
+    peer = Peer()
+    tickets = [asked(peer, number).ticket for number in range(MOST_TICKETS)]
+    assert len(set(tickets)) == MOST_TICKETS
+    for _ in range(2):
+        assert peer.receive({"id": "more", "method": "m"}) == Stray("too_many", "1024 questions are open")
+    assert peer.receive({"method": "m"}) == Notification("m", None)  # keeps nothing
+    assert peer.result(tickets[500], None) is not None
+    assert asked(peer, "more").ticket not in tickets
+
+
+def test_long_ids_do_not_fill_memory() -> None:
+    peer = Peer()
+    long = "x" * (jsonrpc.MOST_IDS // 4 - 2)
+    tickets = [asked(peer, long).ticket for _ in range(4)]
+    stray = peer.receive({"id": 1, "method": "m"})
+    assert isinstance(stray, Stray) and stray.why == "too_many"
+    assert peer.result(tickets[0], 1) is not None
+    assert asked(peer, 1)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+messages = values | st.dictionaries(st.sampled_from(["id", "method", "params", "result", "error"]), values)
+
+
+@given(st.lists(messages, max_size=20))
+def test_any_messages_have_an_outcome(several: list[Any]) -> None:
+    peer = Peer()
+    for token in range(3):
+        peer.request(token, "m")
+    ended = []
+    for message in several:
+        incoming = peer.receive(message)
+        if isinstance(incoming, Result | Error):
+            ended.append(incoming.token)
+        elif isinstance(incoming, Request):
+            assert peer.asked_as(incoming.ticket) == message["id"]
+    assert len(ended) == len(set(ended))
+    assert [token for token in range(3) if peer.waits_for(token) is None] == sorted(map(int, map(str, ended)))
