@@ -200,7 +200,8 @@ class Cage:
         """All of it, in bounded time, and not to be cancelled."""
         if self._ended is None:
             self.kill()
-        with trio.move_on_after(KILL_SECONDS + _MARGIN_SECONDS, shield=True):
+        until = trio.current_time() + KILL_SECONDS + _MARGIN_SECONDS
+        with trio.CancelScope(deadline=until, shield=True):
             await self._is_gone.wait()
             await self._reap()
 

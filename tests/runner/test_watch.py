@@ -458,6 +458,47 @@ def ending(cell: Stubborn, *meters: Meter, sent: tuple[int, ...] = (), **clocks:
         return watch.wait(cell, signals, None, watch.Clocks(**set_to), meters)
 
 
+class Channel:
+    """Orders by a pipe, as a session gives them."""
+
+    def __init__(self) -> None:
+        self.fd, self.writer = os.pipe2(os.O_NONBLOCK)
+        self.over = False
+
+    def arrived(self) -> list[int]:
+        said = os.read(self.fd, 64)
+        self.over = not said
+        return list(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "done"),
+    [
+        (b"", ("caller_died", None), ["end", "wait"]),
+        (b"\x09", ("signal", 9), ["end", "wait"]),
+        (b"\x0f\x09", ("signal", 15), ["end", "wait"]),
+        (b"\x0f", ("signal", 15), ["signal 15", "end", "wait"]),
+    ],
+    ids=["gone", "kill", "term and kill", "term, then gone"],
+)
+def test_orders_by_a_channel(
+    stubborn: Callable[..., Stubborn], said: bytes, expected: tuple[Any, ...], done: list[str]
+) -> None:
+    """Its end is the end of who gives them, looked at once; and 9 is not passed on but done."""
+    cell = stubborn()
+    cell.dies_of = "end"
+    orders = Channel()
+    os.write(orders.writer, said)
+    if len(said) != 2:
+        os.close(orders.writer)
+    end = watch.wait(cell, orders, None, watch.Clocks(teardown=1000.0))
+    assert (end.reason, end.signal) == expected and end.forced
+    assert cell.done == done
+    os.close(orders.fd)
+    if len(said) == 2:
+        os.close(orders.writer)
+
+
 def test_every_step_is_bounded(stubborn: Callable[..., Stubborn]) -> None:
     """From within, then from outside, then no more; and who is left is named."""
     cell = stubborn()

@@ -116,6 +116,58 @@ def test_a_zygote_that_cannot_live(box: Box) -> None:
     assert wards.run(box, in_vain, wards.given(box, CAT)) == ["launch_failed", "spawn", 125, 0]
 
 
+def starved(given: dict[str, Any], what: str) -> list[Any]:
+    """Of processes or of descriptors, and then no more."""
+    import os
+    import resource
+
+    import trio
+
+    from runner.cage import aclose_zygote, open_cage
+    from runner.report import Failure
+    from sandbox.cell import children
+
+    async def once() -> list[Any]:
+        try:
+            async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+                ended = await cage.ended()
+                return [summed(ended), len(ended.explanation)]
+        except Failure as failure:
+            return [failure.outcome.code, failure.outcome.cause]
+
+    async def main() -> list[Any]:
+        assert (await once())[0][0] == "ok"  # the zygote is there
+        (pid,) = children(os.getpid())
+        before = len(os.listdir("/proc/self/fd"))
+        kind = resource.RLIMIT_NPROC if what == "processes" else resource.RLIMIT_NOFILE
+        pid = 0 if what == "the host's descriptors" else pid
+        old = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, (before + 3 if not pid else 6 if what == "descriptors" else 0, old[1]))
+        failed = await once()
+        resource.prlimit(pid, kind, old)
+        again = await once()
+        held = len(os.listdir("/proc/self/fd")) - before
+        await aclose_zygote()
+        return [failed, again[0][0], held]
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("processes", [["launch_failed", "launch", "resources", 125], 1]),
+        ("descriptors", [["launch_failed", "launch", "spawn", 125], 2]),
+        ("the host's descriptors", ["launch_failed", "resources"]),
+    ],
+)
+def test_what_is_short_fails_one_launch_and_no_more(box: Box, what: str, expected: list[Any]) -> None:
+    if what == "processes" and box.caller.uid == 0:
+        pytest.skip("root's processes are not counted")
+    told = wards.run(box, starved, wards.given(box, "#!/bin/sh\n"), what)
+    assert told == [expected, "ok", 0]
+
+
 # --- what it has of its host -------------------------------------------------------------------------------
 
 

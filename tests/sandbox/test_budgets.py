@@ -307,6 +307,17 @@ def test_clocks_of_whoever_speaks_the_protocol(name: str) -> None:
     assert (found.enforced_by, found.effective, found.degraded) == ("caller", None, False)
 
 
+def test_who_speaks_it_is_the_runner_itself_in_a_session() -> None:
+    found = assign(granted(EVERYTHING), policy("prefer"), NONE)
+    held = found.in_session()
+    for name in ("handshake", "call", "idle", "output", "output_lines"):
+        budget = one(held, name)
+        assert (budget.enforced_by, budget.effective) == ("session", getattr(EVERYTHING, name))
+    changed = {old.name for old, new in zip(found.all, held.all, strict=True) if old != new}
+    assert changed == {"handshake", "call", "idle", "output", "output_lines"}
+    assert held.in_session() == held
+
+
 # --- which groups are made ---------------------------------------------------------------------------------
 
 
