@@ -109,7 +109,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "prctl": Use(("sandbox.*",), lazily=True),
 }
 
-# The public face of a package: it names what is above it for type checkers and imports it when asked.
+# The public face of a package: it names what is above it, for type checkers only, and imports it when asked.
 FACES = ("runner",)
 
 # Runs between fork and exec, alone in its process: no module of ours and none of anybody else's.
@@ -121,6 +121,7 @@ class Import(NamedTuple):
     line: int
     target: str  # what: "sandbox.plan", or "sandbox.plan.LaunchPlan" for a name taken from it
     lazy: bool  # inside a function
+    typing: bool = False  # for type checkers only
 
 
 def faults(root: Path) -> list[str]:
@@ -156,7 +157,7 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     contracts = _contract(source, modules), _contract(target, modules)
     if None not in contracts and contracts[0] != contracts[1]:
         return f"{source} imports {target}: a contract knows no other contract"
-    if source in FACES:
+    if source in FACES and imported.typing:
         return None
     here, there = _layer(source), _layer(target)
     if here is None or there is None or target == source:
@@ -190,12 +191,12 @@ def _modules(root: Path, package: str) -> Iterator[tuple[str, Path]]:
 def _imports(module: str, path: Path) -> Iterator[Import]:
     """Every import in the file, wherever it stands; also import_module and __import__ of a literal."""
 
-    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+    def visit(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             match child:
                 case ast.Import():
                     for alias in child.names:
-                        yield Import(module, child.lineno, alias.name, lazy)
+                        yield Import(module, child.lineno, alias.name, lazy, typing)
                 case ast.ImportFrom():
                     base = child.module or ""
                     if child.level:
@@ -203,17 +204,19 @@ def _imports(module: str, path: Path) -> Iterator[Import]:
                         kept = package[: len(package) - (child.level - 1)]
                         base = ".".join([*kept, *([child.module] if child.module else [])])
                     for alias in child.names:
-                        yield Import(module, child.lineno, f"{base}.{alias.name}", lazy)
+                        yield Import(module, child.lineno, f"{base}.{alias.name}", lazy, typing)
                 case ast.Call(
                     func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
                     args=[ast.Constant(value=str(name)), *_],
                 ):
                     yield Import(module, child.lineno, name, lazy)
             yield from visit(
-                child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                child,
+                lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda),
+                typing or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"),
             )
 
-    yield from visit(ast.parse(path.read_text(), str(path)), False)
+    yield from visit(ast.parse(path.read_text(), str(path)), False, False)
 
 
 def _longest(target: str, modules: Mapping[str, Path]) -> str | None:
