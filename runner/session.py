@@ -43,6 +43,7 @@ from runner.outbox import Letter, Outbox
 from runner.prepare import Invocation
 from runner.report import Failure, Outcome, Phase, with_outcome
 from runner.zygote import Errand
+from sandbox.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
 _TAIL = 8 << 10  # of stderr, to show
@@ -50,6 +51,10 @@ _IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while the
 _BACKLOG = 256  # events that nobody has asked for yet
 # How long a process may take to end that has closed its stdout, and stdout to end when the process has.
 _LINGER = 2.0
+# For what is still to be written when a session is closed.
+_FLUSH = 1.0
+# How long we wait to hear that all of it is gone. A warden takes less, unless somebody stopped it.
+_END = KILL_SECONDS + 5.0
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -83,8 +88,17 @@ class PluginFailure(Exception):
 class _Waiter:
     def __init__(self, on_progress: OnProgress | None) -> None:
         self.answer: Reply | Refusal | Violation | None = None
+        self.fault: Exception | None = None  # of the caller's own
         self.woken = trio.Event()
-        self.on_progress = on_progress
+        self._on_progress = on_progress
+
+    def progress(self, value: Mapping[str, Any]) -> None:
+        if self._on_progress is not None and self.fault is None:
+            try:
+                self._on_progress(value)
+            except Exception as error:  # noqa: BLE001 -- whose callback it is shall get it, not the session
+                self.fault = error
+                self.woken.set()
 
 
 class Session:
@@ -114,6 +128,8 @@ class Session:
         self._closing = False
         self._closed = trio.Event()
         self._verdict: Outcome | None = None
+        self._left: Outcome | None = None  # it went by itself, when nothing was expected of it
+        self._flushed = trio.Event()  # nothing more is written
         self._forced = False
         self._hits: list[str] = []
         self._tail = bytearray()
@@ -147,6 +163,8 @@ class Session:
             with trio.move_on_after(most):
                 letters = self._act_all(events)
                 await waiter.woken.wait()
+            if waiter.fault is not None:
+                raise waiter.fault
             if waiter.answer is None:
                 self._expire(token, waiter, letters, most)
             return self._resolved(waiter)
@@ -156,7 +174,7 @@ class Session:
             self._last = trio.current_time()
             if not self._waiters and self._phase == "call":
                 self._phase = "run"
-            if waiter.answer is None and self._verdict is None:
+            if waiter.answer is None and not self._over.is_set():
                 # Also if it is our caller that was cancelled: the plugin is told, and nothing else changes.
                 self._act_all(self._dialect.cancel(token, "cancelled by the host"))
 
@@ -176,15 +194,14 @@ class Session:
 
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
-        farewell = await self._close()
-        if self._verdict is not None and self._verdict.code != "ok":
-            raise PluginFailure(self._verdict)
+        farewell = self._dialect.farewell()  # before it knows that it is over
+        await self._close()
         ended = self._cage.has_ended
-        if farewell is not None and farewell.counts and ended is not None:
+        if self._verdict is None and farewell.counts and ended is not None:
             outcome = invoke.concluded(ended.outcome, self._forced, self._exit_seconds(farewell))
-            if outcome.code != "ok":
-                self._verdict = outcome
-                raise PluginFailure(outcome)
+            self._verdict = outcome if outcome.code != "ok" else None
+        if self._verdict is not None:
+            raise PluginFailure(self._verdict)
 
     @property
     def is_one_shot(self) -> bool:
@@ -197,9 +214,9 @@ class Session:
         return self._tail.decode("utf-8", "replace")
 
     def _require_open(self) -> None:
-        if self._closing or self._verdict is not None:
-            verdict = self._verdict or Outcome("cancelled", "call", "the session is closed", "closed")
-            raise PluginFailure(invoke.gone(verdict, "call"))
+        if self._closing or self._over.is_set():
+            closed = Outcome("cancelled", "call", "the session is closed", "closed")
+            raise PluginFailure(invoke.gone(self._verdict or self._left or closed, "call"))
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         if self._dialect.one_shot:
@@ -277,8 +294,8 @@ class Session:
                 self._wake(call, event)
             case Progress():
                 waiter = self._waiters.get(event.call) if event.call is not None else None
-                if waiter is not None and waiter.on_progress is not None:
-                    waiter.on_progress(event.value)
+                if waiter is not None:
+                    waiter.progress(event.value)
                 self._tell(event)
             case HostCallCancelled(ticket):
                 if ticket in self._serving:
@@ -451,10 +468,13 @@ class Session:
             await self._outbox.write_to(self._cage.stdin)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             # It closed its stdin. It may have answered before, or be ending: that is seen elsewhere.
+            self._flushed.set()
             if not self._closing:
                 await trio.sleep(_LINGER)
                 if not self._ready.is_set() or self._waiters:
                     self._fail(invoke.deaf(self._phase, "stdin"))
+        finally:
+            self._flushed.set()
 
     async def _watch_process(self) -> None:
         """What was written before the end is read before the end is judged."""
@@ -463,8 +483,10 @@ class Session:
             await self._eof.wait()
         if self._verdict is not None or self._closing:
             return
-        awaited = bool(self._waiters) or not self._ready.is_set()
-        self._verdict = invoke.gone(ended.outcome, self._phase) if awaited else ended.outcome
+        if self._waiters or not self._ready.is_set():
+            self._verdict = invoke.gone(ended.outcome, self._phase)
+        else:
+            self._left = ended.outcome
         self._end_waiting()
 
     async def _watch_stdout(self) -> None:
@@ -500,29 +522,27 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------
 
-    async def _close(self) -> Farewell | None:
+    async def _close(self) -> None:
         """Bid it farewell, and end it. Bounded, and the same for whoever asks second."""
         if self._closing:
             await self._closed.wait()
-            return None
+            return
         self._closing = True
         began = trio.current_time()
-        farewell = None
         with trio.CancelScope(shield=True):
-            if self._verdict is None and self._ready.is_set() and self._cage.has_ended is None:
+            if self._ready.is_set() and not self._over.is_set() and self._cage.has_ended is None:
                 self._phase = "teardown"
-                farewell = self._dialect.farewell()
-                await self._bid(farewell)
-            elif self._verdict is None:
+                await self._bid(self._dialect.farewell())
+            else:
                 self._cage.kill()
-            await self._cage.ended()
-            with trio.move_on_after(_LINGER):
-                await self._eof.wait()
+            with trio.move_on_after(_END):
+                await self._cage.ended()
+                with trio.move_on_after(_LINGER):
+                    await self._eof.wait()
         self._timings["teardown"] = trio.current_time() - began
         self._end_waiting()
         self._send_event.close()
         self._closed.set()
-        return farewell
 
     async def _bid(self, farewell: Farewell) -> None:
         if farewell.frames and not self._outbox.closed:
@@ -530,6 +550,8 @@ class Session:
                 self._act_all(farewell.frames)
                 await _first_of(self._farewelled, self._over, self._eof)
         self._outbox.close()
+        with trio.move_on_after(_FLUSH):
+            await self._flushed.wait()
         await self._close_stdin()
         if await self._has_ended_within(self._exit_seconds(farewell)):
             return
@@ -556,10 +578,14 @@ class Session:
 
     # --- the report -------------------------------------------------------------------------------------
 
-    def _settle(self, ended: Ended) -> None:
+    def _settle(self, invocation: Invocation, ended: Ended | None) -> None:
         """When all is over: what the warden reports, with what the session knows better."""
-        outcome = self._verdict or Outcome("ok", "run", "the plugin was used and ended")
-        self.report = with_outcome(ended.report or {}, outcome)
+        if ended is None and self._verdict is None:
+            message = "the process that watches over the plugin does not answer"
+            self._verdict = Outcome("internal", "teardown", message, "warden", "look for what stopped it")
+        outcome = self._verdict or self._left or Outcome("ok", "run", "the plugin was used and ended")
+        report = ended.report if ended is not None else None
+        self.report = with_outcome(report or _bare_report(invocation, outcome), outcome)
         hits = [*self.report.get("limits_hit", ()), *self._hits]
         self.report["limits_hit"] = list(dict.fromkeys(hits))
         timings = {**self.report.get("timings", {}), **self._timings}
@@ -660,7 +686,7 @@ async def open_session(
             try:
                 prepared = await cage.prepared()
             except Failure as failed:
-                raise _unprepared(failed, cage) from None
+                raise _unprepared(invocation, failed, cage.has_ended) from None
             plugin = prepared.plugin
             setting = Setting(
                 plugin, prepared.limits, environ, prepared.declare, call, config, services.offered
@@ -680,10 +706,9 @@ async def open_session(
                 except BaseException as error:  # noqa: BLE001 -- a second ^C
                     failure = error
                 nursery.cancel_scope.cancel()
-            if (ended := cage.has_ended) is not None:
-                session._settle(ended)
+            session._settle(invocation, cage.has_ended)
     except Failure as failed:  # nothing could be ordered
-        raise PluginFailure(failed.outcome) from None
+        raise _unprepared(invocation, failed, None) from None
     if failure is not None:
         if isinstance(failure, PluginError | PluginFailure) and session is not None:
             failure.stderr = session.stderr
@@ -707,8 +732,16 @@ def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -
     return seconds
 
 
-def _unprepared(failed: Failure, cage: Cage) -> PluginFailure:
-    ended = cage.has_ended
+def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) -> PluginFailure:
     failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
-    failure.report = ended.report if ended is not None else None
+    report = ended.report if ended is not None else None
+    failure.report = with_outcome(report or _bare_report(invocation, failed.outcome), failed.outcome)
     return failure
+
+
+def _bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
+    """Where nobody was left to write one: what was asked, and what is known of its end."""
+    from runner.account import report
+    from runner.prepare import Prepared as Preparation
+
+    return report(Preparation(invocation), outcome, None, 0)
