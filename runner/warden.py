@@ -181,7 +181,11 @@ def keep(gear: Gear) -> NoReturn:
         sys.stdout = sys.stderr = None
         control = Control(gear.control)
         control.tell("born", pid=os.getpid())
-        control.tell("ended", **_kept(gear, control))
+        try:
+            told = _kept(gear, control)
+        except Exception as error:  # noqa: BLE001 -- not even what happened could be told: that can
+            told = _told(None, *unlaunched(error), None)
+        control.tell("ended", **told)
     finally:
         os._exit(0)
 

@@ -410,7 +410,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
     said: list[str] = []
 
     async def one(number: int, room: Any) -> None:
-        async with room, open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+        async with room, open_cage(invocation(given), environ=dict(os.environ)) as cage:
             await cage.stdin.send_all(b"%d\n" % number)
             await cage.stdin.aclose()
             out = await read(cage.stdout)

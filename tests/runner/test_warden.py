@@ -166,6 +166,37 @@ def test_an_order_that_is_none(box: Box) -> None:
     assert told[1]["explanation"][0].startswith("runner: internal: ")
 
 
+def faulty(given: dict[str, Any]) -> list[Any]:
+    """A warden whose own code fails, when all is over but the telling."""
+    import json
+
+    from runner import warden, zygote
+
+    def report(*_: object) -> Any:
+        raise KeyError("ours")
+
+    setattr(warden, "report", report)  # noqa: B010 -- not exported there
+    made = zygote.by_fork()
+    assert made is not None
+    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    errand.send(made)
+    with open(errand.control, "rb", closefd=False) as control:
+        told = [json.loads(text) for text in control]
+    with open(errand.stderr, closefd=False) as stream:
+        err = stream.read()
+    errand.close()
+    zygote.close()
+    return [told, err]
+
+
+def test_a_fault_of_ours_is_told_too(box: Box) -> None:
+    told, err = wards.run(box, faulty, wards.given(box, "#!/bin/sh\necho mine >&2\n"))
+    assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
+    outcome = told[-1]["outcome"]
+    assert (outcome["code"], outcome["message"]) == ("internal", "KeyError: 'ours'")
+    assert err == "mine\n"  # and nothing of ours where only the plugin speaks
+
+
 def early(given: dict[str, Any], how: str) -> list[Any]:
     """Ordered, and called off before the zygote has even looked."""
     import signal
