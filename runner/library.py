@@ -22,7 +22,7 @@ from runner.manifest import Loaded, load
 from runner.plugin import Plugin
 from runner.prepare import Invocation
 from runner.report import Outcome
-from runner.session import OnProgress, PluginError, PluginFailure, Session, dialect_of, open_session
+from runner.session import OnProgress, PluginError, PluginFailure, Session, dialect_of, entries, open_session
 from sandbox.grants import Overrides
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
@@ -89,9 +89,10 @@ class OpenPlugin:
         self._identity, self._report = result.identity, result.report
         return result.value
 
-    async def list(self, what: str = "tools") -> Any:
-        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates"."""
-        return await self.call(what, kind="list")
+    async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
+        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is as
+        the contract has it, with a name (resources: a uri)."""
+        return entries(await self.call(what, kind="list"))
 
     async def notify(self, method: str, params: Any = None) -> None:
         """Tell it something that has no answer: for nexo `broker.event`, for MCP any notification."""

@@ -644,6 +644,13 @@ def dialect_of(contract: str) -> Any:
     return importlib.import_module(f"runner.contracts.{contract}.dialect")
 
 
+def entries(listed: Any) -> list[Any]:
+    """What a call of the kind "list" gave, without the wrapping that some protocols have around it."""
+    if isinstance(listed, Mapping):
+        listed = next((value for value in listed.values() if isinstance(value, list)), [])
+    return list(listed)
+
+
 def _services_of(contract: str) -> Any:
     try:
         return importlib.import_module(f"runner.contracts.{contract}.services")
@@ -673,10 +680,13 @@ async def open_session(
     seconds: float | None = None,
     config: Any = None,
     sent: Errand | None = None,
+    made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
     """A plugin, launched and shaken hands with. Raises PluginFailure.
 
     `call`: for contracts of one call per process, which one. `seconds`: for those, of everything together.
+    `made`: shown the session before the handshake, for who wants to hear its events, or to have its report,
+    also if it never comes to more.
     """
     services = services or Services()
     failure: BaseException | None = None
@@ -694,6 +704,8 @@ async def open_session(
             dialect: Dialect = dialect_of(plugin.contract).make(setting)
             gate = Gate(_services_of(plugin.contract), services, prepared.host)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
+            if made is not None:
+                made(session)
             # What the body raises is taken past the nursery, which would put it into a group.
             async with trio.open_nursery() as nursery:
                 try:

@@ -48,6 +48,7 @@ from runner.jsonrpc import (
 )
 
 KINDS: Final = ("tool", "prompt", "resource", "method")
+LISTS: Final = tuple(name for name in flight.LISTS if name != "tools")
 
 # The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
 # has more to say has resource links for it.
