@@ -25,6 +25,8 @@ MOST_DEPTH = 128  # of a schema, and of a value: 100 000 levels crash jsonschema
 MOST_NODES = 20_000  # of a schema: 5 µs and 2 kB each when it is compiled
 MOST_TEXT = 1024 * 1024  # of a schema, in characters
 MOST_PATTERNS = 256
+MOST_PATTERN_TEXT = 32 * 1024  # of all of them
+MOST_CLASSES = 500  # \w, \p{…} and their like in them: half a thousand characters each, 0.3 ms to compile
 MOST_PATTERN_SIZE = 64 * 1024  # of a compiled regular expression, bytes: at most 8 µs for each character
 MOST_IN_PLACE = 32  # one after the other. 1000, with a value 128 deep, overflow the stack
 MOST_STEPS = 10_000_000  # of one check: 25 to 250 ns each
@@ -43,6 +45,8 @@ _DRAFTS = {
     "2019-09": "Draft201909Validator",
 }
 
+_CLASSES = tuple("\\" + letter for letter in "wWpPbBdDsS")
+
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("not", "if", "then", "else")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
@@ -50,6 +54,7 @@ _MEMBERS = ("additionalProperties", "unevaluatedProperties")
 _ELEMENTS = ("items", "additionalItems", "contains", "unevaluatedItems")
 _COMPARED = ("enum", "required", "properties", "dependentRequired", "dependencies", "dependentSchemas")
 _COMPARED_PER_STEP = 8
+_DIVISION = 400  # steps: multipleOf is exact, and 1e308 by 1e-308 is a long division
 _ELSEWHERE = ("$dynamicRef", "$recursiveRef")  # where they lead depends on how one got there
 
 _T = TypeVar("_T")
@@ -69,8 +74,15 @@ class Schema:
     def __init__(self, document: Any) -> None:
         _measured(document, MOST_NODES, MOST_TEXT, "the schema")
         patterns, self._data = _contents(document)
-        if patterns > MOST_PATTERNS:
-            raise SchemaFault(f"the schema has {patterns} regular expressions; {MOST_PATTERNS} are allowed")
+        if len(patterns) > MOST_PATTERNS:
+            raise SchemaFault(
+                f"the schema has {len(patterns)} regular expressions; {MOST_PATTERNS} are allowed"
+            )
+        text = "".join(patterns)
+        if len(text) > MOST_PATTERN_TEXT or sum(map(text.count, _CLASSES)) > MOST_CLASSES:
+            raise SchemaFault(
+                "the schema has too long regular expressions, or too many classes like \\w in them"
+            )
         self._graph = _Graph(document)
         self.unchecked, document = self._graph.without_patterns(lambda pattern: not _is_linear(pattern))
         self._validator = _guarded(lambda: _compiled(document))
@@ -174,15 +186,16 @@ def _measured(document: Any, most_nodes: int, most_text: int, what: str) -> _Siz
     raise SchemaFault(f"{what} is nested more than {MOST_DEPTH} deep")
 
 
-def _contents(document: Any) -> tuple[int, int]:
+def _contents(document: Any) -> tuple[list[str], int]:
     """Regular expressions anywhere in it, and the bytes of what a fault may take a copy of."""
-    patterns, data = 0, 256
+    patterns: list[str] = []
+    data = 256
     for value in _walk(document):
         if not isinstance(value, dict):
             continue
-        patterns += isinstance(value.get("pattern"), str)
-        if isinstance(value.get("patternProperties"), dict):
-            patterns += len(value["patternProperties"])
+        if isinstance(value.get("pattern"), str):
+            patterns.append(value["pattern"])
+        patterns += _mapped(value.get("patternProperties"))
         for key in ("enum", "const", "not"):
             if key in value:
                 inside = list(_walk(value[key]))
@@ -302,7 +315,7 @@ class _Graph:
                 f"the schema has an {self._id_keyword} inside: references below it are not its own"
             )
         compared = sum(len(schema[key]) for key in _COMPARED if isinstance(schema.get(key), (list, dict)))
-        node.steps += compared // _COMPARED_PER_STEP
+        node.steps += compared // _COMPARED_PER_STEP + _DIVISION * ("multipleOf" in schema)
         for keyword in _ELSEWHERE:
             if keyword in schema:
                 raise SchemaFault(f"the schema uses {keyword}, which is not supported")

@@ -151,6 +151,8 @@ def listed(levels: int) -> Any:
         ({"properties": {f"p{i}": {"type": "string"} for i in range(100_000)}}, "too large"),
         ({"description": "x" * (1 << 21)}, "too large"),
         ({"allOf": [{"pattern": f"a{i}"} for i in range(300)]}, "regular expressions"),
+        ({"allOf": [{"pattern": "a" * 1000 + str(i)} for i in range(40)]}, "too long"),
+        ({"patternProperties": {r"\w" * 600: {}}}, "too many classes"),
         ({"patternProperties": {"(?=a)": {}}}, "regex"),
         ({"not": {"pattern": "(?=a)"}}, "cannot be left out"),
         ({"if": {"properties": {"a": {"pattern": "(?=a)"}}}, "then": {}}, "cannot be left out"),
@@ -210,6 +212,8 @@ def test_a_pattern_that_is_not_linear_is_left_out_and_said(pattern: str) -> None
             "cannot be checked",
         ),
         ({"items": {"required": [str(i) for i in range(9000)]}}, [{}] * 100_000, "cannot be checked"),
+        ({"items": {"multipleOf": 1e-308}}, [1e308] * 100_000, "cannot be checked"),
+        ({"items": {"multipleOf": 0.01}}, [0.07, 19.99] * 100, ""),
         ({"uniqueItems": True}, [{"a": i} for i in range(50_000)], ""),
     ],
 )
