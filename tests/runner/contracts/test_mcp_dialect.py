@@ -603,6 +603,14 @@ def test_a_result_of_an_unknown_type_is_no_result(kind: Any) -> None:
     ]
 
 
+def test_the_legacy_era_knows_no_types_of_results() -> None:
+    dialect = legacy("roots")
+    for kind in ("input_required", "partial"):
+        number = asked(dialect, "tool", "t")["id"]
+        answer = {**TEXT, "resultType": kind}
+        assert hear(dialect, result(number, answer)) == [Reply(7, answer)]
+
+
 def test_calls_are_told_apart() -> None:
     dialect = legacy()
     first, second = asked(dialect, "tool", "t", token=1), asked(dialect, "tool", "t", token=2)
@@ -901,6 +909,7 @@ def test_answers_go_back_under_the_servers_id_and_ahead_of_everything() -> None:
         {"id": "a", "error": {"code": -1, "message": "no"}},
     ]
     assert said(dialect.answer(1, Answer({}))) == said(dialect.answer(99, Answer({}))) == []
+    assert hear(dialect, {"id": 5, "method": "roots/list"}) == [HostCall(3, "roots/list", None)]  # free again
     assert dialect.emit(1, "part") == []
 
 
@@ -980,6 +989,17 @@ def test_input_first_then_the_call_again() -> None:
     (again,) = said(dialect.answer(-3, Answer({"roots": []})))
     assert again["params"] == {**first["params"], "inputResponses": {"k0": {"roots": []}}}
     assert hear(dialect, result(4, TEXT)) == [Reply(7, TEXT)]
+
+
+def test_what_a_caller_sent_along_is_for_the_first_round_only() -> None:
+    dialect = modern("roots")
+    asked(dialect, "method", "tools/call", {"name": "t", "inputResponses": {"old": 1}, "requestState": "old"})
+    hear(dialect, needs(2, "roots/list", state=None))
+    (again,) = said(dialect.answer(-1, Answer({"roots": []})))
+    assert again["params"]["inputResponses"] == {"k0": {"roots": []}}
+    assert "requestState" not in again["params"]
+    (again,) = hear(dialect, result(3, {"resultType": "input_required", "requestState": "new"}))
+    assert again["params"]["requestState"] == "new" and "inputResponses" not in again["params"]
 
 
 def test_a_state_alone_is_sent_back_at_once() -> None:
