@@ -1069,6 +1069,9 @@ def test_input_for_many_calls_at_once_has_a_limit() -> None:
         assert len(hear(dialect, needs(number, *["roots/list"] * flight.MOST_INPUTS))) == flight.MOST_INPUTS
     number = asked(dialect, "tool", "t")["id"]
     assert [outcome(event) for event in hear(dialect, needs(number, "roots/list"))] == ["flood"]
+    assert len(dialect.cancel(100, "")) == flight.MOST_INPUTS  # makes room again
+    number = asked(dialect, "tool", "t")["id"]
+    assert isinstance(hear(dialect, needs(number, "roots/list"))[0], HostCall)
 
 
 def test_an_input_that_is_no_json_ends_the_call() -> None:
