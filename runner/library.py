@@ -90,8 +90,8 @@ class OpenPlugin:
         return result.value
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
-        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is as
-        the contract has it, with a name (resources: a uri)."""
+        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is
+        as the contract has it, with a name (resources: a uri)."""
         return entries(await self.call(what, kind="list"))
 
     async def notify(self, method: str, params: Any = None) -> None:

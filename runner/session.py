@@ -209,6 +209,11 @@ class Session:
         return self._dialect.one_shot
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be asked of it."""
+        return self._closing or self._over.is_set()
+
+    @property
     def stderr(self) -> str:
         """The end of what the plugin wrote there."""
         return self._tail.decode("utf-8", "replace")
@@ -706,19 +711,21 @@ async def open_session(
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if made is not None:
                 made(session)
-            # What the body raises is taken past the nursery, which would put it into a group.
-            async with trio.open_nursery() as nursery:
-                try:
-                    await session._open(nursery)
-                    yield session
-                except BaseException as error:  # noqa: BLE001 -- raised again below
-                    failure = error
-                try:
-                    await session._close()
-                except BaseException as error:  # noqa: BLE001 -- a second ^C
-                    failure = error
-                nursery.cancel_scope.cancel()
-            session._settle(invocation, cage.has_ended)
+            try:
+                # What the body raises is taken past the nursery, which would put it into a group.
+                async with trio.open_nursery() as nursery:
+                    try:
+                        await session._open(nursery)
+                        yield session
+                    except BaseException as error:  # noqa: BLE001 -- raised again below
+                        failure = error
+                    try:
+                        await session._close()
+                    except BaseException as error:  # noqa: BLE001 -- a second ^C
+                        failure = error
+                    nursery.cancel_scope.cancel()
+            finally:  # also if our caller is cancelled: the nursery says so once more
+                session._settle(invocation, cage.has_ended)
     except Failure as failed:  # nothing could be ordered
         raise _unprepared(invocation, failed, None) from None
     if failure is not None:

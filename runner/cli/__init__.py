@@ -10,7 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-# In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run.
+# In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run; and, if it
+# knows better than argparse what somebody meant, advice(message).
 VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "schema", "completion")
 
 
@@ -109,13 +110,16 @@ def verb_module(verb: str) -> Verb:
 def verb_parser(verb: str) -> argparse.ArgumentParser:
     import argparse
 
+    module = verb_module(verb)
+
     class Parser(argparse.ArgumentParser):
         """Wrong usage is one line that says what to do."""
 
         def error(self, message: str) -> NoReturn:
-            self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
+            advice = getattr(module, "advice", None)
+            told = (advice(message) if advice is not None else "") or f"try {self.prog} --help"
+            self.exit(2, f"{self.prog}: {message} ({told})\n")
 
-    module = verb_module(verb)
     parser = Parser(
         prog=f"runner {verb}",
         description=module.HELP,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.report import USAGE_ERROR
+from sandbox.diagnostic import printable, quoted
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +24,7 @@ PASSES_ARGUMENTS = True
 
 KINDS = ("tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource")
 _MOST_CALLS = 10_000_000
+_MOST_SESSIONS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--repeat", metavar="N", type=int, help="call N times over warm sessions and print how long it took"
     )
-    many.add_argument(
-        "--concurrency", metavar="C", type=int, default=1, help="in C sessions at once (default: %(default)s)"
-    )
+    many.add_argument("--concurrency", metavar="C", type=int, help="in C sessions at once (default: 1)")
     parser.usage = f"{parser.prog} [options] MANIFEST NAME [-- ARGS]"
+
+
+def advice(message: str) -> str:
+    """What was meant, most likely, by words that argparse does not understand."""
+    if message.endswith("required: NAME"):
+        return "what is to be called? runner tools MANIFEST lists what there is"
+    if message.startswith("unrecognized arguments: ") and _looks_like_json(message.split(": ", 1)[1]):
+        return "what it is given goes behind --input"
+    return ""
+
+
+def _looks_like_json(word: str) -> bool:
+    return word.lstrip().startswith(("{", "[", '"'))
 
 
 def add_talking(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +83,7 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
-        if args.repeat is not None and not 1 <= args.repeat <= _MOST_CALLS:
-            raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
-        if not 1 <= args.concurrency <= 1000:
-            raise ValueError(f"--concurrency {args.concurrency}: from 1 to 1000")
+        _check(args)
         seconds = _seconds(args.timeout)
         given = _document("--input", args.input)
         context = _document("--context", args.context)
@@ -82,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         config = _document("--config", args.config)
         sink = ReportSink(args.report)
     except (SinkError, ValueError) as error:
-        print(f"runner call: {error}", file=sys.stderr)
+        print(f"runner call: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     # The cage is built while we import what speaks to it.
     sent = ordered(invocation) if args.repeat is None else None
@@ -94,8 +104,30 @@ def run(args: argparse.Namespace) -> int:
     )
     voice = Voice("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
-        return call_many(request, voice, args.repeat, args.concurrency)
+        return call_many(request, voice, args.repeat, args.concurrency or 1)
     return call_once(request, voice)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """ValueError: these words do not go together."""
+    if not args.name:
+        raise ValueError("an empty word names nothing; runner tools MANIFEST lists what there is")
+    if _looks_like_json(args.name):
+        raise ValueError(
+            f"NAME is missing: {quoted(args.name)} looks like what it is given, which goes behind --input"
+        )
+    if args.repeat is None and args.concurrency is not None:
+        raise ValueError("--concurrency: only with --repeat, of whose calls it says how many at once")
+    if args.repeat is not None:
+        if not 1 <= args.repeat <= _MOST_CALLS:
+            raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
+        if args.concurrency is not None and not 1 <= args.concurrency <= _MOST_SESSIONS:
+            raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
+        for option, given in (("--report", args.report is not None), ("--events", args.events)):
+            if given:
+                raise ValueError(f"{option}: is about one call, and not for --repeat")
+    if [args.input, args.context, args.config].count("-") > 1:
+        raise ValueError("only one of --input, --context and --config can be read from stdin")
 
 
 def ordered(invocation: Invocation) -> Errand | None:
@@ -144,5 +176,16 @@ def _document(option: str, word: str | None) -> Any:
     try:
         return wire.decode(raw)
     except wire.WireFault as fault:
-        hint = "" if word == "-" or word.startswith("@") else "; a file is named as @FILE"
-        raise ValueError(f"{option}: this is not the JSON it should be: {fault}{hint}") from None
+        what = "this is no JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
+        raise ValueError(f"{option}: {what}: {fault.detail}{_meant(option, word)}") from None
+
+
+def _meant(option: str, word: str) -> str:
+    """By a word that is no JSON."""
+    if word == "-" or word.startswith("@"):
+        return ""
+    if len(word) < 4096 and "\0" not in word and os.path.exists(word):
+        return f"; there is a file of that name: {option} @{word}"
+    if word[:1].isalpha():
+        return """; a text is written '"like this"', a file as @FILE"""
+    return "; a file is written as @FILE"

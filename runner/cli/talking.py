@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -17,10 +17,10 @@ import trio
 from runner.cli.sink import ReportSink, SinkError
 from runner.dialect import Call, Notice, Progress
 from runner.prepare import Invocation
-from runner.report import EXIT, Outcome, with_outcome
-from runner.session import PluginError, PluginFailure, Session, dialect_of, open_session
+from runner.report import EXIT, Outcome, outcome_document, with_outcome
+from runner.session import PluginError, PluginFailure, Session, dialect_of, entries, open_session
 from runner.zygote import Errand
-from sandbox.diagnostic import printable
+from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.value import NamedTuple
 
 # Of a plugin's last words, so many lines make the point.
@@ -28,6 +28,9 @@ _LAST_LINES = 12
 # Before a terminal is told that it takes a while, and between two such words.
 _A_WHILE = 1.0
 _NOTICE_LENGTH = 2000
+# For a list of names that is only meant to help.
+_ADVICE_SECONDS = 5.0
+_ADVICE_NAMES = 20
 
 
 class Request(NamedTuple):
@@ -38,7 +41,7 @@ class Request(NamedTuple):
     sink: ReportSink
     sent: Errand | None
 
-    def session(self) -> AbstractAsyncContextManager[Session]:
+    def session(self, made: Callable[[Session], None] | None = None) -> AbstractAsyncContextManager[Session]:
         return open_session(
             self.invocation,
             environ=os.environ,
@@ -46,6 +49,7 @@ class Request(NamedTuple):
             seconds=self.seconds,
             config=self.config,
             sent=self.sent,
+            made=made,
         )
 
 
@@ -58,10 +62,25 @@ class Voice:
         self._events = events
         self._terminal = sys.stderr.isatty() and not events and not as_json
         self._line = ""
+        self.has_told = False
+        self.unheard: OSError | None = None  # why nobody got the result
 
     def result(self, value: Any) -> None:
-        pretty = None if self.as_json or not sys.stdout.isatty() else 2
-        print(json.dumps(value, ensure_ascii=False, indent=pretty), flush=True)
+        if sys.stdout.isatty():
+            pretty = None if self.as_json else 2
+            self.tell(_shown(json.dumps(value, ensure_ascii=False, indent=pretty)))
+        else:
+            self.tell(json.dumps(value, ensure_ascii=False))
+
+    def tell(self, text: str) -> None:
+        """On stdout, in UTF-8 whatever the locale: programs read it. Half a surrogate pair stays escaped."""
+        self.hush()
+        self.has_told = True
+        try:
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            self.unheard = error
 
     def event(self, event: Notice | Progress) -> None:
         if isinstance(event, Progress):
@@ -73,27 +92,26 @@ class Voice:
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
     def failure(self, error: PluginError | PluginFailure) -> None:
-        outcome, tail = error.outcome, error.stderr
         if self.as_json:
-            document: dict[str, Any] = {**outcome._asdict(), "stderr_tail": tail}
-            document.pop("denials")
-            document["diagnostics"] = [each._asdict() for each in outcome.diagnostics]
-            if isinstance(error, PluginError):
-                document.update(kind=error.kind, data=error.data)
-            self._say(_compact(document))
+            self._say(_compact(_document(error)))
             return
-        if isinstance(error, PluginError):
-            kind = f", {error.kind}" if error.kind else ""
-            self._say(f"runner: plugin_error ({error.code}{kind}): {printable(error.message)}")
-            return
-        if outcome.diagnostics or outcome.denials:
+        outcome = error.outcome
+        if (
+            isinstance(error, PluginFailure)
+            and error.explanation
+            and (outcome.diagnostics or outcome.denials)
+        ):
             self._say("\n".join(error.explanation))  # each with its place
         else:
-            cause = f" ({outcome.cause})" if outcome.cause else ""
+            cause = outcome.cause
+            if isinstance(error, PluginError) and error.kind not in ("", cause):
+                cause += f", {error.kind}"
+            because = f" ({cause})" if cause else ""
             hint = f"; {outcome.hint}" if outcome.hint else ""
-            text = f"{outcome.code} in {outcome.phase}{cause}: {outcome.message}{hint}"
-            self._say(f"runner: {printable(text)}")
-        self._last_words(tail)
+            self._say(
+                f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
+            )
+        self._last_words(error.stderr)
 
     def _last_words(self, tail: str) -> None:
         lines = tail.splitlines()
@@ -158,104 +176,219 @@ def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
 
 
+def _shown(text: str) -> str:
+    """JSON for a terminal: what would steer one becomes the escape it also has in JSON."""
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def _document(error: PluginError | PluginFailure) -> dict[str, Any]:
+    """A failure for programs."""
+    outcome = error.outcome
+    grant = (error.report or {}).get("grant") or {}
+    document: dict[str, Any] = {
+        **outcome_document(outcome),
+        "diagnostics": [each._asdict() for each in outcome.diagnostics],
+        "denials": grant.get("denials", []),
+        "stderr_tail": error.stderr,
+    }
+    if isinstance(error, PluginError):
+        document.update(kind=error.kind, data=error.data)
+    return document
+
+
 # --- one call -------------------------------------------------------------------------------------------
 
 
 def call_once(request: Request, voice: Voice) -> int:
     async def work(session: Session) -> None:
-        value = await session.call(request.call, seconds=request.seconds, on_progress=voice.progress)
+        try:
+            value = await session.call(request.call, seconds=request.seconds, on_progress=voice.progress)
+        except PluginError as error:
+            raise await _advised(session, request.call, error) from None
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: it may take the answer back
-        voice.hush()
         voice.result(value)
 
     return _converse(request, voice, f"{request.call.kind} {request.call.name}", work)
 
 
+# Where a plugin can be asked what there is of a kind, and under which key the name is.
+_LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource": ("resources", "uri")}
+
+
+async def _advised(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
+    """A "no" may mean that there is no such thing: then say what there is. Or that its input is wrong."""
+    if error.kind == "invalid_arguments":
+        error.outcome = error.outcome._replace(hint="runner tools --json shows what it takes")
+    what, key = _LISTED.get(call.kind, ("", ""))
+    contract = dialect_of(session.prepared.plugin.contract)
+    if call.kind not in contract.KINDS:
+        hint = f"--kind can be {', '.join(contract.KINDS)} here"
+        error.outcome = error.outcome._replace(hint=hint)
+        return error
+    if not hasattr(contract, "LISTS") or not what:
+        return error  # it knew before it asked
+    try:
+        found = entries(await session.call(Call("list", what), seconds=_ADVICE_SECONDS))
+    except (PluginError, PluginFailure):
+        return error
+    names = [printable(str(entry.get(key, ""))) for entry in found]
+    if call.name in names:
+        return error
+    shown = ", ".join(map(quoted, names[:_ADVICE_NAMES])) + (", …" if len(names) > _ADVICE_NAMES else "")
+    hint = did_you_mean(call.name, names) or (f"there are {shown}" if names else f"it has no {what} at all")
+    if call.kind == "resource":  # may be one of a template's
+        error.outcome = error.outcome._replace(hint=hint)
+        return error
+    message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"
+    return PluginFailure(Outcome("tool_not_exposed", "call", message, call.kind, hint))
+
+
+# What a manifest alone tells: nobody can be asked for these.
+_DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
+
+
 def list_all(request: Request, voice: Voice) -> int:
     async def work(session: Session) -> None:
-        found: dict[str, Any] = {"tools": await session.call(request.call)}
-        if not session.is_one_shot:
-            for what in getattr(dialect_of(session.prepared.plugin.contract), "LISTS", ()):
-                with contextlib.suppress(PluginError):  # it has none of these
-                    if what != "tools":
-                        found[what] = await session.call(Call("list", what))
-        else:
+        found = await _everything(session)
+        if session.is_one_shot:
             await session.conclude()
-        voice.hush()
-        identity = session.identity
+        identity, contract = session.identity, session.prepared.plugin.contract
         assert identity is not None
-        if voice.as_json or not sys.stdout.isatty():
+        if voice.as_json:
             about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
-            voice.result({"plugin": {**about, "contract": session.prepared.plugin.contract}, **found})
+            voice.result({"plugin": {**about, "contract": contract}, **found})
         else:
-            print("\n".join(_listing(session, found)), flush=True)
+            title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
+            voice.tell("\n".join((title, *_listing(found))))
 
     return _converse(request, voice, "tools", work)
 
 
-def _listing(session: Session, found: Mapping[str, Any]) -> list[str]:
-    identity = session.identity
+async def _everything(session: Session) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {"tools": []}
+    with contextlib.suppress(PluginError):  # it has none
+        found["tools"] = entries(await session.call(Call("list", "tools")))
+    identity, plugin = session.identity, session.prepared.plugin
     assert identity is not None
-    lines = [printable(f"{identity.id} {identity.version} ({session.prepared.plugin.contract})")]
-    for what, entries in found.items():
-        if not entries:
-            continue
-        lines += ["", f"{what.replace('_', ' ')}:"]
-        for entry in entries:
-            name = entry.get("name") or entry.get("uri") or entry.get("uriTemplate") or ""
-            about = str(entry.get("description") or entry.get("title") or "").strip().splitlines()
-            lines.append(f"  {printable(str(name))}" + (f"  {printable(about[0])[:90]}" if about else ""))
+    for what in getattr(dialect_of(plugin.contract), "LISTS", ()):
+        capability = "resources" if what == "resource_templates" else what
+        if capability in identity.details:  # who does not offer it may not even answer
+            with contextlib.suppress(PluginError):
+                found[what] = entries(await session.call(Call("list", what)))
+    for what, names in plugin.exports:
+        if what in _DECLARED:
+            found[what] = [{"name": name} for name in names]
+    return found
+
+
+def _listing(found: Mapping[str, list[Any]]) -> list[str]:
+    lines = []
+    for what, listed in found.items():
+        if not listed and what == "tools":
+            lines += ["", "no tools"]
+        elif listed:
+            lines += ["", f"{what.replace('_', ' ')}:"]
+            names = [_name(entry) for entry in listed]
+            width = min(_WIDEST, max(map(len, names)))
+            for name, entry in zip(names, listed, strict=True):
+                lines.append(f"  {name:<{width}}  {_about(entry)}".rstrip())
     return lines
+
+
+_WIDEST, _ABOUT = 40, 90
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """As `call` wants it."""
+    return printable(str(entry.get("uri") or entry.get("uriTemplate") or entry.get("name") or ""))
+
+
+def _about(entry: Mapping[str, Any]) -> str:
+    lines = str(entry.get("description") or entry.get("title") or "").strip().splitlines()
+    return printable(lines[0])[:_ABOUT] if lines else ""
 
 
 def _converse(request: Request, voice: Voice, what: str, work: Any) -> int:
     outcome, report = trio.run(_conversation, request, voice, what, work)
-    try:
-        if request.sink.wanted:
+    if request.sink.wanted:
+        try:
             request.sink.write(report)
-    except SinkError as error:
-        print(f"runner {voice.verb}: {error}", file=sys.stderr)
+        except SinkError as error:
+            with contextlib.suppress(OSError):
+                print(f"runner {voice.verb}: {error}", file=sys.stderr)
     return EXIT[outcome.code]
 
 
 async def _conversation(
     request: Request, voice: Voice, what: str, work: Any
 ) -> tuple[Outcome, dict[str, Any]]:
-    outcome = Outcome("ok", "call", "the plugin answered")
-    report: dict[str, Any] = {}
+    seen: list[Session] = []
+    failed: PluginError | PluginFailure | None = None
     async with trio.open_nursery() as nursery:
-        number = await nursery.start(_cancelled_by_signals, nursery.cancel_scope)
+        numbers = await nursery.start(_cancelled_by_signals, nursery.cancel_scope)
         try:
-            async with voice.showing(what), _session(request, voice) as session:
+            async with voice.showing(what), _session(request, voice, seen) as session:
                 await work(session)
-            report = with_outcome(session.report or {}, outcome)
         except* (PluginError, PluginFailure) as group:
-            [error] = _leaves(group)
-            outcome, report = error.outcome, error.report or {}
-            voice.hush()
-            voice.failure(error)
+            [failed] = _leaves(group)
         nursery.cancel_scope.cancel()
-    if number:
-        outcome = Outcome("cancelled", "call", f"ended by signal {number[0]}", f"signal:{number[0]}")
+    if failed is None and not voice.has_told and numbers:
+        failed = _interrupted(numbers[0])
+        failed.stderr = seen[0].stderr if seen else ""
+    if failed is None and voice.unheard is not None:
+        failed = _unheard(voice.unheard)
+    outcome = Outcome("ok", "call", "the plugin answered") if failed is None else failed.outcome
+    report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
+    if failed is not None:
+        failed.report = report
         voice.hush()
-        voice.failure(PluginFailure(outcome))
-        report = with_outcome(report, outcome)
-    return outcome, report
+        if not isinstance(voice.unheard, BrokenPipeError):  # `| head` is no accident
+            voice.failure(failed)
+    return outcome, with_outcome(report or _bare_report(request.invocation, outcome), outcome)
+
+
+def _interrupted(number: int) -> PluginFailure:
+    return PluginFailure(Outcome("cancelled", "call", f"ended by signal {number}", f"signal:{number}"))
+
+
+def _unheard(error: OSError) -> PluginFailure:
+    """It answered, for nothing."""
+    if isinstance(error, BrokenPipeError):
+        return PluginFailure(Outcome("cancelled", "call", "nobody reads the result any more", "stdout"))
+    message = f"the plugin answered, but stdout does not take it: {error.strerror}"
+    return PluginFailure(Outcome("internal", "call", message, "stdout", "make room where stdout leads"))
+
+
+def _bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
+    """Of who was interrupted before anything was known."""
+    from runner.account import report
+    from runner.prepare import Prepared
+
+    return report(Prepared(invocation), outcome, None, EXIT[outcome.code])
 
 
 @asynccontextmanager
-async def _session(request: Request, voice: Voice) -> AsyncIterator[Session]:
-    """With its events told as they come."""
-    async with request.session() as session, trio.open_nursery() as nursery:
+async def _session(request: Request, voice: Voice, seen: list[Session]) -> AsyncIterator[Session]:
+    """With its events told as they come: from before the handshake on, and all of them."""
+    failed: PluginError | PluginFailure | None = None
+    async with trio.open_nursery() as nursery:
 
-        async def tell() -> None:
+        def made(session: Session) -> None:
+            seen.append(session)
+            nursery.start_soon(tell, session)
+
+        async def tell(session: Session) -> None:
             async for event in session.events():
                 voice.event(event)
 
-        nursery.start_soon(tell)
-        yield session
-        nursery.cancel_scope.cancel()
+        try:
+            async with request.session(made) as session:
+                yield session
+        except (PluginError, PluginFailure) as error:
+            failed = error  # past the nursery, which would not let the last events be told
+    if failed is not None:
+        raise failed
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
@@ -281,18 +414,26 @@ async def _cancelled_by_signals(
 
 def call_many(request: Request, voice: Voice, repeat: int, concurrency: int) -> int:
     tally = Tally(repeat)
-    began, ended = trio.run(_many, request, voice, tally, min(repeat, concurrency))
-    voice.hush()
-    voice.result(tally.summary(ended - began))
+    wall, numbers = trio.run(_many, request, voice, tally, min(repeat, concurrency))
+    voice.result(tally.summary(wall))
     if tally.first is not None:
         voice.failure(tally.first)
         return EXIT[tally.first.outcome.code]
-    return 0 if tally.done == repeat else EXIT["cancelled"]
+    if tally.done < repeat:
+        cancelled = _interrupted(numbers[0] if numbers else signal.SIGTERM)
+        voice.failure(cancelled)
+        return EXIT["cancelled"]
+    if voice.unheard is not None:
+        failed = _unheard(voice.unheard)
+        if not isinstance(voice.unheard, BrokenPipeError):
+            voice.failure(failed)
+        return EXIT[failed.outcome.code]
+    return 0
 
 
 class Tally:
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, wanted: int) -> None:
+        self.wanted = self.left = wanted
         self.done = 0
         self.seconds: list[float] = []
         self.codes: Counter[str] = Counter()
@@ -327,7 +468,12 @@ class Tally:
         }
 
 
-async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, float]:
+# A launch that fails for one of these fails the same way every time.
+_FOR_GOOD = ("manifest_invalid", "policy_denied", "sandbox_unavailable")
+
+
+async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
+    """How long it took, from when all sessions were warm, and the signals that came meanwhile."""
     clock: list[float] = []
     ready = Counter[str]()
     go = trio.Event()
@@ -347,15 +493,16 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
                             if session.is_one_shot:
                                 break
                 except PluginFailure as failure:
-                    if tally.take() or not arrived:
+                    if tally.take():
                         tally.count(None, failure)
+                    if failure.outcome.code in _FOR_GOOD:
+                        tally.left = 0
         finally:
             if not arrived:
                 ready["gone"] += 1
                 _start_if_all()
 
     async def _together() -> None:
-        """The clock starts when all sessions are warm."""
         ready["warm"] += 1
         _start_if_all()
         await go.wait()
@@ -366,25 +513,29 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
             go.set()
 
     async def _one(session: Session) -> bool:
+        """Whether the session can be used again."""
         began = trio.current_time()
         try:
             await session.call(request.call, seconds=request.seconds)
             if session.is_one_shot:
                 await session.conclude()
         except PluginError as error:
+            error.stderr = session.stderr
             tally.count(trio.current_time() - began, error)
         except PluginFailure as error:
+            error.stderr = session.stderr
             tally.count(None, error)
-            return False
+            return not session.is_over
         else:
             tally.count(trio.current_time() - began)
+        voice.progress({"progress": tally.done, "total": tally.wanted})
         return True
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_cancelled_by_signals, nursery.cancel_scope)
-        async with voice.showing(f"{request.call.name} × {tally.left}"), trio.open_nursery() as workers:
+        numbers = await nursery.start(_cancelled_by_signals, nursery.cancel_scope)
+        async with voice.showing(f"{request.call.name} × {tally.wanted}"), trio.open_nursery() as workers:
             for _ in range(concurrency):
                 workers.start_soon(worker)
         nursery.cancel_scope.cancel()
     now = trio.current_time()
-    return (clock[0] if clock else now), now
+    return now - (clock[0] if clock else now), numbers

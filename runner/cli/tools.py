@@ -9,12 +9,13 @@ from runner.cli.call import add_talking, ordered
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.report import USAGE_ERROR
+from sandbox.diagnostic import printable
 
 if TYPE_CHECKING:
     import argparse
 
 NAME = "tools"
-HELP = "start a plugin in its cage and list what it exposes, with schemas (--json)"
+HELP = "start a plugin in its cage and list what it exposes; with --json also the schemas"
 EXAMPLE = "runner tools --json nexo-plugin.toml"
 PASSES_ARGUMENTS = True
 
@@ -24,12 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_talking(parser)
 
 
+def advice(message: str) -> str:
+    """For who names the tool, as `call` has it."""
+    if message.startswith("unrecognized arguments: ") and " -" not in message:
+        return "it lists all there is; one is called with runner call MANIFEST NAME"
+    return ""
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
         sink = ReportSink(args.report)
     except (SinkError, ValueError) as error:
-        print(f"runner tools: {error}", file=sys.stderr)
+        print(f"runner tools: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     sent = ordered(invocation)
     from runner.cli.talking import Request, Voice, list_all
