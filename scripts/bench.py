@@ -1,4 +1,4 @@
-"""Figures for people: what a launch costs and how long an end takes, as root and as an ordinary user.
+"""Figures for people: what launches, ends, calls and sessions cost, as root and as an ordinary user.
 
 What is compared is interleaved in one run, because the machine's mood changes over minutes: all see the same.
 """
@@ -10,25 +10,35 @@ import os
 import platform
 import sys
 
-from scripts.benches import kill, launch
+from scripts.benches import call, kill, launch
 from scripts.benches.caller import Unable, callers
 
 LAUNCHES = 60
 KILLS = 100  # as few as have a 99th percentile
 BOMBS = 20
+CALLS = 2000
+COLDS = 30
+LARGES = 30
+SESSIONS = 64
+
+PARTS = ("launch", "kill", "call", "sessions")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "parts", nargs="*", metavar="launch|kill", help="what to measure; all of it if silent"
+        "parts", nargs="*", metavar="|".join(PARTS), help="what to measure; all of it if silent"
     )
     parser.add_argument("--launches", type=_count, default=LAUNCHES, help=f"of each kind ({LAUNCHES})")
     parser.add_argument("--kills", type=_count, default=KILLS, help=f"of an idle plugin ({KILLS})")
     parser.add_argument("--bombs", type=_count, default=BOMBS, help=f"fork bombs ended ({BOMBS})")
+    parser.add_argument("--calls", type=_count, default=CALLS, help=f"over an open session ({CALLS})")
+    parser.add_argument("--colds", type=_count, default=COLDS, help=f"calls from nothing ({COLDS})")
+    parser.add_argument("--larges", type=_count, default=LARGES, help=f"answers of 4 MiB ({LARGES})")
+    parser.add_argument("--sessions", type=_count, default=SESSIONS, help=f"at once ({SESSIONS})")
     args = parser.parse_args()
-    parts = args.parts or ["launch", "kill"]
-    if unknown := set(parts) - {"launch", "kill"}:
+    parts = args.parts or PARTS
+    if unknown := set(parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     print(
         f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}, "
@@ -42,6 +52,10 @@ def main() -> int:
                     launch.bench(caller, args.launches)
                 if "kill" in parts:
                     kill.bench(caller, args.kills, args.bombs)
+                if "call" in parts:
+                    call.bench(caller, args.calls, args.colds, args.larges)
+                if "sessions" in parts:
+                    call.bench_many(caller, args.sessions)
     except Unable as fault:
         print(f"bench: {fault}", file=sys.stderr)
         return 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from scripts.benches import call
 from scripts.benches.caller import Caller, Unable
 from scripts.benches.figures import median, percentile, tail
 from scripts.benches.kill import end, marked
@@ -19,6 +21,10 @@ from tests.conftest import ROOT
 installed = pytest.mark.skipif(
     not Path(sys.executable).with_name("runner").exists(), reason="needs the installed command: scripts/test"
 )
+
+
+FEWEST = ("launches", "kills", "bombs", "calls", "colds", "larges", "sessions")
+PARTS = ("launch", "kill", "warm calls", "large answers", "cold calls", "sessions")
 
 
 def test_percentiles_are_samples() -> None:
@@ -57,8 +63,10 @@ def test_a_process_that_is_left_is_found() -> None:
     mark = f"60.{os.getpid():020}"
     assert marked(mark) == []
     with subprocess.Popen(["/usr/bin/sleep", mark]) as process:
-        assert marked(mark) == [process.pid]
+        while not (found := marked(mark)):  # its arguments come a moment after its program
+            assert process.poll() is None
         process.kill()
+    assert found == [process.pid]
     assert marked(mark) == []
 
 
@@ -75,27 +83,106 @@ def test_what_ends_by_itself_was_not_killed(caller: Caller, command: str) -> Non
         end(caller, manifest)
 
 
+def test_a_cold_call_is_one_that_is_answered(caller: Caller) -> None:
+    said = call.Exchange([b'{"id": 1}\n', b"nobody answers this\n"], b'{"id": 2}\n')
+    script = "read a; echo well; read b; read c; echo {}; cat"
+    taken = call.cold(caller, Command(["/bin/sh", "-c", script.format("hello")], {}), said)
+    assert 0 < taken.answer <= taken.end
+    for broken in (script.format("no"), "exec cat >&2", f"{script.format('hello')}; exit 3"):
+        with pytest.raises(Unable, match=re.escape(broken)):
+            call.cold(caller, Command(["/bin/sh", "-c", broken], {}), said)
+
+
+@installed
+@pytest.mark.usefixtures("nothing_left")
+def test_a_host_that_falls_over_says_why(caller: Caller) -> None:
+    broken = call.Plugin(caller.write("none/mcp.json", "{}"), ["/usr/bin/false"])
+    with (
+        pytest.raises(Unable, match=r"(?s)host\.py talk .* ended with 1:.*PluginFailure"),
+        call.host(caller, broken, "talk", 2, 2) as process,
+    ):
+        call.told(process)
+
+
+def test_memory_is_of_all_that_is_below() -> None:
+    mark = f"61.{os.getpid():020}"
+    with subprocess.Popen(["/bin/sh", "-c", f"/usr/bin/sleep {mark} & wait"]) as process:
+        while not (found := marked(mark)):
+            assert process.poll() is None
+        sizes = call.memory(process.pid)
+        os.kill(found[0], signal.SIGKILL)
+    # What a host starts is its zygote; there is nothing else here.
+    assert sizes["host"] > 0 and sizes["zygote"] > 0
+    assert sum(sizes.values()) == sizes["host"] + sizes["zygote"]
+
+
 @installed
 @pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")
 def test_every_figure_is_there() -> None:
     """The whole of it, with as few of each as there can be: the figures mean nothing then, but all come."""
-    argv = [sys.executable, "-m", "scripts.bench", "--launches", "2", "--kills", "2", "--bombs", "2"]
+    few = [word for name in FEWEST for word in (f"--{name}", "2")]
+    argv = [sys.executable, "-m", "scripts.bench", *few]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     parts = re.split(r"\n\n", done.stdout.strip())
     who = ["root", "ordinary user"] if os.geteuid() == 0 else ["ordinary user"]
     if "only root is measured" in done.stdout:  # a checkout others cannot reach
         who.remove("ordinary user")
-    assert [re.match(r"(launch|kill), as ([a-z ]+)", part).groups() for part in parts[1:]] == [  # type: ignore[union-attr]
-        (what, name) for name in who for what in ("launch", "kill")
+    assert [re.match(r"([a-z ]+), as ([a-z ]+)", part).groups() for part in parts[1:]] == [  # type: ignore[union-attr]
+        (what, name) for name in who for what in PARTS
     ]
     for part in parts[1:]:
-        if part.startswith("launch"):
-            for name in ("no budgets", "default policy", "full budgets", "full, and of stderr", "raw bwrap"):
-                assert re.search(rf"^  {name} +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d$", part, re.MULTILINE), name
-            assert re.search(r"full budgets over no budgets: p50 [+-]\d+\.\d .*ratio \d\.\d\d$", part, re.M)
-        else:
-            for name in ("an idle plugin", "a fork bomb of 400 tasks"):
-                figures = rf"^  {name} +p50 +\d+\.\d +max +\d+\.\d +min +\d+\.\d +\(2 times\)$"
-                assert re.search(figures, part, re.MULTILINE), name
+        for figures in FIGURES[part.partition(",")[0]]:
+            assert re.search(f"^  {figures}$", part, re.MULTILINE), figures
+
+
+_N = r" +\d+\.\d"
+_RATIO = r"ratio \d+\.\d\d"
+_SPREAD = rf"{_RATIO} \(p10 \d+\.\d\d, p90 \d+\.\d\d\)"
+_KB = r" +\d+ kB, +\d+\.\d kB per session"
+
+# What each part says, line by line.
+FIGURES = {
+    "launch": [
+        *(
+            f"{name}{_N * 4}"
+            for name in ("no budgets", "default policy", "full budgets", "full, and of stderr", "raw bwrap")
+        ),
+        rf"full budgets over no budgets: p50 [+-]\d+\.\d .*{_RATIO}",
+    ],
+    "kill": [
+        rf"{name} +p50{_N} +max{_N} +min{_N} +\(2 times\)"
+        for name in ("an idle plugin", "a fork bomb of 400 tasks")
+    ],
+    "warm calls": [
+        *(
+            rf"{name} +p50{_N} +max{_N} +\d+ per second"
+            for name in ("a raw pipe", "a raw pipe, by trio", "a session")
+        ),
+        f"a session over a raw pipe: {_SPREAD}",
+        f"a session over a raw pipe, by trio: {_SPREAD}",
+    ],
+    "large answers": [
+        *(
+            rf"{name} +p50{_N} +max{_N} +\d+ MiB per second"
+            for name in ("a raw pipe", "that, and json.loads", "a session")
+        ),
+        f"a session over a raw pipe: {_SPREAD}",
+        f"a session over that, and json.loads: {_SPREAD}",
+    ],
+    "cold calls": [
+        *(f"{name}{_N * 5}" for name in ("raw spawn", "raw bwrap", "runner call")),
+        *(
+            rf"runner call over {name}: answer [+-]\d+\.\d, {_RATIO}; end, {_RATIO}"
+            for name in ("raw spawn", "raw bwrap")
+        ),
+    ],
+    "sessions": [
+        r"opened in \d+ ms, closed in \d+ ms; as many raw plugins were started and greeted in \d+ ms",
+        rf"calls per second, over all of them: \d+; by raw pipes \d+, {_RATIO}",
+        r"memory of the runner per session: \d+ kB; each after the first adds -?\d+ kB",
+        *(f"  {name}{_KB}" for name in ("host", "zygote", "wardens", "keepers")),
+        *(f"  {name}{_KB}, not the runner's" for name in ("bwrap", "plugin")),
+    ],
+}

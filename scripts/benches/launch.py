@@ -9,7 +9,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import policies
@@ -66,6 +67,21 @@ RAW, NONE, USUAL, ALL, RELAYED, BARE = (
 class Command(NamedTuple):
     argv: list[str]
     files: dict[int, str]  # to be open, under these numbers
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Anew each time: bwrap reads them to the end."""
+        for number, path in self.files.items():
+            if os.path.lexists(f"/proc/self/fd/{number}"):
+                raise Unable(f"descriptor {number}, which {self.argv[0]} is to get, is in use here")
+            fd = os.open(path, os.O_RDONLY)
+            os.dup2(fd, number)
+            os.close(fd)
+        try:
+            yield
+        finally:
+            for number in self.files:
+                os.close(number)
 
 
 class Sample(NamedTuple):
@@ -173,27 +189,19 @@ def without_shell(line: str, caller: Caller) -> Command:
 
 
 def measure(caller: Caller, command: Command) -> Sample:
-    for number, path in command.files.items():
-        if os.path.lexists(f"/proc/self/fd/{number}"):
-            raise Unable(f"descriptor {number}, which {command.argv[0]} is to get, is in use here")
-        # Anew each time: bwrap reads them to the end.
-        fd = os.open(path, os.O_RDONLY)
-        os.dup2(fd, number)
-        os.close(fd)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    with caller.start(
-        command.argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=tuple(command.files),
-    ) as process:
-        _, said = process.communicate()
-    taken = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for number in command.files:
-        os.close(number)
+    with command.opened():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.perf_counter()
+        with caller.start(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=tuple(command.files),
+        ) as process:
+            _, said = process.communicate()
+        taken = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode or said:  # a failed launch is a quick one, and no measurement
         raise failed(command.argv, process.returncode, said)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,317 @@
+"""What a call costs: over an open session, from nothing, with a large answer, and in many sessions at once.
+
+The same plugin is also asked through plain pipes, with the same frames and without a cage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandbox.value import NamedTuple
+from scripts.benches.caller import RUNNER, Caller, Unable, failed
+from scripts.benches.figures import median, percentile, tail
+from scripts.benches.launch import Command, without_shell
+
+LARGE = 4 << 20
+CALLS_EACH = 50  # for each of many sessions, per turn
+WARM_UP = 2
+
+# An MCP server: its contract is the one whose messages may be as large as LARGE.
+PLUGIN = f"""\
+#!/usr/bin/python3 -ISE
+import json, sys
+lines = []
+for line in sys.stdin.buffer:
+    message = json.loads(line)
+    if len(lines) < 8:
+        lines.append(line.decode())
+    if "id" not in message:
+        continue
+    if message["method"] == "server/discover":
+        result = {{"supportedVersions": ["2026-07-28"], "capabilities": {{"tools": {{}}}}}}
+    elif message["method"] == "tools/call":
+        name = message["params"]["name"]
+        text = "x" * {LARGE} if name == "large" else message["params"]["arguments"]["text"]
+        result = {{"content": [{{"type": "text", "text": text}}]}}
+        if name == "heard":
+            result["structuredContent"] = {{"lines": lines}}
+    else:
+        raise SystemExit(f"asked for {{message['method']}}")
+    answer = {{"jsonrpc": "2.0", "id": message["id"], "result": {{"resultType": "complete", **result}}}}
+    sys.stdout.write(json.dumps(answer) + "\\n")
+    sys.stdout.flush()
+"""
+
+PIPE, TRIO, SESSION = "a raw pipe", "a raw pipe, by trio", "a session"
+PARSED = "that, and json.loads"
+SPAWN, RAW, CALL = "raw spawn", "raw bwrap", "runner call"
+
+
+class Plugin(NamedTuple):
+    manifest: str
+    argv: list[str]
+
+
+class Exchange(NamedTuple):
+    """What is said to a plugin by whoever starts it without us."""
+
+    opening: list[bytes]
+    echo: bytes
+
+
+class Cold(NamedTuple):
+    """Milliseconds since the start."""
+
+    answer: float
+    end: float
+
+
+def plugin(caller: Caller) -> Plugin:
+    program = caller.write("talker/talker.py", PLUGIN)
+    os.chmod(program, 0o755)
+    servers = {"talker": {"command": "./talker.py"}}
+    return Plugin(caller.write("talker/mcp.json", json.dumps({"mcpServers": servers})), [program])
+
+
+@contextmanager
+def host(caller: Caller, talker: Plugin, kind: str, *counts: int) -> Iterator[subprocess.Popen[bytes]]:
+    """scripts/benches/host.py at work."""
+    # Its source is handed over: the checkout may be closed to others.
+    script = caller.write("host/host.py", Path(__file__).with_name("host.py").read_text())
+    argv = [sys.executable, "-I", script, kind, talker.manifest, *map(str, counts), "--", *talker.argv]
+    pipe = subprocess.PIPE
+    with caller.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            yield process
+            process.stdin.close()
+            said = process.stderr.read()
+        except EOFError:
+            said = process.stderr.read()
+            raise failed(argv, process.wait(), said) from None
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait() or said:
+            raise failed(argv, process.returncode, said)
+
+
+def told(process: subprocess.Popen[bytes]) -> Any:
+    """Its next document. EOFError if it has no more to say."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise EOFError
+    return json.loads(line)
+
+
+# --- one session --------------------------------------------------------------------------------------------
+
+
+def bench(caller: Caller, calls: int, colds: int, larges: int) -> None:
+    talker = plugin(caller)
+    with host(caller, talker, "talk", calls, larges) as process:
+        frames, warm, large = told(process), told(process), told(process)
+    _show_warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]})
+    _show_large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]})
+    said = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
+    _show_cold(caller, _colds(caller, talker, said, colds))
+
+
+def _show_warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
+    micro = {name: [1e6 * each for block in blocks for each in block] for name, blocks in taken.items()}
+    count = len(micro[PIPE])
+    print(f"\nwarm calls, as {caller.name}: {count} of an echo each, in turns, in microseconds")
+    for name, samples in micro.items():
+        rate = count / sum(samples) * 1e6
+        print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} per second")
+    for one, other in ((SESSION, PIPE), (SESSION, TRIO)):
+        print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
+
+
+def _show_large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
+    milli = {name: [1e3 * each for block in blocks for each in block] for name, blocks in taken.items()}
+    print(f"\nlarge answers, as {caller.name}: {len(milli[PIPE])} of 4 MiB each, in turns, in milliseconds")
+    for name, samples in milli.items():
+        rate = LARGE / (1 << 20) / median(samples) * 1e3
+        print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} MiB per second")
+    for one, other in ((SESSION, PIPE), (SESSION, PARSED)):
+        print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
+
+
+def _ratio(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> str:
+    """Of turns, pair by pair: both saw the same machine."""
+    ratios = [median(one) / median(other) for one, other in zip(ones, others, strict=True)]
+    return f"ratio {median(ratios):.2f} (p10 {percentile(ratios, 10):.2f}, p90 {percentile(ratios, 90):.2f})"
+
+
+# --- from nothing -------------------------------------------------------------------------------------------
+
+
+def _colds(caller: Caller, talker: Plugin, said: Exchange, rounds: int) -> Mapping[str, list[Cold]]:
+    explain = [RUNNER, "explain", "--format", "argv", talker.manifest]
+    bare = without_shell(caller.said(explain), caller)
+    call = [RUNNER, "call", talker.manifest, "echo", "--input", '{"text":"hello"}']
+    commands: dict[str, tuple[Command, Exchange | None]] = {
+        SPAWN: (Command(talker.argv, {}), said),
+        RAW: (bare, said),
+        CALL: (Command(call, {}), None),
+    }
+    samples: dict[str, list[Cold]] = {name: [] for name in commands}
+    names = list(commands)
+    for turn in range(WARM_UP + rounds):
+        at = turn % len(names)
+        for name in (*names[at:], *names[:at]):
+            sample = cold(caller, *commands[name])
+            if turn >= WARM_UP:
+                samples[name].append(sample)
+    return samples
+
+
+def cold(caller: Caller, command: Command, said: Exchange | None) -> Cold:
+    """Start it, get one answer, see it end. `said`: None if it does all of that by itself."""
+    pipe = subprocess.PIPE
+    with command.opened():
+        start = time.perf_counter()
+        process = caller.start(
+            command.argv,
+            stdin=pipe if said else subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            pass_fds=tuple(command.files),
+        )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        for frame in (*said.opening, said.echo) if said else (b"",):
+            if said:
+                assert process.stdin is not None
+                process.stdin.write(frame)
+            if said is None or b'"id"' in frame:
+                line = process.stdout.readline()
+        answered = time.perf_counter()
+        if process.stdin is not None:
+            process.stdin.close()
+        complaint = process.stderr.read()
+        process.wait()
+    ended = time.perf_counter()
+    if process.returncode or complaint or b"hello" not in line:
+        raise failed(command.argv, process.returncode, complaint)
+    return Cold((answered - start) * 1000, (ended - start) * 1000)
+
+
+def _show_cold(caller: Caller, samples: Mapping[str, list[Cold]]) -> None:
+    count = len(samples[SPAWN])
+    print(f"\ncold calls, as {caller.name}: {count} each, interleaved, in milliseconds")
+    print(f"  {'':20} {'answer':>7} {'p90':>7} {'min':>7}   {'end':>7} {'p90':>7}")
+    for name, taken in samples.items():
+        answer, end = zip(*taken, strict=True)
+        print(
+            f"  {name:20} {median(answer):7.1f} {percentile(answer, 90):7.1f} {min(answer):7.1f}   "
+            f"{median(end):7.1f} {percentile(end, 90):7.1f}"
+        )
+    for one, other in ((CALL, SPAWN), (CALL, RAW)):
+        pairs = list(zip(samples[one], samples[other], strict=True))
+        added = median([a.answer - b.answer for a, b in pairs])
+        ratio = median([a.answer / b.answer for a, b in pairs])
+        whole = median([a.end / b.end for a, b in pairs])
+        print(f"  {one} over {other}: answer {added:+.1f}, ratio {ratio:.2f}; end, ratio {whole:.2f}")
+
+
+# --- many ---------------------------------------------------------------------------------------------------
+
+
+def bench_many(caller: Caller, count: int) -> None:
+    talker = plugin(caller)
+    with host(caller, talker, "many", count, CALLS_EACH) as process:
+        assert process.stdin is not None
+        told(process)
+        one = memory(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        opened = told(process)["seconds"]
+        many = memory(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        raw, taken, closed = told(process)["seconds"], told(process), told(process)["seconds"]
+    print(f"\nsessions, as {caller.name}: {count} at once")
+    print(
+        f"  opened in {opened * 1000:.0f} ms, closed in {closed * 1000:.0f} ms; "
+        f"as many raw plugins were started and greeted in {raw * 1000:.0f} ms"
+    )
+    total = count * CALLS_EACH
+    rates = {name: median([total / each for each in seconds]) for name, seconds in taken.items()}
+    pairs = zip(taken["session"], taken["trio"], strict=True)
+    ratio = median([one / other for one, other in pairs])
+    print(
+        f"  calls per second, over all of them: {rates['session']:.0f}; "
+        f"by raw pipes {rates['trio']:.0f}, ratio {ratio:.2f}"
+    )
+    _show_memory(one, many, count)
+
+
+OURS = ("host", "zygote", "wardens", "keepers")
+
+
+def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) -> None:
+    """In kilobytes. A page that several share is counted in parts, so that the sum is what is used."""
+    if -1 in many.values():
+        print("  memory: who measures may not look at all of the processes")
+        return
+    mine = sum(many[name] for name in OURS)
+    more = (mine - sum(one[name] for name in OURS)) / (count - 1)
+    print(
+        f"  memory of the runner per session: {mine / count:.0f} kB; each after the first adds {more:.0f} kB"
+    )
+    for name in OURS:
+        print(f"    {name:8} {many[name]:8} kB, {many[name] / count:8.1f} kB per session")
+    for name in ("bwrap", "plugin"):
+        print(f"    {name:8} {many[name]:8} kB, {many[name] / count:8.1f} kB per session, not the runner's")
+
+
+def memory(host_pid: int) -> dict[str, int]:
+    """The proportional set size of a host and all below it, in kB, by what they are; -1: not to be seen."""
+    found = dict.fromkeys((*OURS, "bwrap", "plugin"), 0)
+    for pid, what in _family(host_pid).items():
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except PermissionError:
+            found[what] = -1
+            continue
+        size = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
+        if size is None:
+            raise Unable(f"this kernel does not say how large process {pid} is")
+        if found[what] >= 0:
+            found[what] += int(size[1])
+    return found
+
+
+def _family(host_pid: int) -> dict[int, str]:
+    kinds = {host_pid: "host"}
+    left = [host_pid]
+    while left:
+        parent = left.pop()
+        for task in os.listdir(f"/proc/{parent}/task"):
+            for word in Path(f"/proc/{parent}/task/{task}/children").read_text().split():
+                name = Path(f"/proc/{word}/comm").read_text().strip()
+                kinds[int(word)] = _kind(name, kinds[parent])
+                left.append(int(word))
+    return kinds
+
+
+def _kind(name: str, parent: str) -> str:
+    """A keeper is forked by its warden, and called the same."""
+    if parent == "host":
+        return "zygote"
+    if name == "runner-warden":
+        return "wardens" if parent == "zygote" else "keepers"
+    return "bwrap" if name == "bwrap" else "plugin"

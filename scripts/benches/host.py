@@ -1,0 +1,231 @@
+"""A program with sessions, and beside them the same plugin at the end of plain pipes. Samples, no figures.
+
+Started as who is measured, by path: `host.py talk|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of stdout
+is one JSON document. Only what is installed is imported: the checkout may be closed to who runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import trio
+
+import runner
+
+BLOCK = 50  # calls in a row, before it is the next one's turn
+WARM_UP = 2
+TURNS = 4
+PIECE = 64 << 10
+GIVEN = {"text": "hello"}
+
+
+class Pipes:
+    """The plugin without anything of ours: a process, two pipes, and a host that waits in read()."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def ask(self, frame: bytes) -> bytes:
+        os.write(self._in, frame)
+        pieces: list[bytes] = []
+        while not pieces or not pieces[-1].endswith(b"\n"):
+            pieces.append(os.read(self._out, PIECE))
+            if not pieces[-1]:
+                raise EOFError("the plugin is gone")
+        return b"".join(pieces)
+
+    def streams(self) -> Streams:
+        """From now on `ask` would not wait any more."""
+        return Streams(os.dup(self._in), os.dup(self._out))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Streams:
+    """The same pipes as trio waits for them: what no host on trio can be faster than."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._in, self._out = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stdout)
+
+    async def ask(self, frame: bytes) -> bytes:
+        await self._in.send_all(frame)
+        said = bytearray()
+        while not said.endswith(b"\n"):
+            data = await self._out.receive_some(PIECE)
+            if not data:
+                raise EOFError("the plugin is gone")
+            said += data
+        return bytes(said)
+
+    async def aclose(self) -> None:
+        await self._in.aclose()
+        await self._out.aclose()
+
+
+# --- one session --------------------------------------------------------------------------------------------
+
+
+class Frames:
+    """What a session writes to the plugin, by the plugin's own account: the pipes carry the same."""
+
+    def __init__(self, lines: list[str]) -> None:
+        *opening, echo, large, _ = (line.encode() for line in lines)
+        self.opening, self.echo, self.large = opening, echo, large
+
+    def open(self, pipes: Pipes) -> None:
+        for frame in self.opening:
+            if b'"id"' in frame:
+                pipes.ask(frame)
+
+
+async def heard(plugin: runner.OpenPlugin) -> Frames:
+    for name in ("echo", "large"):
+        await plugin.call(name, GIVEN)
+    return Frames((await plugin.call("heard", GIVEN))["structuredContent"]["lines"])
+
+
+Ask = Callable[[], Awaitable[Any]]
+
+
+async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, list[list[float]]]:
+    """For each, the seconds of each call of each block. Each comes first as often as last."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in asks}
+    names = list(asks)
+    for turn in range(WARM_UP + rounds):
+        at = turn % len(names)
+        for name in (*names[at:], *names[:at]):
+            ask, times = asks[name], [time.perf_counter()]
+            for _ in range(block):
+                await ask()
+                times.append(time.perf_counter())
+            if turn >= WARM_UP:
+                taken[name].append([after - before for before, after in pairwise(times)])
+    return taken
+
+
+async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
+    async with runner.open_plugin(manifest) as plugin:
+        frames = await heard(plugin)
+        tell({"opening": [frame.decode() for frame in frames.opening], "echo": frames.echo.decode()})
+        pipes, others = Pipes(argv), Pipes(argv)
+        for each in (pipes, others):
+            frames.open(each)
+        streams = others.streams()
+
+        async def by_pipe(frame: bytes, read: Callable[[bytes], Any] = len) -> None:
+            read(pipes.ask(frame))
+
+        block = min(BLOCK, calls)
+        warm: dict[str, Ask] = {
+            "pipe": partial(by_pipe, frames.echo),
+            "trio": partial(streams.ask, frames.echo),
+            "session": partial(plugin.call, "echo", GIVEN),
+        }
+        tell(await in_turns(warm, -(-calls // block), block))
+        large: dict[str, Ask] = {
+            "pipe": partial(by_pipe, frames.large),
+            "json": partial(by_pipe, frames.large, json.loads),
+            "session": partial(plugin.call, "large", GIVEN),
+        }
+        tell(await in_turns(large, larges, 1))
+        await streams.aclose()
+        for each in (pipes, others):
+            each.close()
+
+
+# --- many ---------------------------------------------------------------------------------------------------
+
+
+async def many(manifest: str, count: int, calls: int, argv: list[str]) -> None:
+    """Who reads us looks at our memory when one plugin is open, and when all are."""
+    plugins: list[runner.OpenPlugin] = []
+    done = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def enter() -> None:
+            plugins.append(await nursery.start(hold, manifest, done))
+
+        await enter()
+        frames = await heard(plugins[0])
+        told_to_go_on({})
+        seconds = await all_at_once([enter] * (count - 1))
+        told_to_go_on({"seconds": seconds})
+        await compare(plugins, frames, calls, argv)
+        start = time.perf_counter()
+        done.set()
+    tell({"seconds": time.perf_counter() - start})
+
+
+async def hold(
+    manifest: str,
+    done: trio.Event,
+    *,
+    task_status: trio.TaskStatus[runner.OpenPlugin] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    async with runner.open_plugin(manifest) as plugin:
+        task_status.started(plugin)
+        await done.wait()
+
+
+async def compare(plugins: list[runner.OpenPlugin], frames: Frames, calls: int, argv: list[str]) -> None:
+    start = time.perf_counter()
+    pipes = [Pipes(argv) for _ in plugins]
+    for each in pipes:
+        frames.open(each)
+    tell({"seconds": time.perf_counter() - start})
+    streams = [each.streams() for each in pipes]
+
+    async def repeat(ask: Ask) -> None:
+        for _ in range(calls):
+            await ask()
+
+    kinds: dict[str, list[Ask]] = {
+        "trio": [partial(each.ask, frames.echo) for each in streams],
+        "session": [partial(each.call, "echo", GIVEN) for each in plugins],
+    }
+    taken: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(1 + TURNS):
+        for name in kinds if turn % 2 else reversed(kinds):
+            seconds = await all_at_once([partial(repeat, ask) for ask in kinds[name]])
+            if turn:  # the first warms up
+                taken[name].append(seconds)
+    tell(taken)
+    for stream in streams:
+        await stream.aclose()
+    for each in pipes:
+        each.close()
+
+
+async def all_at_once(tasks: list[Ask]) -> float:
+    start = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(task)
+    return time.perf_counter() - start
+
+
+def tell(document: Any) -> None:
+    print(json.dumps(document), flush=True)
+
+
+def told_to_go_on(document: Any) -> None:
+    tell(document)
+    sys.stdin.readline()  # everything stands still meanwhile
+
+
+if __name__ == "__main__":
+    kind, path, one, other, _, *plugin = sys.argv[1:]
+    trio.run({"talk": talk, "many": many}[kind], path, int(one), int(other), plugin)
