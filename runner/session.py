@@ -125,6 +125,9 @@ class Session:
         self._eof = trio.Event()
         self._heard = trio.Event()  # replaced with each frame
         self._farewelled = trio.Event()
+        self._life = trio.CancelScope(shield=True)
+        self._living = trio.Event()
+        self._tasks: trio.Nursery | None = None
         self._closing = False
         self._closed = trio.Event()
         self._verdict: Outcome | None = None
@@ -342,8 +345,19 @@ class Session:
 
     # --- tasks ------------------------------------------------------------------------------------------
 
-    async def _open(self, nursery: trio.Nursery) -> None:
+    async def _live(self) -> None:
+        """All tasks of the session. Out of reach of who gives up: a farewell has to be said, and heard."""
+        with self._life:
+            async with trio.open_nursery() as nursery:
+                self._tasks = nursery
+                self._living.set()
+                await trio.sleep_forever()
+
+    async def _open(self) -> None:
         """Until it is ready. Raises PluginFailure."""
+        await self._living.wait()
+        nursery = self._tasks
+        assert nursery is not None
         nursery.start_soon(self._read, nursery)
         nursery.start_soon(self._read_stderr)
         nursery.start_soon(self._write)
@@ -505,13 +519,18 @@ class Session:
         self._fail(invoke.expired("invocation", seconds))
 
     async def _watch_silence(self) -> None:
+        """Noise on its stdout is silence too: only what changes the dialect's mind starts its clock anew."""
+        patience, until = None, math.inf
         while not self._ready.is_set() and not self._over.is_set():
-            patience = self._dialect.patience
+            if self._dialect.patience != patience:
+                patience = self._dialect.patience
+                until = math.inf if patience is None else trio.current_time() + patience
             self._heard = trio.Event()
-            with trio.move_on_after(math.inf if patience is None else patience) as silence:
+            with trio.CancelScope(deadline=until) as silence:
                 await self._heard.wait()
             if silence.cancelled_caught:
                 self._act_all(self._dialect.silence())
+                patience = None
 
     async def _watch_idleness(self, seconds: float) -> None:
         while True:
@@ -703,19 +722,18 @@ async def open_session(
             except Failure as failed:
                 raise _unprepared(invocation, failed, cage.has_ended) from None
             plugin = prepared.plugin
-            setting = Setting(
-                plugin, prepared.limits, environ, prepared.declare, call, config, services.offered
-            )
-            dialect: Dialect = dialect_of(plugin.contract).make(setting)
             gate = Gate(_services_of(plugin.contract), services, prepared.host)
+            setting = Setting(plugin, prepared.limits, environ, prepared.declare, call, config, gate.offered)
+            dialect: Dialect = dialect_of(plugin.contract).make(setting)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if made is not None:
                 made(session)
             try:
                 # What the body raises is taken past the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(session._live)
                     try:
-                        await session._open(nursery)
+                        await session._open()
                         yield session
                     except BaseException as error:  # noqa: BLE001 -- raised again below
                         failure = error
@@ -723,7 +741,7 @@ async def open_session(
                         await session._close()
                     except BaseException as error:  # noqa: BLE001 -- a second ^C
                         failure = error
-                    nursery.cancel_scope.cancel()
+                    session._life.cancel()
             finally:  # also if our caller is cancelled: the nursery says so once more
                 session._settle(invocation, cage.has_ended)
     except Failure as failed:  # nothing could be ordered
