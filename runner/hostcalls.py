@@ -117,6 +117,12 @@ class Gate:
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
 
+    @property
+    def offered(self) -> frozenset[str]:
+        """The services there is any use in asking for: somebody answers, and the policy allows it."""
+        known = self._contract.METHODS.items()
+        return frozenset(name for method, name in known if self.allows(method)) & self._services.offered
+
     def allows(self, method: str) -> bool:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
 

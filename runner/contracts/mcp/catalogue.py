@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.dialect import Event, Notice, Reply, Violation
@@ -19,12 +19,12 @@ class Catalogue:
         self._tools: dict[str, Any] | None = None  # name -> outputSchema
         self._schemas: dict[str, Schema | None] = {}  # None: it cannot be used
 
-    def listed(self, name: str, result: Mapping[str, Any]) -> None:
+    def listed(self, name: str, items: Sequence[Mapping[str, Any]]) -> None:
         if name != "tools":
             return
         self._schemas = {}
         self._tools = {}
-        for tool in result["tools"]:
+        for tool in items:
             self._tools.setdefault(tool["name"], tool.get("outputSchema"))
 
     def changed(self, name: str) -> None:

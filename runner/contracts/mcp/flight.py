@@ -207,7 +207,7 @@ class Flight:
         if self._bytes > MOST_BYTES:
             return self.malformed("list_too_large", f"{self.method} is longer than {MOST_BYTES} bytes")
         if cursor is None:
-            return Reply(self.token, {key: self._items})
+            return Reply(self.token, self._items)
         if cursor in self._cursors:
             message = f"{self.method} repeats the cursor {quoted(cursor)}: the list has no end"
             return self.malformed("cursor_repeats", message)

@@ -543,7 +543,7 @@ ANSWERS: list[tuple[Kind, str, Said, Any]] = [
     ),
     ("method", "x/y", {"result": {"any": "thing"}}, Reply(7, {"any": "thing"})),
     ("method", "x/y", {"result": 5}, "bad_type"),
-    ("list", "tools", {"result": {"tools": []}}, Reply(7, {"tools": []})),
+    ("list", "tools", {"result": {"tools": []}}, Reply(7, [])),
     ("list", "prompts", {"result": {"prompts": [{"name": "a"}]}}, Reply(7, {"prompts": [{"name": "a"}]})),
     ("list", "resources", {"result": {"resources": [{"uri": "a"}]}}, Reply(7, {"resources": [{"uri": "a"}]})),
     ("list", "tools", {"result": {}}, "bad_type"),
@@ -636,7 +636,7 @@ def test_pages_become_one_list(era: Maker) -> None:
         (first + 1, "x"),
         (first + 2, ""),
     ]
-    assert hear(dialect, page(first + 2, "d")) == [Reply(7, {"tools": [{"name": name} for name in "abcd"]})]
+    assert hear(dialect, page(first + 2, "d")) == [Reply(7, [{"name": name} for name in "abcd"])]
 
 
 def pages(dialect: Mcp, answer: Callable[[int], Said]) -> tuple[str, int]:

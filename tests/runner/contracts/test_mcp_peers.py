@@ -66,7 +66,7 @@ def test_all_there_is_of_a_bare_server(era: str, protocol: str) -> None:
         assert (identity.protocol, identity.instructions) == (protocol, "Say echo.")
         assert set(identity.details) == {"tools", "prompts", "resources", "logging"}
 
-        names = [tool["name"] for tool in server.value("tools", kind="list")["tools"]]
+        names = [tool["name"] for tool in server.value("tools", kind="list")]
         assert names == ["echo", "add", "add_wrong", "fail", "slow", "sample", "roots", "log", "change"]
         assert server.value("echo", {"ä": [1, None]})["structuredContent"] == {"ä": [1, None]}
         assert server.value("add", {"a": 1, "b": 2})["structuredContent"] == {"sum": 3}
@@ -78,11 +78,11 @@ def test_all_there_is_of_a_bare_server(era: str, protocol: str) -> None:
         logged = {"level": "warning", "logger": "bare", "data": {"said": "mind the gap"}}
         assert server.of(Notice) == [Notice("log", logged)]
 
-        assert server.value("prompts", kind="list")["prompts"][0]["name"] == "greet"
+        assert server.value("prompts", kind="list")[0]["name"] == "greet"
         greeting = server.value("greet", {"who": "you"}, "prompt")["messages"][0]["content"]["text"]
         assert greeting == "Greet you."
-        assert server.value("resources", kind="list")["resources"][0]["uri"] == "bare://note"
-        assert server.value("resource_templates", kind="list")["resourceTemplates"][0]["name"] == "numbered"
+        assert server.value("resources", kind="list")[0]["uri"] == "bare://note"
+        assert server.value("resource_templates", kind="list")[0]["name"] == "numbered"
         assert server.value("bare://note", kind="resource")["contents"][0]["text"] == "a note"
         assert server.value("ping", kind="method") == {}
         assert set(server.dialect.counters.values()) == {0}
@@ -166,7 +166,7 @@ def test_all_there_is_of_an_sdk_server(era: str) -> None:
         identity = server.identity()
         assert (identity.title, identity.version, identity.protocol) == ("sdk", "1.2.3", era)
         assert identity.instructions == "Ask it anything small."
-        names = [tool["name"] for tool in server.value("tools", kind="list")["tools"]]
+        names = [tool["name"] for tool in server.value("tools", kind="list")]
         assert names[:3] == ["add", "echo", "fail"]
         assert server.value("add", {"a": 1, "b": 2})["structuredContent"] == {"total": 3, "parts": [1, 2]}
         failed = server.call("fail", {"reason": "rain"})

@@ -10,7 +10,7 @@ import trio.testing
 
 from runner.contracts.nexo import services
 from runner.dialect import Answer, HostCall
-from runner.hostcalls import Completion, Gate, HostError, Services
+from runner.hostcalls import CONCURRENT, WAITING, Completion, Gate, HostError, Services
 
 pytestmark = pytest.mark.trio
 
@@ -246,7 +246,7 @@ async def test_too_many_at_once_are_told_so(autojump_clock: trio.testing.MockClo
         answers.append(await gate.answer(call, emit))
 
     async with trio.open_nursery() as nursery:
-        for _ in range(40):
+        for _ in range(CONCURRENT + WAITING + 8):
             nursery.start_soon(one)
     refused = [answer.error for answer in answers if answer.error]
     assert len(refused) == 8 and {error[0] for error in refused} == {-32603}
