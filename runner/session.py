@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import trio
 
@@ -613,7 +613,7 @@ class Session:
         hits = [*self.report.get("limits_hit", ()), *self._hits]
         self.report["limits_hit"] = list(dict.fromkeys(hits))
         timings = {**self.report.get("timings", {}), **self._timings}
-        self.report["timings"] = timings
+        self.report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}
         written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
         for budget in self.report.get("budgets", ()):
             if budget["name"] == "output":
