@@ -3,11 +3,16 @@
 Replies to the plugin's own questions go first: it may be waiting for one before it reads on. Then our
 requests, in order. Events come last, and when the plugin does not keep up the newest are dropped and counted:
 whoever publishes must not be held up by one slow reader, nor may its backlog grow.
+
+When nothing waits, a short frame goes straight into the pipe: two turns of the scheduler less for each call.
 """
 
 from __future__ import annotations
 
+import os
+import select
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
@@ -31,6 +36,7 @@ class Outbox:
         self._lanes: dict[Lane, deque[Letter]] = {"reply": deque(), "request": deque(), "event": deque()}
         self._changed = trio.Event()
         self._room = trio.Event()
+        self._at_once: Callable[[bytes], bool] | None = None  # while who writes has nothing to do
         self.closed = False  # nothing more is taken
         self.dropped = 0
 
@@ -41,6 +47,10 @@ class Outbox:
             self.dropped += 1
             return None
         letter = Letter(send.frame)
+        if self._at_once is not None and self._at_once(letter.frame):
+            letter.written = True
+            return letter
+        self._at_once = None
         lane.append(letter)
         self._changed.set()
         return letter
@@ -54,20 +64,22 @@ class Outbox:
     def close(self) -> None:
         """What is waiting is still written, if anybody writes."""
         self.closed = True
+        self._at_once = None
         self._changed.set()
         self._room.set()
 
     async def write_to(self, stream: trio.abc.SendStream) -> None:
         """Until it is closed and empty. Raises what the stream raises: then nothing more can be written."""
+        at_once = _writer(stream) if isinstance(stream, trio.lowlevel.FdStream) else None
         try:
-            while (letter := await self._next()) is not None:
+            while (letter := await self._next(at_once)) is not None:
                 # One piece: whoever gives up waiting for an answer does not tear the frame that asked.
                 await stream.send_all(letter.frame)
                 letter.written = True
         finally:
             self.close()
 
-    async def _next(self) -> Letter | None:
+    async def _next(self, at_once: Callable[[bytes], bool] | None) -> Letter | None:
         while True:
             for name, lane in self._lanes.items():
                 if lane:
@@ -78,4 +90,18 @@ class Outbox:
             if self.closed:
                 return None
             self._changed = trio.Event()
+            self._at_once = at_once
             await self._changed.wait()
+
+
+def _writer(pipe: trio.lowlevel.FdStream) -> Callable[[bytes], bool]:
+    def write(frame: bytes) -> bool:
+        """Whether it was written. A pipe takes so few bytes whole or not at all: no frame is torn."""
+        if len(frame) > select.PIPE_BUF:
+            return False
+        try:
+            return os.write(pipe.fileno(), frame) == len(frame)
+        except OSError:  # it is full, or closed: who waits for it will see
+            return False
+
+    return write
