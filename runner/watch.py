@@ -30,6 +30,7 @@ GRACE = 2.0
 # the account of what was used.
 PATIENCE = 1.0
 
+_MOMENT = 0.1
 _LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -209,12 +210,13 @@ class _Watch:
             self._asked(arrived, now)
 
     def _is_over(self) -> bool:
-        """Whether the program has come and gone between two looks."""
+        """Whether the program has come and gone between two looks. When it is gone, bwrap is for a moment more,
+        and looks as if there had been none yet."""
         if self.over is None:
             return self.cell.over_fd is not None
         look = select.poll()
         look.register(self.over, 0)
-        return bool(look.poll(0))
+        return bool(look.poll(_MOMENT * 1000))
 
     @property
     def has_ended(self) -> bool:

@@ -92,7 +92,7 @@ def test_dependencies_are_those_the_layers_know() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {
-        requirement.partition(">=")[0].replace("python-prctl", "prctl")
+        requirement.partition(">=")[0].replace("python-prctl", "prctl").replace("-", "_")
         for requirement in project["dependencies"]
     }
     assert names == set(MAY_IMPORT)

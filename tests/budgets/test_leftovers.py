@@ -283,7 +283,7 @@ def test_eight_at_once(box: Penned) -> None:
     with ExitStack() as stack:
         running = [stack.enter_context(box._started(folder, BUDGETS, PREFER, {})) for _ in range(8)]
         assert [each.line() for each in running] == ["ready"] * 8
-        # By pid, not by name: a group swept between its making and its locking is made again by the next number.
+        # By pid, not by name: one swept between its making and its locking is made again by the next number.
         owners = Counter(int(path.name.split("-")[1]) for path in box.groups())
         assert set(owners) == {each.process.pid for each in running}  # nothing of the dead ones
         assert len(set(owners.values())) == 1  # as many groups for each
