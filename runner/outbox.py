@@ -58,7 +58,8 @@ class Outbox:
     async def room(self) -> None:
         """Until there is some for replies."""
         while len(self._lanes["reply"]) >= REPLIES and not self.closed:
-            self._room = trio.Event()
+            if self._room.is_set():  # one for all who wait
+                self._room = trio.Event()
             await self._room.wait()
 
     def close(self) -> None:
