@@ -241,16 +241,3 @@ async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
             outbox.close()
             nursery.start_soon(outbox.write_to, stream)
     assert sorted(through) == [0, 1, 2]
-
-
-async def test_one_that_waits_does_not_take_another_ones_place() -> None:
-    outbox = Outbox()
-    for number in range(REPLIES):
-        outbox.post(Send(frame(number), "reply"))
-    with pipe() as (_, stream), trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(outbox.room)
-                await trio.testing.wait_all_tasks_blocked()
-            async with writing(outbox, stream) as writer:
-                writer.cancel_scope.cancel()
