@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -23,8 +24,10 @@ from runner.zygote import Errand
 from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.value import NamedTuple
 
+_T = TypeVar("_T")
+
 # Of a plugin's last words, so many lines make the point.
-_LAST_LINES = 12
+_LAST_LINES, _LAST_WIDTH = 12, 500
 # Before a terminal is told that it takes a while, and between two such words.
 _A_WHILE = 1.0
 _NOTICE_LENGTH = 2000
@@ -118,7 +121,7 @@ class Voice:
         if lines:
             self._say("  its stderr ends with:")
             for line in lines[-_LAST_LINES:]:
-                self._say(f"  | {printable(line)}")
+                self._say(f"  | {printable(line[-_LAST_WIDTH:])}")
 
     def _say_json(self, document: Mapping[str, Any]) -> None:
         if self._events:
@@ -309,8 +312,14 @@ def _about(entry: Mapping[str, Any]) -> str:
     return printable(lines[0])[:_ABOUT] if lines else ""
 
 
+def _running(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
+    gc.freeze()  # what was imported stays: nobody need look through it for garbage
+    gc.enable()
+    return trio.run(work, *given)
+
+
 def _converse(request: Request, voice: Voice, what: str, work: Any) -> int:
-    outcome, report = trio.run(_conversation, request, voice, what, work)
+    outcome, report = _running(_conversation, request, voice, what, work)
     if request.sink.wanted:
         try:
             request.sink.write(report)
@@ -414,7 +423,7 @@ async def _cancelled_by_signals(
 
 def call_many(request: Request, voice: Voice, repeat: int, concurrency: int) -> int:
     tally = Tally(repeat)
-    wall, numbers = trio.run(_many, request, voice, tally, min(repeat, concurrency))
+    wall, numbers = _running(_many, request, voice, tally, min(repeat, concurrency))
     voice.result(tally.summary(wall))
     if tally.first is not None:
         voice.failure(tally.first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "completion"])
 def test_the_example_is_right(verb: str) -> None:
     words = verb_module(verb).EXAMPLE.split(" -- ")[0].split(" > ")[0]
-    verb_parser(verb).parse_args(words.split()[2:])
+    verb_parser(verb).parse_args(shlex.split(words)[2:])
 
 
 @pytest.mark.parametrize(
