@@ -50,7 +50,8 @@ def serve(orders: socket.socket) -> None:
     """Fork a warden for each order, until there is nobody left to give one."""
     _detach(orders)
     _preload()
-    gc.collect()
+    if gc.isenabled():  # else this is a copy of who is in a hurry
+        gc.collect()
     gc.freeze()  # what is there now is shared with all wardens, as long as nobody looks through it
     gc.disable()
     while True:

@@ -66,10 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and words[0] in VERBS:
-            if words[0] == "exec":
+            if words[0] in ("exec", "call", "tools"):
                 import gc
 
-                gc.disable()  # a launch makes little garbage, and looking for it takes milliseconds
+                # A launch makes little garbage, and looking for it takes milliseconds. Who stays longer than
+                # that switches it on again.
+                gc.disable()
             return _run(words[0], words[1:])
         return _top(words)
     except KeyboardInterrupt:
