@@ -190,10 +190,9 @@ class Session:
         except CallRefused as refused:
             raise self._raised(refused.event) from None
 
-    async def events(self) -> AsyncIterator[Notice | Progress]:
+    def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
-        async for event in self._events:
-            yield event
+        return self._events.__aiter__()  # no generator: whoever has heard enough may just leave
 
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
@@ -340,6 +339,7 @@ class Session:
     def _end_waiting(self) -> None:
         self._over.set()
         self._outbox.close()
+        self._send_event.close()
         for waiter in self._waiters.values():
             waiter.woken.set()
 
@@ -438,11 +438,17 @@ class Session:
             message = self._dialect.read(frame)
         self._last = trio.current_time()
         self._heard.set()
+        asked = False
         for event in self._dialect.feed(message):
             if isinstance(event, HostCall):
                 nursery.start_soon(self._serve, event)
+                asked = True
             else:
                 self._act(event)
+        if asked:
+            # Taken up before more is read, if only to be told that we are busy: else who asks much in one
+            # breath would look like one that never waits for an answer.
+            await trio.lowlevel.checkpoint()
         await self._outbox.room()
 
     async def _serve(self, call: HostCall) -> None:
@@ -516,6 +522,9 @@ class Session:
 
     async def _watch_clock(self, seconds: float) -> None:
         await trio.sleep(seconds)
+        granted = self.prepared.limits.call
+        if self._verdict is None and granted is not None and seconds >= granted:
+            self._hits.append("call")
         self._fail(invoke.expired("invocation", seconds))
 
     async def _watch_silence(self) -> None:
@@ -565,7 +574,6 @@ class Session:
                     await self._eof.wait()
         self._timings["teardown"] = trio.current_time() - began
         self._end_waiting()
-        self._send_event.close()
         self._closed.set()
 
     async def _bid(self, farewell: Farewell) -> None:
@@ -650,14 +658,18 @@ def _sendable(answer: Answer) -> Answer:
 
 async def _first_of(*events: trio.Event) -> None:
     """Until one of them is set."""
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
 
-        async def wait(event: trio.Event) -> None:
-            await event.wait()
-            nursery.cancel_scope.cancel()
+            async def wait(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
 
-        for event in events:
-            nursery.start_soon(wait, event)
+            for event in events:
+                nursery.start_soon(wait, event)
+    except BaseExceptionGroup as group:
+        # The tasks raise nothing: it is ^C, which comes to who waits here and is to come out as it is.
+        raise group.exceptions[0] from None
 
 
 # --- opening ---------------------------------------------------------------------------------------------

@@ -1,0 +1,886 @@
+"""One live plugin and its session: every way to misbehave, every clock, every end, in the real cage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner import zygote
+from runner.contracts.mcp.dialect import Mcp
+from runner.dialect import Call, Message
+from runner.hostcalls import Services
+from runner.prepare import Invocation
+from runner.report import EXIT
+from runner.session import PluginFailure, Session, open_session
+from sandbox.grants import Overrides
+from sandbox.spec import Limits
+from tests import elsewhere, misbehaviour
+from tests.conftest import SYSTEM_PATH, Caller, _public_directory
+from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
+from tests.runner.wards import is_sound
+
+MEBI = 1 << 20
+INPUT = {"text": "hello"}
+ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
+# Far above what anything here takes, far below the clocks that must not be what ends it.
+SECONDS = 60.0
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def sessions(nothing_left: None) -> Iterator[None]:
+    """Sessions of this process, which leave nothing behind but the zygote."""
+    yield
+    zygote.close()
+
+
+def invocation(manifest: Path, **limits: Any) -> Invocation:
+    return Invocation(str(manifest), overrides=Overrides(limits=Limits(**limits)))
+
+
+def opened(manifest: Path, *, limits: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    more.setdefault("environ", ENVIRON)
+    return open_session(invocation(manifest, **(limits or {})), **more)
+
+
+# --- Every behaviour ---------------------------------------------------------------------------------------
+
+
+class Seen:
+    """What became of one call."""
+
+    def __init__(self) -> None:
+        self.outcome = ("ok", "", "")
+        self.value: Any = None
+        self.stderr = ""
+        self.report: dict[str, Any] = {}
+
+
+async def ask(manifest: Path, contract: Contract, limits: Mapping[str, Any], seconds: float | None) -> Seen:
+    seen = Seen()
+    call = Call("tool", TOOL[contract], INPUT)
+    try:
+        with trio.fail_after(2 * SECONDS):
+            async with opened(manifest, limits=limits, call=call, seconds=seconds) as session:
+                seen.value = await session.call(call, seconds=seconds)
+                if session.is_one_shot:
+                    await session.conclude()
+        seen.report, seen.stderr = session.report, session.stderr
+    except PluginFailure as failure:
+        outcome = failure.outcome
+        seen.outcome = (outcome.code, outcome.phase, outcome.cause)
+        seen.report, seen.stderr = failure.report or {}, failure.stderr
+    return seen
+
+
+OK = ("ok", "", "")
+LATE = ("timeout", "call", "deadline")
+SPENT = ("timeout", "invocation", "deadline")
+STALLED = {LATE, ("crashed", "call", "write_stalled")}
+
+
+def malformed(cause: str, phase: str = "call") -> tuple[str, str, str]:
+    return ("malformed_response", phase, cause)
+
+
+def crashed(cause: str, phase: str = "call") -> tuple[str, str, str]:
+    return ("crashed", phase, cause)
+
+
+# Behaviour -> what a session says of it: of rune, nexo and MCP, or the same of all. What a host that speaks
+# JSON-RPC takes for noise is no answer, so there the clock decides.
+TABLE: Mapping[str, Any] = {
+    "good": OK,
+    "nan": malformed("bad_number"),
+    "infinity": malformed("bad_number"),
+    "overflow": malformed("bad_number"),
+    "huge_int": malformed("bad_number"),
+    "int_65_bit": malformed("bad_number"),
+    "deep": malformed("too_deep"),
+    "deep_129": malformed("too_deep"),
+    "surrogate": OK,
+    "not_utf8": OK,
+    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK],
+    "bom": malformed("bom"),
+    "blank": [malformed("blank_line"), OK, OK],
+    "crlf": OK,
+    "trailing": [malformed("bad_json"), LATE, LATE],
+    "array": [malformed("bad_type"), LATE, LATE],
+    "duplicate_key": [OK, malformed("duplicate_key"), malformed("duplicate_key")],
+    "wrong_id": [malformed("request_id"), LATE, LATE],
+    "silent": ("timeout", "handshake", "deadline"),
+    "drip": OK,
+    "trickle": [SPENT, LATE, LATE],
+    "banner": [malformed("bad_json", "handshake"), OK, OK],
+    "half_frame": [malformed("bad_json"), crashed("exit:3"), crashed("exit:3")],
+    "unterminated": OK,
+    "endless_line": malformed("frame_too_large"),
+    "flood_frames": [malformed("message_type"), LATE, LATE],
+    "flood_garbage": [malformed("bad_json"), LATE, LATE],
+    "flood_stderr": [SPENT, LATE, LATE],
+    "burst_stderr": OK,
+    "burst_frames": [malformed("message_type"), OK, OK],
+    "chatter_after": OK,
+    "deaf": [SPENT, LATE, LATE],
+    # rune: a second line with the handshake's, before the session has turned to its caller or just after.
+    # Else: our answers fill the pipe, before the question is written or just after.
+    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, STALLED, STALLED],
+    "twice": OK,
+    "late": [SPENT, LATE, LATE],
+    "exit_failing": crashed("exit:3", "handshake"),
+    "exit_zero": crashed("exit:0", "handshake"),
+    "killed": crashed("signal:9"),
+    "answer_and_exit": OK,
+    "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK],
+    "orphan": OK,
+    "close_stdout": [SPENT, LATE, LATE],  # bubblewrap holds the pipe as well: its end is not seen
+    "oom": crashed("oom"),
+    "stop": [SPENT, LATE, LATE],
+    "stubborn": [crashed("no_exit", "teardown"), OK, OK],
+}
+CASES = [(name, contract) for name in TABLE for contract in CONTRACTS]
+
+
+def expected(behaviour: str, contract: Contract) -> set[tuple[str, str, str]]:
+    row = TABLE[behaviour]
+    one = row[CONTRACTS.index(contract)] if isinstance(row, list) else row
+    return one if isinstance(one, set) else {one}
+
+
+def held_to(behaviour: str, contract: Contract) -> tuple[dict[str, Any], float | None]:
+    """Limits and seconds: short where the clock is what is expected, long everywhere else."""
+    limits: dict[str, Any] = {"memory": 64 * MEBI} if behaviour == "oom" else {}
+    outcomes = expected(behaviour, contract)
+    if ("timeout", "handshake", "deadline") in outcomes:
+        return {**limits, "handshake": 1.5}, SECONDS
+    if outcomes & {LATE, SPENT}:
+        return {**limits, "call": 2.5}, None
+    return limits, SECONDS
+
+
+@pytest.fixture(scope="module")
+def surveyed() -> Mapping[tuple[str, str], Seen]:
+    """All of them, several at once: most only wait."""
+    found: dict[tuple[str, str], Seen] = {}
+    room = trio.CapacityLimiter(5)
+
+    async def one(folder: Path, behaviour: str, contract: Contract) -> None:
+        async with room:
+            place = folder / f"{behaviour}-{contract}"
+            place.mkdir()
+            place.chmod(0o755)
+            manifest = misbehaviour.plugin(place, behaviour, contract)
+            limits, seconds = held_to(behaviour, contract)
+            found[behaviour, contract] = await ask(manifest, contract, limits, seconds)
+
+    async def main(folder: Path) -> None:
+        async with trio.open_nursery() as nursery:
+            for case in CASES:
+                nursery.start_soon(one, folder, *case)
+
+    with _public_directory() as folder:
+        trio.run(main, folder)
+    zygote.close()
+    return found
+
+
+def test_the_table_has_every_behaviour() -> None:
+    assert set(TABLE) == set(BEHAVIOURS)
+
+
+@pytest.mark.parametrize(("behaviour", "contract"), CASES)
+def test_misbehaviour(surveyed: Mapping[tuple[str, str], Seen], behaviour: str, contract: Contract) -> None:
+    seen = surveyed[behaviour, contract]
+    assert seen.outcome in expected(behaviour, contract)
+    if seen.outcome == OK:
+        value = seen.value["structuredContent"] if contract == "mcp" else seen.value
+        assert value["input"] == INPUT
+        if behaviour in ("surrogate", "not_utf8"):
+            assert set(value["note"]) == {"\ufffd"}
+    report = seen.report
+    is_sound(report)
+    told = report["outcome"]
+    if seen.outcome != OK:
+        assert (told["code"], told["phase"], told["cause"]) == seen.outcome
+        assert told["message"] and report["exit"]["status"] == EXIT[told["code"]]
+    timings = report["timings"]
+    assert {"launch", "handshake", "teardown"} <= set(timings) and min(timings.values()) >= 0
+    assert ("call" in timings) == (seen.outcome[1] != "handshake")
+    assert report["session"]["stderr_tail"] == seen.stderr
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize(
+    ("behaviour", "hit"), [("silent", "handshake"), ("trickle", "call"), ("oom", "memory"), ("good", "")]
+)
+def test_the_limit_that_was_met_is_named(
+    surveyed: Mapping[tuple[str, str], Seen], behaviour: str, hit: str, contract: Contract
+) -> None:
+    assert surveyed[behaviour, contract].report["limits_hit"] == ([hit] if hit else [])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_what_it_said_last_is_in_the_failure(
+    surveyed: Mapping[tuple[str, str], Seen], contract: Contract
+) -> None:
+    assert surveyed["exit_failing", contract].stderr == "cannot open the database\n"
+    flood = surveyed["flood_stderr", contract]
+    assert len(flood.stderr) == 8 << 10 and "\nsomething is the matter, some" in flood.stderr
+    assert flood.report["session"]["stderr_bytes"] > MEBI
+
+
+@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+def test_notices_nobody_reads(surveyed: Mapping[tuple[str, str], Seen], contract: Contract) -> None:
+    # Of an event on nexo's broker, that it was published, and that nobody had a broker for it.
+    told = REQUESTS * (2 if contract == "nexo" else 1)
+    assert surveyed["burst_frames", contract].report["session"]["dropped"]["notices"] == told - 256
+    assert surveyed["good", contract].report["session"]["dropped"]["notices"] == 0
+
+
+def test_what_is_counted(surveyed: Mapping[tuple[str, str], Seen]) -> None:
+    for contract in ("nexo", "mcp"):
+        counted = {
+            name: surveyed[name, contract].report["session"] for name in ("twice", "wrong_id", "banner")
+        }
+        assert counted["twice"]["counters"]["late"] == 1
+        assert counted["wrong_id"]["counters"]["unknown"] == 1
+        assert counted["wrong_id"]["calls"] == {"ok": 0, "refused": 0, "failed": 1}
+        assert counted["banner"]["counters"]["stdout" if contract == "nexo" else "unreadable"] == 1
+        assert surveyed["stubborn", contract].report["session"]["forced"] is True
+        assert surveyed["good", contract].report["session"]["forced"] is False
+
+
+# --- As root and as an ordinary user -----------------------------------------------------------------------
+
+
+def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
+    """Each case, one after the other: what came of it, and what is left of this process's children."""
+    import os
+    import resource
+
+    import trio
+
+    from runner.cage import aclose_zygote
+    from runner.dialect import Call
+    from runner.prepare import Invocation
+    from runner.session import PluginFailure, open_session
+    from sandbox.cell import children
+    from sandbox.grants import Overrides
+    from sandbox.spec import Limits
+
+    async def one(manifest: str, tool: str, limits: dict[str, Any]) -> list[Any]:
+        call = Call("tool", tool, {"text": "hello"})
+        asked = Invocation(manifest, overrides=Overrides(limits=Limits(**limits)))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            with trio.fail_after(120):
+                async with open_session(asked, environ=dict(os.environ), call=call, seconds=None) as session:
+                    await session.call(call)
+                    if session.is_one_shot:
+                        await session.conclude()
+            outcome, report = ["ok", "", ""], session.report
+        except PluginFailure as failure:
+            ending = failure.outcome
+            outcome, report = [ending.code, ending.phase, ending.cause], failure.report
+        assert report is not None
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        said = report["session"]["stdout_bytes"] + report["session"]["stderr_bytes"]
+        return [outcome, grown << 10, said]
+
+    async def main() -> list[Any]:
+        found = [await one(*case) for case in given]
+        await aclose_zygote()
+        return [found, children(os.getpid())]
+
+    return trio.run(main)
+
+
+REPRESENTATIVE = ("good", "nan", "half_frame", "exit_failing", "killed", "trickle", "stubborn", "orphan")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_for_both_callers(
+    runner_as: Caller, plugin_dir: Path, nothing_left: None, contract: Contract
+) -> None:
+    given = []
+    for name in REPRESENTATIVE:
+        (plugin_dir / name).mkdir()
+        manifest = misbehaviour.plugin(plugin_dir / name, name, contract)
+        limits, _ = held_to(name, contract)
+        given.append([str(manifest), TOOL[contract], limits])
+    runner_as.give(plugin_dir)
+    found, left = elsewhere.run(runner_as, asked_elsewhere, given, timeout=240)
+    outcomes = {name: tuple(outcome) for name, (outcome, _, _) in zip(REPRESENTATIVE, found, strict=True)}
+    assert {name: outcome in expected(name, contract) for name, outcome in outcomes.items()} == dict.fromkeys(
+        REPRESENTATIVE, True
+    ), outcomes
+    assert left == []
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("behaviour", ["endless_line", "flood_frames", "flood_garbage", "flood_stderr"])
+def test_a_flood_does_not_fill_the_host(
+    runner_as_root: Caller, plugin_dir: Path, nothing_left: None, behaviour: str, contract: Contract
+) -> None:
+    """It says far more than the host grows by, which holds no more than a frame and a few copies of it."""
+    limits, _ = held_to(behaviour, contract)
+    good, bad = plugin_dir / "good", plugin_dir / "bad"
+    good.mkdir()
+    bad.mkdir()
+    cases = [[str(misbehaviour.plugin(good, "good", contract)), TOOL[contract], {}]]  # all is imported now
+    cases.append([str(misbehaviour.plugin(bad, behaviour, contract)), TOOL[contract], limits])
+    found, _ = elsewhere.run(runner_as_root, asked_elsewhere, cases, timeout=240)
+    (outcome, grown, said) = found[1]
+    assert tuple(outcome) in expected(behaviour, contract)
+    if behaviour == "endless_line":
+        assert grown < (64 if contract == "mcp" else 8) * MEBI
+    else:
+        assert grown < 4 * MEBI
+    if outcome[0] == "timeout":
+        assert said > 4 * MEBI
+
+
+# --- Answers and ends at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("contract", "count"), [("rune", 250), ("nexo", 250)])
+def test_no_answer_is_lost_to_an_end(
+    plugin_dir: Path, sessions: None, contract: Contract, count: int
+) -> None:
+    """It exits in the instant it has answered."""
+    manifest = misbehaviour.plugin(plugin_dir, "answer_and_exit", contract)
+    answers: list[tuple[str, str, str]] = []
+
+    async def some(numbers: Sequence[int]) -> None:
+        for _ in numbers:
+            answers.append((await ask(manifest, contract, {}, SECONDS)).outcome)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for start in range(4):
+                nursery.start_soon(some, range(start, count, 4))
+
+    trio.run(main)
+    assert answers == [OK] * count
+
+
+# --- Plugins of a few lines --------------------------------------------------------------------------------
+
+PRELUDE = """\
+#!/usr/bin/python3 -I
+import json, os, sys, threading, time
+
+def say(**message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
+    sys.stdout.flush()
+
+def hear():
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(0)
+    return json.loads(line)
+
+def hello():
+    message = hear()
+    if message["method"] == "server/discover":
+        say(id=message["id"], error={"code": -32601, "message": "no"})
+        message = hear()
+    if message["method"] == "initialize" and "protocolVersion" in message["params"]:
+        say(id=message["id"], result={"protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {}}, "serverInfo": {"name": "plugin", "version": "1"}})
+        hear()
+    else:
+        tools = [{"name": "plugin_do", "description": "Does.", "input_schema": {"type": "object"}}]
+        say(id=message["id"], result={"manifest": {"plugin": {"id": "plugin", "version": "1.0.0"}},
+            "server_version": "1.0.0", "tools": tools})
+
+def text(words):
+    return {"content": [{"type": "text", "text": words}]}
+
+"""
+NEXO = """\
+[plugin]
+id = "plugin"
+version = "1.0.0"
+name = "Plugin"
+description = "Of a few lines."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin.py"
+[plugin.extends]
+tools = ["plugin_do"]
+[plugin.capabilities.broker]
+subscribe = ["news.*"]
+"""
+DO = Call("tool", "plugin_do", {})
+TOUCH = Call("tool", "touch", {})
+
+
+def nexo(write: Write, folder: Path, code: str) -> Path:
+    write(folder / "plugin.py", PRELUDE + code, 0o755)
+    return write(folder / "nexo-plugin.toml", NEXO)
+
+
+def mcp(write: Write, folder: Path, code: str) -> Path:
+    write(folder / "plugin.py", PRELUDE + code, 0o755)
+    return write(folder / "mcp.json", json.dumps({"mcpServers": {"plugin": {"command": "./plugin.py"}}}))
+
+
+async def failure_of(manifest: Path, call: Call = DO, **more: Any) -> PluginFailure:
+    with trio.fail_after(SECONDS), pytest.raises(PluginFailure) as caught:
+        async with opened(manifest, **more) as session:
+            await session.call(call)
+    return caught.value
+
+
+# --- Which cause counts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+async def test_an_early_death_is_told_at_once(plugin_dir: Path, sessions: None, contract: Contract) -> None:
+    """And not when the handshake's ten minutes are over."""
+    manifest = misbehaviour.plugin(plugin_dir, "exit_failing", contract)
+    environ = {**ENVIRON, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "600000"}
+    if contract == "mcp":
+        document = json.loads(manifest.read_text())
+        document["mcpServers"][misbehaviour.ID]["x-sandbox"] = {"limits": {"handshake": "1m"}}
+        manifest.write_text(json.dumps(document))
+    with trio.fail_after(25):
+        failure = await failure_of(manifest, environ=environ)
+    assert failure.outcome[:2] == ("crashed", "handshake") and failure.outcome.cause == "exit:3"
+
+
+@pytest.mark.trio
+async def test_a_violation_and_a_death_at_once(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    manifest = nexo(write_file, plugin_dir, 'hello()\nhear()\nos.write(1, b"NaN\\n")\nos._exit(3)\n')
+    failure = await failure_of(manifest)
+    assert (failure.outcome.code, failure.outcome.cause) == ("malformed_response", "bad_number")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+async def test_a_late_answer_is_dropped_and_the_session_goes_on(
+    plugin_dir: Path, sessions: None, contract: Contract
+) -> None:
+    manifest = misbehaviour.plugin(plugin_dir, "late", contract)
+    call = Call("tool", TOOL[contract], INPUT)
+    with trio.fail_after(SECONDS):
+        async with opened(manifest) as session:
+            with pytest.raises(PluginFailure) as caught:
+                await session.call(call, seconds=0.5)
+            assert caught.value.outcome[:2] == ("timeout", "call")
+            # What arrives next sets its answer free; this one is answered as any other method.
+            with pytest.raises(Exception, match="no ") as refused:
+                await session.call(Call("method", "no_such", {}))
+            assert not isinstance(refused.value, PluginFailure)
+    assert session.report is not None
+    assert session.report["session"]["counters"]["late"] == 1
+    assert session.report["outcome"]["code"] == "ok"
+
+
+@pytest.mark.trio
+async def test_one_dies_and_the_other_does_not_notice(plugin_dir: Path, sessions: None) -> None:
+    folders = plugin_dir / "good", plugin_dir / "bad"
+    for folder in folders:
+        folder.mkdir()
+    good = misbehaviour.plugin(folders[0], "good", "nexo")
+    bad = misbehaviour.plugin(folders[1], "killed", "nexo")
+    call = Call("tool", TOOL["nexo"], INPUT)
+    with trio.fail_after(SECONDS):
+        async with opened(good) as session:
+            assert (await failure_of(bad, call)).outcome.cause == "signal:9"
+            assert (await session.call(call))["input"] == INPUT
+
+
+# --- Callers that give up ----------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_cancelled_call_is_cancelled_in_the_protocol(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    code = """
+hello()
+heard = hear()
+say(method="notifications/message", params={"level": "info", "data": "begun"})
+cancelled = hear()
+say(id=heard["id"], result=text("too late"))
+last = hear()
+same = cancelled["method"] == "notifications/cancelled" and cancelled["params"]["requestId"] == heard["id"]
+say(id=last["id"], result=text(str(same)))
+hear()
+"""
+    with trio.fail_after(SECONDS):
+        async with opened(mcp(write_file, plugin_dir, code)) as session:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call, TOUCH)
+                async for _ in session.events():
+                    break
+                nursery.cancel_scope.cancel()
+            answer = await session.call(TOUCH)
+    assert answer["content"][0]["text"] == "True"
+    assert session.report["session"]["counters"]["late"] == 1
+    assert session.report["session"]["calls"]["ok"] == 1
+
+
+@pytest.mark.trio
+async def test_who_gives_up_does_not_tear_a_frame(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """1 MiB to a plugin that reads none of it yet: the pipe is full in the middle of the frame."""
+    code = """
+hello()
+time.sleep(2)
+while True:
+    message = hear()
+    if "id" in message:
+        say(id=message["id"], result=text(str(len(message["params"]["arguments"]["x"]))))
+"""
+    with trio.fail_after(SECONDS):
+        async with opened(mcp(write_file, plugin_dir, code)) as session:
+            with trio.move_on_after(0.3) as scope:
+                await session.call(Call("tool", "touch", {"x": "x" * MEBI}))
+            assert scope.cancelled_caught
+            answer = await session.call(Call("tool", "touch", {"x": "yy"}))
+            assert answer["content"][0]["text"] == "2"
+    # The first was whole: it was read, answered, and nobody waited any more.
+    assert session.report["session"]["counters"]["late"] == 1
+
+
+@pytest.mark.trio
+async def test_a_plugin_that_does_not_read_what_it_is_asked(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    manifest = mcp(write_file, plugin_dir, "hello()\ntime.sleep(1000)\n")
+    failure = await failure_of(manifest, Call("tool", "touch", {"x": "x" * MEBI}), limits={"call": 1.0})
+    assert failure.outcome[:2] == ("crashed", "call") and failure.outcome.cause == "write_stalled"
+
+
+class Steps(trio.abc.Instrument):
+    """Does something after so many steps of any task."""
+
+    def __init__(self, count: int, act: Callable[[], None]) -> None:
+        self.left = count
+        self._act = act
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self._act()
+
+
+@pytest.mark.parametrize("how", ["cancel", "interrupt"])
+def test_given_up_at_any_step(plugin_dir: Path, sessions: None, how: str) -> None:
+    manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
+    entered = 0
+
+    async def once(count: int) -> bool:
+        """Whether it was given up before its end."""
+        nonlocal entered
+        scope = trio.CancelScope()
+        act = scope.cancel if how == "cancel" else (lambda: signal.raise_signal(signal.SIGINT))
+        steps = Steps(count, act)
+        trio.lowlevel.add_instrument(steps)
+        with trio.fail_after(SECONDS), scope:
+            async with opened(manifest) as session:
+                entered += 1
+                await session.call(Call("tool", TOOL["nexo"], INPUT))
+        trio.lowlevel.remove_instrument(steps)
+        return steps.left <= 0
+
+    def run(count: int) -> bool:
+        try:
+            return trio.run(once, count)
+        except KeyboardInterrupt:
+            return True
+
+    assert run(1 << 30) is False  # the zygote, and what is opened once
+    before = len(os.listdir("/proc/self/fd"))
+    (ours,) = below(os.getpid())
+    count = 1
+    while run(count):
+        assert below(os.getpid()) == [ours]
+        count += 1 + count // 8
+    assert count > 30 and entered > 2
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def below(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- Limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_idle_too_long(plugin_dir: Path, sessions: None) -> None:
+    manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
+    call = Call("tool", TOOL["nexo"], INPUT)
+    with trio.fail_after(SECONDS):
+        async with opened(manifest, limits={"idle": 0.5}) as session:
+            await session.call(call)
+            async for _ in session.events():
+                pass  # until it ends
+            with pytest.raises(PluginFailure) as caught:
+                await session.call(call)
+    assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "idle")
+    assert session.report["limits_hit"] == ["idle"]
+
+
+@pytest.mark.trio
+async def test_a_long_call_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    code = 'hello()\nm = hear()\ntime.sleep(2)\nsay(id=m["id"], result=1)\nsay(id=hear()["id"], result={})\n'
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code), limits={"idle": 0.5}) as session:
+            assert await session.call(DO) == 1
+    assert session.report["limits_hit"] == []
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("name", "limit", "stream"), [("output", 4096, 1), ("output", 4096, 2), ("output_lines", 50, 2)]
+)
+async def test_output_budgets(
+    plugin_dir: Path, write_file: Write, sessions: None, name: str, limit: int, stream: int
+) -> None:
+    code = f'hello()\nm = hear()\nfor _ in range(100):\n    os.write({stream}, b"x" * 99 + b"\\n")\nhear()\n'
+    manifest = nexo(write_file, plugin_dir, code)
+    failure = await failure_of(manifest, limits={name: limit})
+    assert failure.outcome[:2] == ("crashed", "call") and failure.outcome.cause == "output"
+    assert failure.report is not None and failure.report["limits_hit"] == [name]
+    (peak,) = [budget["peak"] for budget in failure.report["budgets"] if budget["name"] == name]
+    assert peak > limit
+
+
+@pytest.mark.trio
+async def test_a_teardown_limit(plugin_dir: Path, sessions: None) -> None:
+    """Less than the half second rune gives."""
+    manifest = misbehaviour.plugin(plugin_dir, "stubborn", "rune")
+    seen = await ask(manifest, "rune", {"teardown": 0.1}, SECONDS)
+    assert seen.outcome == crashed("no_exit", "teardown")
+    assert "100ms" in seen.report["outcome"]["message"]
+
+
+# --- The writer --------------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """A memory that remembers one thing."""
+
+    def __init__(self, entry: Any = None) -> None:
+        self.entry = entry if entry is not None else {"id": "1", "agent_id": "a", "content": "x"}
+        self.asked = 0
+
+    async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        self.asked += 1
+        await trio.lowlevel.checkpoint()
+        return [self.entry]
+
+
+@pytest.mark.trio
+async def test_replies_overtake_events(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    """200 events at once: 64 wait, the newest are dropped. Five questions, asked after the first event, are
+    answered before the others are delivered."""
+    code = """
+hello()
+order = []
+while True:
+    message = hear()
+    if message.get("method") == "broker.event":
+        order.append(message["params"]["event"]["payload"]["n"])
+        if len(order) == 1:
+            for n in range(5):
+                say(id=f"q{n}", method="memory.recall", params={"agent_id": "a", "query": "x", "limit": 1})
+            time.sleep(1)
+    elif "method" not in message:
+        order.append(message["id"] if "result" in message else "refused")
+    elif message["method"] == "tool.invoke":
+        number = message["id"]
+    else:
+        say(id=message["id"], result={})
+        break
+    if len(order) == 69:
+        say(id=number, result=order)
+"""
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code), services=Services(memory=Shelf())) as session:
+            for n in range(200):
+                session.notify("broker.event", {"topic": "news.x", "payload": {"n": n, "pad": "x" * 20000}})
+            order = await session.call(DO)
+    assert [entry for entry in order if isinstance(entry, int)] == list(range(64))
+    replies = [place for place, entry in enumerate(order) if isinstance(entry, str)]
+    assert sorted(order[place] for place in replies) == [f"q{n}" for n in range(5)]
+    assert max(replies) < 30
+    assert session.report["session"]["dropped"]["events"] == 136
+
+
+# --- What a plugin asks ------------------------------------------------------------------------------------
+
+RECALLS = """
+hello()
+heard = hear()
+say(id="q", method="memory.recall", params={"agent_id": "a", "query": "x", "limit": 1})
+say(id=heard["id"], result=hear())
+say(id=hear()["id"], result={})
+"""
+
+
+class Broken(Shelf):
+    async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        raise KeyError("secret of the host")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("memory", "allowed", "code"),
+    [
+        (Shelf(), True, None),
+        (Shelf(), False, -32603),
+        (None, True, -32603),
+        (Broken(), True, -32603),
+        (Shelf({"no": {"json": object()}}), True, -32603),
+    ],
+    ids=["answered", "denied", "absent", "raises", "no-json"],
+)
+async def test_a_question_is_answered_whatever_happens(
+    plugin_dir: Path, write_file: Write, sessions: None, memory: Any, allowed: bool, code: int | None
+) -> None:
+    manifest = nexo(write_file, plugin_dir, RECALLS)
+    policy = write_file(
+        plugin_dir / "policy.toml",
+        f"version = 1\n[capabilities]\nhost = {json.dumps(['memory.*'] if allowed else [])}\n",
+    )
+    asked = Invocation(str(manifest), policy=str(policy))
+    with trio.fail_after(SECONDS):
+        async with open_session(asked, environ=ENVIRON, services=Services(memory=memory)) as session:
+            answer = await session.call(DO)
+    assert session.report is not None
+    assert answer.get("error", {}).get("code") == code
+    assert "secret" not in json.dumps(answer)
+    served = session.report["session"]["host_calls"]
+    unserved = memory is None or not allowed
+    assert served["refused" if unserved else "served"] == {"memory.recall": 1}
+
+
+@pytest.mark.trio
+async def test_a_service_that_hangs_ends_with_the_session(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    begun, cancelled = trio.Event(), trio.Event()
+
+    class Hanging(Shelf):
+        async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+            begun.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+    with trio.fail_after(SECONDS):
+        async with opened(
+            nexo(write_file, plugin_dir, RECALLS), services=Services(memory=Hanging())
+        ) as session:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call, DO)
+                await begun.wait()
+                nursery.cancel_scope.cancel()
+            assert not cancelled.is_set()
+    assert cancelled.is_set()
+
+
+@pytest.mark.trio
+async def test_two_thousand_questions_at_once(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    """All are answered; some with the word that the host is busy."""
+    code = """
+hello()
+heard = hear()
+params = {"agent_id": "a", "query": "x", "limit": 1}
+lines = [json.dumps({"jsonrpc": "2.0", "id": n, "method": "memory.recall", "params": params})
+    for n in range(2000)]
+threading.Thread(target=os.write, args=(1, ("\\n".join(lines) + "\\n").encode())).start()
+answers = [hear() for _ in range(2000)]
+say(id=heard["id"], result=[len({a["id"] for a in answers}), sum("result" in a for a in answers)])
+say(id=hear()["id"], result={})
+"""
+    shelf = Shelf()
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code), services=Services(memory=shelf)) as session:
+            different, answered = await session.call(DO)
+    assert different == 2000 and answered == shelf.asked >= 32
+    calls = session.report["session"]["host_calls"]
+    assert calls["served"].get("memory.recall", 0) + calls["refused"].get("memory.recall", 0) == 2000
+
+
+# --- Many calls, large answers -----------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_fifty_calls_answered_backwards(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    code = """
+hello()
+asked = [hear() for _ in range(50)]
+for message in reversed(asked):
+    say(id=message["id"], result=message["params"]["args"]["n"])
+say(id=hear()["id"], result={})
+"""
+    answers: dict[int, Any] = {}
+
+    async def one(session: Session, n: int) -> None:
+        answers[n] = await session.call(Call("tool", "plugin_do", {"n": n}))
+
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code)) as session, trio.open_nursery() as nursery:
+            for n in range(50):
+                nursery.start_soon(one, session, n)
+    assert answers == {n: n for n in range(50)}
+    assert session.report["session"]["calls"] == {"ok": 50, "refused": 0, "failed": 0}
+
+
+@pytest.mark.trio
+async def test_a_large_answer_holds_nobody_up(
+    plugin_dir: Path, write_file: Write, sessions: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While 4 MiB are read, which is made to last until then, another session is asked and answers."""
+    code = 'hello()\nm = hear()\nsay(id=m["id"], result=text("x" * (4 << 20)))\nhear()\n'
+    reading, go_on = threading.Event(), threading.Event()
+    read = Mcp.read
+
+    def slowly(self: Mcp, raw: bytes) -> Message:
+        if len(raw) > MEBI:
+            reading.set()
+            assert go_on.wait(SECONDS)
+        return read(self, raw)
+
+    monkeypatch.setattr(Mcp, "read", slowly)
+    folder = plugin_dir / "other"
+    folder.mkdir()
+    other = misbehaviour.plugin(folder, "good", "mcp")
+    got: list[Any] = []
+
+    async def large(session: Session) -> None:
+        got.append(await session.call(TOUCH))
+
+    with trio.fail_after(SECONDS):
+        async with (
+            opened(mcp(write_file, plugin_dir, code)) as one,
+            opened(other) as two,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(large, one)
+            await trio.to_thread.run_sync(reading.wait)
+            answer = await two.call(Call("tool", TOOL["mcp"], INPUT))
+            assert answer["structuredContent"]["input"] == INPUT and not got
+            go_on.set()
+    assert len(got[0]["content"][0]["text"]) == 4 * MEBI
