@@ -75,8 +75,11 @@ class LineFramer:
     def feed(self, data: bytes) -> list[bytes]:
         if self._ended:
             return []
+        if b"\n" not in data:  # most of a long line; split() looks ten times as long
+            self._hold(data)
+            return []
         first, *rest = data.split(b"\n")
-        if not self._hold(first) or not rest:
+        if not self._hold(first):
             return []
         frames = [self._take()]
         last = rest.pop()

@@ -477,7 +477,8 @@ class Session:
     def _count(self, what: str, data: bytes | bytearray) -> None:
         """Against the budgets for output: both streams together."""
         self._counts[what] += len(data)
-        self._counts["lines"] += data.count(b"\n")
+        if b"\n" in data:  # found ten times as fast as counted; most of a long answer has none
+            self._counts["lines"] += data.count(b"\n")
         limits = self.prepared.limits
         written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
         for name, limit, count in (

@@ -192,7 +192,7 @@ def _may_have_bad_numbers(rest: bytes) -> bool:
 
 
 def _may_repeat(raw: bytes, strings: list[bytes] | None, identity: frozenset[str]) -> bool:
-    if b"\\u00" in raw:  # a key may be written in escapes
+    if b"\\" in raw and b"\\u00" in raw:  # a key may be in escapes; one byte is found faster
         return bool(identity)
     keys = (key.encode() for key in identity)
     if strings is None:
