@@ -43,7 +43,7 @@ def _files() -> dict[str, str]:
     return found
 
 
-def _pattern(output: str) -> str:
+def pattern(output: str) -> str:
     """A line "…" is any number of lines, "…" within one is any text."""
     lines = [
         r"(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
@@ -73,7 +73,7 @@ def test_there_are_examples() -> None:
     ],
 )
 def test_outputs_are_compared(output: str, said: str, matches: bool) -> None:
-    assert bool(re.fullmatch(_pattern(output), said)) == matches
+    assert bool(re.fullmatch(pattern(output), said)) == matches
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_readme_is_true(
         timeout=120,
     )
     said = done.stdout + done.stderr
-    assert re.fullmatch(_pattern(example.output), said), said
+    assert re.fullmatch(pattern(example.output), said), said
 
 
 def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path, forget_state: None) -> None:

@@ -1,0 +1,68 @@
+"""Every example in docs/ is true: a program is run, and what stands below it is what it prints."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from runner.report import EXIT
+from tests.conftest import ROOT, Caller
+from tests.test_readme import pattern
+
+LIBRARY = (ROOT / "docs/library.md").read_text()
+PROGRAM = re.compile(r"^## (.+?)$|^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Program(NamedTuple):
+    section: str
+    text: str
+    output: str
+
+
+def _programs() -> list[Program]:
+    section, found = "", []
+    for match in PROGRAM.finditer(LIBRARY):
+        if match[1]:
+            section = match[1]
+        else:
+            found.append(Program(section, match[2], match[3]))
+    return found
+
+
+def test_every_program_says_what_it_prints() -> None:
+    assert len(_programs()) == LIBRARY.count("```python\n") == LIBRARY.count("```text\n") >= 5
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("program", _programs(), ids=lambda program: program.section)
+def test_the_library_is_as_described(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], program: Program
+) -> None:
+    for name, folder in (("nexo_bare", plugin_dir / "bare"), ("mcp_bare", plugin_dir)):
+        shutil.copytree(ROOT / "tests/plugins" / name, folder, dirs_exist_ok=True)
+    for path in (plugin_dir, *plugin_dir.rglob("*")):
+        path.chmod(0o755)
+    write_file(plugin_dir / "example.py", program.text)
+    runner_as.give(plugin_dir)
+    done = subprocess.run(
+        [*runner_as.prefix, *runner_as.python, "example.py"],
+        cwd=plugin_dir,
+        env=dict(runner_as.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(pattern(program.output), done.stdout), done.stdout
+
+
+def test_every_exit_code_is_on_the_page() -> None:
+    page = (ROOT / "docs/call.md").read_text()
+    rows = {code: int(status) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.MULTILINE)}
+    assert rows == EXIT
