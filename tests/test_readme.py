@@ -55,6 +55,8 @@ def pattern(output: str) -> str:
 def test_there_are_examples() -> None:
     assert {example.command.split("runner ")[1].split()[0] for example in _examples()} >= {
         "exec",
+        "call",
+        "tools",
         "check",
         "explain",
         "doctor",
@@ -86,6 +88,31 @@ def forget_state(runner_as: Caller, plugin_dir: Path) -> Iterator[None]:
             shutil.rmtree(path["path"], ignore_errors=True)
 
 
+def _copy_plugins(folder: Path) -> None:
+    for plugin, name in (("demo", "demo"), ("nexo_bare", "bare")):
+        shutil.copytree(ROOT / "tests/plugins" / plugin, folder / name)
+        for path in (folder / name, *(folder / name).iterdir()):
+            path.chmod(0o755)
+
+
+def test_the_program_in_the_readme_runs(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    [program] = [body for language, body in BLOCK.findall(README) if language == "python"]
+    _copy_plugins(plugin_dir)
+    write_file(plugin_dir / "example.py", program)
+    runner_as.give(plugin_dir)
+    done = subprocess.run(
+        [*runner_as.prefix, *runner_as.python, "example.py"],
+        cwd=plugin_dir,
+        env=dict(runner_as.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("[{'type': 'text', 'text': 'hello'}]\n", "")
+
+
 @pytest.mark.parametrize("example", list(_examples()), ids=lambda example: example.command)
 def test_the_readme_is_true(
     example: Example,
@@ -94,9 +121,7 @@ def test_the_readme_is_true(
     write_file: Callable[..., Path],
     forget_state: None,
 ) -> None:
-    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
-    for path in [plugin_dir / "demo", *(plugin_dir / "demo").iterdir()]:
-        path.chmod(0o755)
+    _copy_plugins(plugin_dir)
     for name, text in _files().items():
         write_file(plugin_dir / name, text)
     runner_as.give(plugin_dir)
@@ -132,14 +157,22 @@ def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir:
     sections = re.split(r"^## `(\w+)`$", page, flags=re.MULTILINE)
     tables = {"": sections[0], **dict(zip(sections[1::2], sections[2::2], strict=True))}
     documented = {name: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for name, text in tables.items()}
-    assert sorted(documented[""]) == sorted(report)
+    assert sorted(documented[""]) == sorted([*report, "session"])  # which is for other verbs
     for part in ("exit", "grant", "stderr", "usage"):
         assert sorted(documented[part]) == sorted(report[part])
     assert sorted(documented["budgets"]) == sorted(report["budgets"][0])
     assert set(documented["outcome"]) < set(get_args(Code))
 
 
-@pytest.mark.parametrize("page", ["README.md", "SECURITY.md", "CHANGELOG.md", "docs/report.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        *(f"docs/{page.name}" for page in (ROOT / "docs").iterdir()),
+    ],
+)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in target]

@@ -136,6 +136,53 @@ def test_the_schema_refuses(launches: dict[str, Launch], path: str, value: Any) 
     assert Draft202012Validator(schema()).is_valid(report) == optional
 
 
+# --- sessions: more of them in tests/runner/cli/test_call.py -----------------------------------------------
+
+
+@pytest.fixture
+def session_report(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> Any:
+    for name in ("plugin.py", "rterm-plugin.json"):
+        write_file(plugin_dir / name, (ROOT / "tests/plugins/rune_echo" / name).read_bytes(), 0o755)
+    where = runner_as_user.home / "report.json"
+    runner_as_user("call", "--report", where, plugin_dir, "echo")
+    return json.loads(where.read_text())
+
+
+def test_a_session_has_a_section(session_report: Any, launches: dict[str, Launch]) -> None:
+    assert faults(session_report) == []
+    assert "session" not in launches["success"].report
+    assert faults({**session_report, "session": None}) == []
+    described_keys = schema()["properties"]["session"]
+    assert list(session_report["session"]) == list(described_keys["properties"]) == described_keys["required"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("session", []),
+        ("session.identity", "somebody"),
+        ("session.identity.id", None),
+        ("session.calls.ok", -1),
+        ("session.frames", 1.5),
+        ("session.stdout_bytes", None),
+        ("session.stderr_tail", None),
+        ("session.dropped.events", "many"),
+        ("session.counters.late", -1),
+        ("session.host_calls.served", []),
+        ("session.forced", None),
+        ("timings.handshake", -1),
+        ("timings.call", "long"),
+    ],
+)
+def test_the_schema_refuses_in_a_session(session_report: Any, path: str, value: Any) -> None:
+    *way, last = path.split(".")
+    place = session_report
+    for step in way:
+        place = place[step]
+    place[last] = value
+    assert faults(session_report) != []
+
+
 # --- real ones ---------------------------------------------------------------------------------------------
 
 
