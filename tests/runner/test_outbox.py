@@ -241,3 +241,36 @@ async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
             outbox.close()
             nursery.start_soon(outbox.write_to, stream)
     assert sorted(through) == [0, 1, 2]
+
+
+async def test_who_waits_for_room_is_let_go_when_it_is_closed() -> None:
+    outbox = Outbox()
+    for number in range(REPLIES):
+        outbox.post(Send(frame(number), "reply"))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.room)
+            await trio.testing.wait_all_tasks_blocked()
+            assert nursery.child_tasks  # it waits
+            outbox.close()
+
+
+async def test_closed_it_takes_nothing_more_and_writes_what_it_has() -> None:
+    outbox = Outbox()
+    lanes: list[Lane] = ["reply", "request", "event"]
+    for number, lane in enumerate(lanes):
+        outbox.post(Send(frame(number), lane))
+    outbox.close()
+    assert [outbox.post(Send(frame(9), lane)) for lane in lanes] == [None] * 3
+    assert outbox.dropped == 3
+    with pipe() as (read, stream), trio.fail_after(60):
+        await outbox.write_to(stream)
+        assert content(read) == frame(0) + frame(1) + frame(2)
+
+
+async def test_only_events_are_dropped_however_many_wait() -> None:
+    outbox = Outbox()
+    lanes: list[Lane] = ["reply", "request", "event"]
+    taken = {lane: sum(outbox.post(Send(frame(0), lane)) is not None for _ in range(500)) for lane in lanes}
+    assert taken == {"reply": 500, "request": 500, "event": EVENTS}
+    assert outbox.dropped == 500 - EVENTS

@@ -1,0 +1,174 @@
+"""The gate: what is asked of the host is answered, refused or cut off, and never costs more than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trio
+
+from runner.dialect import Answer, HostCall
+from runner.hostcalls import CONCURRENT, WAITING, Emit, Gate, HostError, Services, Why
+
+
+class Everything:
+    """A service of each kind; what it does is the contract's, below."""
+
+    async def recall(self, agent_id: str, query: str, limit: int) -> list[dict[str, Any]]:
+        return []
+
+    async def roots(self) -> list[dict[str, Any]]:
+        return []
+
+
+class Words:
+    """A contract of three methods."""
+
+    METHODS: Mapping[str, str] = {"memory.recall": "memory", "memory.forget": "memory", "roots/list": "roots"}
+
+    def __init__(self, act: Any = None) -> None:
+        self._act = act
+        self.serving = self.most = 0
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        self.serving += 1
+        self.most = max(self.most, self.serving)
+        try:
+            if self._act is not None:
+                return await self._act(params, emit)
+            return {"asked": params}
+        finally:
+            self.serving -= 1
+
+    def refused(self, method: str, why: Why) -> Answer:
+        return Answer(error=(-1, why, None))
+
+
+async def emit(value: Any) -> None:
+    raise AssertionError("nobody emits here")
+
+
+def gate(act: Any = None, *, allowed: tuple[str, ...] = ("*",), services: Services | None = None) -> Gate:
+    offered = Services(memory=Everything()) if services is None else services
+    return Gate(Words(act), offered, allowed)
+
+
+def question(method: str = "memory.recall", params: Any = None) -> HostCall:
+    return HostCall(1, method, params)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("method", "allowed", "why"),
+    [
+        ("memory.recall", ("*",), None),
+        ("memory.recall", ("memory.*",), None),
+        ("memory.recall", ("memory.recal?",), None),
+        ("memory.recall", (), "denied"),
+        ("memory.recall", ("memory.forget", "MEMORY.*"), "denied"),
+        ("memory.recall", ("memory",), "denied"),
+        ("roots/list", ("*",), "absent"),
+        ("roots/list", (), "absent"),
+        ("made.up", ("*",), "unknown"),
+        ("", ("*",), "unknown"),
+    ],
+)
+async def test_who_may_ask_what(
+    autojump_clock: trio.testing.MockClock, method: str, allowed: tuple[str, ...], why: str | None
+) -> None:
+    found = await gate(allowed=allowed).answer(question(method, 7), emit)
+    assert found == (Answer({"asked": 7}) if why is None else Answer(error=(-1, why, None)))
+
+
+@pytest.mark.trio
+async def test_what_is_counted_is_not_what_the_plugin_makes_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one = gate(allowed=("memory.recall",))
+    for n in range(1000):
+        await one.answer(question(f"made.up.{n}"), emit)
+    for method in ("memory.recall", "memory.recall", "memory.forget", "roots/list"):
+        await one.answer(question(method), emit)
+    assert one.refused == {"unknown": 1000, "memory.forget": 1, "roots/list": 1}
+    assert one.served == {"memory.recall": 2}
+
+
+def test_what_is_offered_is_there_and_allowed() -> None:
+    both = Services(memory=Everything(), roots=Everything())
+    assert gate(services=both).offered == {"memory", "roots"}
+    assert gate(services=both, allowed=("memory.forget",)).offered == {"memory"}
+    assert gate(services=Services(), allowed=("*",)).offered == frozenset()
+
+
+async def says_no(params: Any, emit: Emit) -> Any:
+    raise HostError(-32602, "query is missing", {"place": 1})
+
+
+async def falls_over(params: Any, emit: Emit) -> Any:
+    raise ZeroDivisionError("the password is 1234")
+
+
+@pytest.mark.trio
+async def test_errors_become_answers(autojump_clock: trio.testing.MockClock) -> None:
+    assert await gate(says_no).answer(question(), emit) == Answer(
+        error=(-32602, "query is missing", {"place": 1})
+    )
+    found = await gate(falls_over).answer(question(), emit)
+    assert found.error is not None and found.error[0] == -32603
+    assert "ZeroDivisionError" in found.error[1] and "1234" not in found.error[1]
+
+
+@pytest.mark.trio
+async def test_a_cancellation_is_no_answer(autojump_clock: trio.testing.MockClock) -> None:
+    async def hangs(params: Any, emit: Emit) -> Any:
+        await trio.sleep_forever()
+
+    one = gate(hangs)
+    found: list[Answer] = []
+    with trio.move_on_after(10) as scope:
+        found.append(await one.answer(question(), emit))
+    assert scope.cancelled_caught and not found
+    assert one._open == 0  # its place is free again
+
+
+@pytest.mark.trio
+async def test_pieces_go_where_they_are_wanted(autojump_clock: trio.testing.MockClock) -> None:
+    async def streams(params: Any, emit: Emit) -> Any:
+        for piece in "abc":
+            await emit(piece)
+        return "done"
+
+    told: list[Any] = []
+
+    async def keep(value: Any) -> None:
+        told.append(value)
+
+    assert await gate(streams).answer(question(), keep) == Answer("done")
+    assert told == ["a", "b", "c"]
+
+
+@pytest.mark.trio
+async def test_so_many_at_once_so_many_waiting_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
+    async def takes_its_time(params: Any, emit: Emit) -> Any:
+        await trio.sleep(10)
+        return params
+
+    words = Words(takes_its_time)
+    one = Gate(words, Services(memory=Everything()), ("*",))
+    answers: list[Answer] = []
+
+    async def ask(n: int) -> None:
+        answers.append(await one.answer(question(params=n), emit))
+
+    async with trio.open_nursery() as nursery:
+        for n in range(2000):
+            nursery.start_soon(ask, n)
+        await trio.testing.wait_all_tasks_blocked()
+        busy = Answer(error=(-1, "busy", None))
+        assert answers == [busy] * (2000 - CONCURRENT - WAITING)  # told at once
+        assert words.serving == CONCURRENT
+    assert words.most == CONCURRENT
+    assert len([answer for answer in answers if answer.error is None]) == CONCURRENT + WAITING
+    # And now there is room again.
+    assert (await one.answer(question(params=1), emit)).error is None

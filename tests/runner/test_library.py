@@ -1,0 +1,426 @@
+"""The runner for Python programs: a conversation, one call, and all that can be wrong with either."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import runner
+from runner import zygote
+from runner.dialect import Progress
+from runner.hostcalls import Completion, Services
+from runner.library import OpenPlugin, PluginError, PluginFailure, open_plugin, run
+from tests.conftest import ROOT, SYSTEM_PATH
+from tests.runner.wards import is_sound
+
+ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
+SECONDS = 60.0
+PLUGINS = ("nexo_bare", "mcp_bare", "rune_echo")
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+    """Copies of the plugins, where a dropped uid can read them."""
+    for name in PLUGINS:
+        shutil.copytree(ROOT / "tests/plugins" / name, plugin_dir / name)
+    for path in plugin_dir.rglob("*"):
+        path.chmod(0o755)
+    yield plugin_dir
+    zygote.close()
+
+
+def opened(path: Path, **more: Any) -> Any:
+    more.setdefault("environ", ENVIRON)
+    return open_plugin(path, **more)
+
+
+# --- All three contracts -----------------------------------------------------------------------------------
+
+# folder, options, tool, input, what of the answer is the input again, identity, names of tools among others
+CONTRACTS: Sequence[tuple[str, dict[str, Any], str, Callable[[Any], Any], tuple[str, str], str]] = (
+    ("nexo_bare", {}, "bare_echo", lambda a: a["params"]["args"], ("bare", "1.0.0"), "bare_seen"),
+    ("mcp_bare", {"server": "modern"}, "echo", lambda a: a["structuredContent"], ("modern", "1.0.0"), "add"),
+    ("mcp_bare", {"server": "legacy"}, "echo", lambda a: a["structuredContent"], ("legacy", "1.0.0"), "add"),
+    ("rune_echo", {}, "echo", lambda a: a["input"], ("rune-echo", "1.0.0"), "fail"),
+)
+IDS = ["nexo", "mcp-modern", "mcp-legacy", "rune"]
+each_contract = pytest.mark.parametrize(
+    ("folder", "options", "tool", "given", "who", "other"), CONTRACTS, ids=IDS
+)
+INPUT = {"text": "hello"}
+
+
+@pytest.mark.trio
+@each_contract
+async def test_a_conversation(
+    shelf: Path, folder: str, options: Any, tool: str, given: Any, who: tuple[str, str], other: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / folder, **options) as plugin:
+            names = {entry["name"] for entry in await plugin.list()}
+            assert {tool, other} <= names
+            for _ in range(2):
+                assert given(await plugin.call(tool, INPUT)) == INPUT
+            assert (plugin.identity.id, plugin.identity.version) == who
+            assert (plugin.report is None) == (folder != "rune_echo")  # there each call is a conversation
+    is_sound(plugin.report)
+    assert plugin.report["outcome"]["code"] == "ok"
+    assert plugin.report["session"]["identity"]["id"] == who[0]
+
+
+@pytest.mark.trio
+@each_contract
+async def test_one_call(
+    shelf: Path, folder: str, options: Any, tool: str, given: Any, who: tuple[str, str], other: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        result = await run(shelf / folder, tool, INPUT, environ=ENVIRON, **options)
+    assert given(result.value) == INPUT
+    assert (result.identity.id, result.identity.version) == who
+    assert result.stderr == ""
+    is_sound(result.report)
+    assert result.report["session"]["calls"]["ok"] == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("folder", "options", "tool", "given", "code"),
+    [
+        ("nexo_bare", {}, "bare_fail", {"code": -33402, "message": "as told", "data": {"n": 1}}, "-33402"),
+        ("mcp_bare", {"server": "modern"}, "fail", {}, "isError"),
+        ("rune_echo", {}, "fail", {"code": "not_found", "message": "as told"}, "not_found"),
+    ],
+)
+async def test_a_no(shelf: Path, folder: str, options: Any, tool: str, given: Any, code: str) -> None:
+    """It lives, and may be asked again. Who does not catch it finds the report in it."""
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / folder, **options) as plugin:
+            for _ in range(2):
+                with pytest.raises(PluginError) as caught:
+                    await plugin.call(tool, given)
+                assert caught.value.code == code and caught.value.message
+        with pytest.raises(PluginError) as caught:
+            await run(shelf / folder, tool, given, environ=ENVIRON, **options)
+    assert caught.value.report is not None
+    is_sound(caught.value.report)
+    assert caught.value.report["outcome"]["code"] == "plugin_error"
+
+
+# --- What can be wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"memroy": "1M"}, "no budget is called 'memroy'"),
+        ({"memory": "much"}, "memory: "),
+        ({"call": "-1s"}, "call: "),
+        ({"pids": "3.5"}, "pids: "),
+    ],
+)
+async def test_wrong_limits(shelf: Path, limits: Mapping[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        async with opened(shelf / "nexo_bare", limits=limits):
+            raise AssertionError("it was opened")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        ("nowhere", "manifest_invalid"),
+        ("no toml", "manifest_invalid"),
+        ("wrong type", "manifest_invalid"),
+        ("asks too much", "policy_denied"),
+        ("no program", "launch_failed"),
+        ("no policy", "manifest_invalid"),
+        ("no such server", "manifest_invalid"),
+    ],
+)
+async def test_what_cannot_be_opened(shelf: Path, spoil: str, code: str) -> None:
+    folder = shelf / "nexo_bare"
+    manifest = folder / "nexo-plugin.toml"
+    more: dict[str, Any] = {}
+    match spoil:
+        case "nowhere":
+            folder = shelf / "nowhere"
+        case "no toml":
+            manifest.write_text("[plugin\n")
+        case "wrong type":
+            manifest.write_text(manifest.read_text().replace('id = "bare"', "id = 1", 1))
+        case "asks too much":
+            manifest.write_text(manifest.read_text() + 'fs_read_paths = ["/srv"]\n')
+        case "no program":
+            (folder / "plugin.py").unlink()
+        case "no policy":
+            more["policy"] = "/nowhere/policy.toml"
+        case "no such server":
+            folder, more["server"] = shelf / "mcp_bare", "nobody"
+    with trio.fail_after(SECONDS):
+        with pytest.raises(PluginFailure) as caught:
+            async with opened(folder, **more):
+                raise AssertionError("it was opened")
+    failure = caught.value
+    assert failure.outcome.code == code and str(failure).startswith(f"{code}: ")
+    assert failure.explanation
+    is_sound(failure.report)
+
+
+@pytest.mark.trio
+async def test_limits_hold_for_each_contract(shelf: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "nexo_bare", limits={"call": "300ms"}) as plugin:
+            with pytest.raises(PluginFailure) as caught:
+                await plugin.call("bare_slow", {"seconds": 1}, seconds=1000)
+            assert caught.value.outcome[:2] == ("timeout", "call")
+            assert (await plugin.call("bare_echo", INPUT))["params"]["args"] == INPUT
+    assert plugin.report["limits_hit"] == ["call"]
+
+
+@pytest.mark.trio
+async def test_a_closed_plugin_is_closed(shelf: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "nexo_bare") as plugin:
+            pass
+        for act in (plugin.call("bare_echo", INPUT), plugin.notify("broker.event", {"topic": "news.x"})):
+            with pytest.raises(PluginFailure) as caught:
+                await act
+            assert (caught.value.outcome.code, caught.value.outcome.cause) == ("cancelled", "closed")
+
+
+# --- What it tells, and what it is told --------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_events_until_the_end(shelf: Path) -> None:
+    """What it says unasked comes; the iteration ends with the plugin."""
+    heard: list[Any] = []
+
+    async def listen(plugin: OpenPlugin) -> None:
+        async for event in plugin.events():
+            heard.append(event)
+
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery, opened(shelf / "nexo_bare") as plugin:
+            nursery.start_soon(listen, plugin)
+            await plugin.call("bare_print", {"text": "not the protocol"})
+            await plugin.call("bare_publish", {"topic": "shout.x", "event": {"payload": {"n": 1}}})
+            await plugin.call("bare_publish", {"topic": "whisper.x", "event": {"payload": {}}})
+    kinds = [event.kind for event in heard]
+    assert kinds[:2] == ["stdout", "published"] and "dropped" in kinds[2:]
+    assert heard[0].value == "not the protocol"
+    assert (heard[1].value["source"], heard[1].value["payload"]) == ("bare", {"n": 1})
+
+
+@pytest.mark.trio
+async def test_progress(shelf: Path) -> None:
+    steps: list[Any] = []
+    told: list[Any] = []
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "mcp_bare", server="modern") as plugin:
+            answer = await plugin.call("slow", {"steps": 3}, on_progress=steps.append)
+            async for event in plugin.events():
+                told.append(event)
+                if len(told) == 3:
+                    break
+    assert answer["content"][0]["text"] == "done"
+    assert [step["progress"] for step in steps] == [1, 2, 3]
+    assert all(isinstance(event, Progress) for event in told)
+
+
+@pytest.mark.trio
+async def test_told(shelf: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "nexo_bare") as plugin:
+            await plugin.notify("broker.event", {"topic": "news.today", "payload": {"n": 1}})
+            seen = await plugin.call("bare_seen")
+            while not seen["events"]:  # it may have been asked first: events go last
+                seen = await plugin.call("bare_seen")
+            with pytest.raises(PluginError, match="not subscribed"):
+                await plugin.notify("broker.event", {"topic": "weather.today"})
+            with pytest.raises(PluginError, match="no notification"):
+                await plugin.notify("made.up")
+        assert "news.today" in json.dumps(seen["events"])
+        async with opened(shelf / "mcp_bare", server="legacy") as plugin:
+            await plugin.notify("notifications/roots/list_changed")
+            assert await plugin.call("ping", kind="method") == {}
+        async with opened(shelf / "rune_echo") as plugin:
+            with pytest.raises(PluginFailure, match="nothing but its one request"):
+                await plugin.notify("made.up")
+
+
+@pytest.mark.trio
+async def test_configured(shelf: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "nexo_bare", config={"greeting": "hi"}) as plugin:
+            assert (await plugin.call("bare_seen"))["config"] == {"greeting": "hi"}
+        with pytest.raises(PluginFailure) as caught:
+            async with opened(shelf / "nexo_bare", config={"greeting": 1}):
+                raise AssertionError("it was opened")
+    assert (caught.value.outcome.code, caught.value.outcome.cause) == ("handshake_failed", "config_invalid")
+
+
+# --- Services ----------------------------------------------------------------------------------------------
+
+
+class Host:
+    """All a host can offer, typed as a program would write it."""
+
+    def __init__(self) -> None:
+        self.published: list[Mapping[str, Any]] = []
+        self.has_published = trio.Event()
+
+    async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        return [{"id": str(n), "agent_id": agent_id, "content": query} for n in range(limit)]
+
+    async def complete(
+        self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None
+    ) -> Completion:
+        words = request["messages"][-1]["content"].split()
+        for word in words if delta is not None else ():
+            assert delta is not None
+            await delta(word)
+        return Completion("" if delta is not None else " ".join(words), "stop", 3, len(words))
+
+    async def publish(self, event: Mapping[str, Any]) -> None:
+        self.published.append(event)
+        self.has_published.set()
+
+    async def roots(self) -> Sequence[Mapping[str, Any]]:
+        return [{"uri": "file:///a", "name": "a"}]
+
+    async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"role": "assistant", "content": {"type": "text", "text": "blue"}, "model": "m"}
+
+
+@pytest.mark.trio
+async def test_services_of_nexo(shelf: Path) -> None:
+    host = Host()
+    services = Services(memory=host, llm=host, broker=host)
+    asked = {"provider": "p", "model": "m", "messages": [{"role": "user", "content": "one two three"}]}
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "nexo_bare", services=services) as plugin:
+            recalled = await plugin.call("bare_recall", {"agent_id": "a", "query": "x", "limit": 2})
+            whole = await plugin.call("bare_complete", asked)
+            pieces = await plugin.call("bare_complete", {**asked, "stream": True})
+            await plugin.call("bare_publish", {"topic": "shout.x", "event": {"payload": {"n": 1}}})
+            await host.has_published.wait()
+    assert [entry["content"] for entry in recalled["result"]["entries"]] == ["x", "x"]
+    assert (whole["result"]["content"], whole["deltas"]) == ("one two three", [])
+    assert pieces["deltas"] == ["one", "two", "three"] and pieces["result"]["finish_reason"] == "stop"
+    (event,) = host.published
+    assert (event["topic"], event["source"], event["payload"]) == ("shout.x", "bare", {"n": 1})
+    served = plugin.report["session"]["host_calls"]["served"]
+    assert served == {"memory.recall": 1, "llm.complete": 2, "broker.publish": 1}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("server", ["modern", "legacy"])
+@pytest.mark.parametrize("tool", ["roots", "sample"])
+async def test_services_of_mcp(shelf: Path, write_file: Write, server: str, tool: str) -> None:
+    """Refused by the default policy, which gives strangers neither; allowed by one that says so."""
+    host = Host()
+    services = Services(roots=host, sampling=host)
+    policy = write_file(
+        shelf / "policy.toml",
+        'version = 1\n[capabilities]\nhost = ["roots/list", "sampling/createMessage"]\n',
+    )
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / "mcp_bare", server=server, services=services, policy=policy) as plugin:
+            answer = await plugin.call(tool)
+        assert answer["content"][0]["text"] == {"roots": "file:///a", "sample": "blue"}[tool]
+        async with opened(shelf / "mcp_bare", server=server, services=services) as plugin:
+            with pytest.raises((PluginError, PluginFailure)):
+                await plugin.call(tool)
+    assert plugin.report["session"]["host_calls"]["served"] == {}
+
+
+# --- The package -------------------------------------------------------------------------------------------
+
+
+def test_the_import_is_light() -> None:
+    """`runner exec` imports the package as well, and has no use for trio."""
+    program = (
+        "import sys, runner; print('trio' in sys.modules); runner.open_plugin; print('trio' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_the_public_names_are_there() -> None:
+    assert all(getattr(runner, name) is not None for name in runner.__all__)
+    with pytest.raises(AttributeError, match="made_up"):
+        runner.made_up  # noqa: B018
+
+
+PROGRAM = """\
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+import runner
+
+
+class Memory:
+    async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        return []
+
+
+async def main() -> None:
+    services = runner.Services(memory=Memory())
+    async with runner.open_plugin("demo", services=services, limits={"memory": "256M"}) as plugin:
+        try:
+            value = await plugin.call("demo_echo", {"text": "hello"}, seconds=3.0)
+        except runner.PluginError as refused:
+            value = refused.code
+        async for event in plugin.events():
+            if isinstance(event, runner.Notice):
+                name: str = event.kind
+    identity: runner.Identity = plugin.identity
+    try:
+        result: runner.Result = await runner.run("demo", "demo_echo")
+    except runner.PluginFailure as failure:
+        outcome: runner.Outcome = failure.outcome
+        print(outcome.code, identity.id, value, name)
+    else:
+        print(result.value)
+
+
+trio.run(main)
+"""
+
+
+def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
+    """With a fault put in, it is found: the types are the package's, and not Any. The package's own files are
+    not the program's to answer for, as when it is installed."""
+    assert (ROOT / "runner/py.typed").exists()
+
+    def checked(program: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(program)
+        (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")
+        argv = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", str(tmp_path / "c")]
+        env = {"PATH": SYSTEM_PATH, "MYPYPATH": str(ROOT), "HOME": str(tmp_path)}
+        return subprocess.run(
+            [*argv, "program.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        )
+
+    right = checked(PROGRAM)
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = checked(
+        PROGRAM.replace("failure.outcome\n", "failure.outcome.code\n").replace("agent_id: str", "n: int")
+    )
+    assert wrong.returncode == 1 and wrong.stdout.count("error: ") >= 2
