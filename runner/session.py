@@ -210,6 +210,10 @@ class Session:
         """Whether the process is for one call, and how it ends is part of the answer."""
         return self._dialect.one_shot
 
+    def kill(self) -> None:
+        """Without a farewell, for who has no time for one. It is over when the context is."""
+        self._cage.kill()
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be asked of it."""

@@ -334,14 +334,18 @@ async def _conversation(
 ) -> tuple[Outcome, dict[str, Any]]:
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
-    async with trio.open_nursery() as nursery:
-        numbers = await nursery.start(_cancelled_by_signals, nursery.cancel_scope)
+
+    def heed(first: bool) -> None:
+        if voice.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
+            for session in seen:
+                session.kill()
+
+    async with _interruptible(heed) as numbers:
         try:
             async with voice.showing(what), _session(request, voice, seen) as session:
                 await work(session)
         except* (PluginError, PluginFailure) as group:
             [failed] = _leaves(group)
-        nursery.cancel_scope.cancel()
     if failed is None and not voice.has_told and numbers:
         failed = _interrupted(numbers[0])
         failed.stderr = seen[0].stderr if seen else ""
@@ -407,15 +411,24 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
     return found[:1]
 
 
-async def _cancelled_by_signals(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[list[int]] = trio.TASK_STATUS_IGNORED
-) -> None:
+@asynccontextmanager
+async def _interruptible(heed: Callable[[bool], None]) -> AsyncIterator[list[int]]:
+    """The first signal that comes cancels the body. `heed` is told of each, and whether it is the first."""
     numbers: list[int] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as arrived:
-        task_status.started(numbers)
-        async for number in arrived:
-            numbers.append(number)
-            scope.cancel()
+        async with trio.open_nursery() as nursery:
+            body = trio.CancelScope()
+
+            async def listen() -> None:
+                async for number in arrived:
+                    numbers.append(number)
+                    body.cancel()
+                    heed(len(numbers) == 1)
+
+            nursery.start_soon(listen)
+            with body:
+                yield numbers
+            nursery.cancel_scope.cancel()
 
 
 # --- many calls -----------------------------------------------------------------------------------------
@@ -484,6 +497,7 @@ _FOR_GOOD = ("manifest_invalid", "policy_denied", "sandbox_unavailable")
 async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
     """How long it took, from when all sessions were warm, and the signals that came meanwhile."""
     clock: list[float] = []
+    living: list[Session] = []
     ready = Counter[str]()
     go = trio.Event()
 
@@ -492,7 +506,7 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
         try:
             while tally.left > 0:
                 try:
-                    async with request.session() as session:
+                    async with request.session(living.append) as session:
                         if not arrived:
                             arrived = True
                             await _together()
@@ -506,6 +520,8 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
                         tally.count(None, failure)
                     if failure.outcome.code in _FOR_GOOD:
                         tally.left = 0
+                finally:
+                    living[:] = [session for session in living if session.report is None]
         finally:
             if not arrived:
                 ready["gone"] += 1
@@ -540,11 +556,14 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
         voice.progress({"progress": tally.done, "total": tally.wanted})
         return True
 
-    async with trio.open_nursery() as nursery:
-        numbers = await nursery.start(_cancelled_by_signals, nursery.cancel_scope)
-        async with voice.showing(f"{request.call.name} × {tally.wanted}"), trio.open_nursery() as workers:
-            for _ in range(concurrency):
-                workers.start_soon(worker)
-        nursery.cancel_scope.cancel()
+    def heed(first: bool) -> None:
+        if not first:
+            for session in living:
+                session.kill()
+
+    what = f"{request.call.name} × {tally.wanted}"
+    async with _interruptible(heed) as numbers, voice.showing(what), trio.open_nursery() as workers:
+        for _ in range(concurrency):
+            workers.start_soon(worker)
     now = trio.current_time()
     return now - (clock[0] if clock else now), numbers

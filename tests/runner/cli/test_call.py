@@ -836,6 +836,41 @@ def test_a_signal_ends_a_handshake(runner_as: Caller, plugin_dir: Path, write_fi
     assert report["session"]["identity"] is None and report["plugin"]["id"] == "own"
 
 
+def test_a_terminals_interrupt_reaches_all_of_us_and_ends_only_the_call(
+    runner_as: Caller, copied: Copy
+) -> None:
+    """^C goes to every process in the terminal's foreground: all others have to leave it to the runner."""
+    where = runner_as.home / "report.json"
+    words = ("--server", "legacy", copied("mcp_bare"), "slow", "--input", '{"steps": 900, "seconds": 1}')
+    process = runner_as.start(
+        *("call", "--events", "--report", where, *words), stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    with process:
+        assert process.stderr is not None and b'"progress":1' in process.stderr.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=_SECONDS)
+    assert process.returncode == EXIT["cancelled"] and b"(signal:2)" in err
+    report = json.loads(where.read_text())
+    assert faults(report) == [] and report["session"]["forced"] is False
+
+
+def test_who_interrupts_twice_is_in_a_hurry(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """The plugin does not leave when it is asked to, and its contract gives it seconds. The second time it is
+    killed, and all is said and done as after the first."""
+    call = "print('here', flush=True); time.sleep(1000)"
+    where = runner_as.home / "report.json"
+    words = ("call", "--report", where, own(plugin_dir, write_file, call=call), "own_tool")
+    with runner_as.start(*words, stdin=subprocess.DEVNULL) as process:
+        assert process.stderr is not None and process.stderr.readline() == b"runner: stdout: here\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two that come at once are one to the kernel
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=_SECONDS)
+    assert (process.returncode, out) == (EXIT["cancelled"], b"")
+    assert err.decode() == "runner: cancelled in call (signal:2): ended by signal 2\n"
+    assert faults(json.loads(where.read_text())) == []
+
+
 # --- many calls --------------------------------------------------------------------------------------------
 
 
