@@ -2,11 +2,16 @@
 
 Every line of a plugin's is one of three things: JSON with a fault that nobody may be handed, something that
 is not the protocol and that hosts ignore (counted), or messages.
+
+Whose host it is we do not know, nor how it reads. So what two readers could understand differently is a fault
+too: else a plugin shows us one message and its host another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from runner import wire
@@ -18,6 +23,14 @@ from sandbox.value import NamedTuple
 MOST_OPEN = 4096
 # Of what is kept of each: who uses longer ids gets strays.
 LONGEST = 256
+# Messages in an array where there should be none.
+MOST_IN_STRAY = 1000
+
+_KEYS = IDENTITY | {"params"}
+# Where some readers end a line: those of str.splitlines, and what ends a string in C.
+_ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
+_STREAM = json.JSONDecoder()
+_SOMETHING = re.compile(r"\S")
 
 
 class Asked(NamedTuple):
@@ -78,20 +91,30 @@ class Overheard:
         """`batch`: how many messages may come in one array; 0: there are no such arrays."""
         if not raw.strip():
             return []
-        value, cause, detail = wire.message(raw, identity=IDENTITY)
+        value, cause, detail = wire.message(raw, identity=_KEYS)
+        if hides(raw, is_json=cause != "bad_json", is_message=_is_message):
+            return _ambiguous("a line that some hosts would take for more than one")
         if cause == "bad_json":
             self.stray("not_json")
             return []
         if cause is not None:
             return Violation("malformed_response", f"a line that is not right: {detail}", cause)
-        said = value if batch and isinstance(value, list) else [value]
-        if len(said) > max(batch, 1):
+        said = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not batch:
+            # Most hosts ignore it. Some take arrays wherever they come.
+            self.stray("not_rpc")
+            said = [each for each in value if isinstance(each, dict) and _is_message(each)]
+        most = batch or MOST_IN_STRAY
+        if len(said) > most:
             return Violation(
-                "malformed_response", f"more than {batch} messages in one array", "batch_too_large"
+                "malformed_response", f"more than {most} messages in one array", "batch_too_large"
             )
-        return list(self._from_plugin(said))
+        for message in said:
+            if isinstance(message, dict) and (double := _double_meaning(message)):
+                return _ambiguous(double)
+        return list(self._from_plugin(said, is_stray=isinstance(value, list) and not batch))
 
-    def _from_plugin(self, messages: list[Any]) -> Iterator[Heard]:
+    def _from_plugin(self, messages: list[Any], *, is_stray: bool) -> Iterator[Heard]:
         for message in messages:
             method = message.get("method") if isinstance(message, dict) else None
             if isinstance(method, str) and method:
@@ -100,11 +123,71 @@ class Overheard:
                 isinstance(message, dict) and "id" in message and ("result" in message or "error" in message)
             ):
                 number = message["id"]
-                known = type(number) in (int, str)
+                known = type(number) in (int, str) and not is_stray
                 asked = self._open.pop((type(number), number), None) if known else None
                 if asked is None:
-                    self.stray("unasked")
-                else:
+                    if not is_stray:
+                        self.stray("unasked")
+                    asked = self._nearly(number)
+                if asked is not None:
                     yield Answered(asked, message.get("result"), message.get("error"))
             else:
                 self.stray("not_rpc")
+
+    def _nearly(self, number: Any) -> str | None:
+        """The question that a host would take this answer for which does not tell 1, 1.0 and "1" apart. It
+        stays open: another host waits for the answer to come."""
+        if isinstance(number, str) and (str, number) in self._open:
+            return self._open[str, number]
+        try:
+            whole = int(number, 0) if isinstance(number, str) and "x" in number else int(float(number or 0))
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return self._open.get((int, whole)) or self._open.get((str, str(whole)))
+
+
+def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
+    """Whether a line has a message in it for who ends lines elsewhere, or reads one value after another."""
+    if not is_json:
+        if b"{" not in raw:
+            return False
+        pieces = raw.decode("utf-8", "replace").translate(_ENDS).split("\n")
+    elif b"\r" in raw.strip():  # the only one of them that JSON allows between its words
+        pieces = raw.decode("utf-8", "replace").split("\r")
+    else:
+        return False
+    return any(is_message(value) for piece in pieces for value in _values(piece))
+
+
+def _values(text: str) -> Iterator[Any]:
+    """As many as a stream of JSON begins with."""
+    at = 0
+    while (found := _SOMETHING.search(text, at)) is not None:
+        try:
+            value, at = _STREAM.raw_decode(text, found.start())
+        except (ValueError, RecursionError):
+            return
+        yield value
+
+
+def _is_message(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(isinstance(each, dict) and _is_message(each) for each in value)
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("method"), str) or ("id" in value and ("result" in value or "error" in value))
+
+
+def _double_meaning(message: Mapping[str, Any]) -> str:
+    """What is wrong with a message that is one thing for some hosts, and another or none for others."""
+    kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
+    if len(kinds) > 1:
+        return f"a message with both {kinds[0]} and {kinds[1]}"
+    folded = {key.casefold(): value for key, value in message.items()}
+    if "jsonrpc" in folded and _is_message(folded) and not _KEYS.isdisjoint(folded.keys() - message.keys()):
+        return "a message whose keys are written with capital letters"
+    return ""
+
+
+def _ambiguous(what: str) -> Violation:
+    return Violation("malformed_response", what, "ambiguous")

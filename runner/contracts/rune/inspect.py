@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from runner import wire
 from runner.contracts.rune.dialect import LINE_LIMIT, RuneDialect
 from runner.dialect import Setting, Violation
+from runner.overheard import hides
 
 
 def make(setting: Setting) -> Inspector:
@@ -46,6 +47,9 @@ class Inspector(RuneDialect):
             self._asked = True
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
+        if hides(raw, is_json=True, is_message=lambda value: isinstance(value, dict)):
+            text = "a line that some hosts would take for more than one"
+            return Violation("malformed_response", text, "ambiguous")
         message = self.read(raw)
         if self._stage in ("answered", "over"):
             # A session lets go whatever comes now. A host that reads on would take it for an answer.

@@ -97,6 +97,28 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
     "no topic": ((*HELLO, ("<", publish("")), ("<", line(method="broker.publish"))), {"no_topic": 2}),
     "a question of its own": ((*HELLO, ("<", line(id=1, method="memory.recall", params={}))), {}),
     "a host we cannot read": (((">", b"\xff{"), (">", None), (">", b"3"), *HELLO), {}),
+    "bars and logs": (
+        (
+            *HELLO,
+            ("<", b"\r10 %\r20 %"),
+            ("<", b'{"level":"info","id":3} done'),
+            ("<", b"[1] started {"),
+            ("<", b'got {"method":"m"}'),
+            ("<", b"1 " * 100_000 + b"{"),
+        ),
+        {"not_json": 5},
+    ),
+    "JSON in capital letters": ((*HELLO, ("<", b'{"Method":"GET","ID":1}')), {"not_rpc": 1}),
+    "what JSON allows in a text": (
+        (*HELLO, ("<", '{"method":"m","params":"\u2028{}\u2028\u0085[]"}'.encode())),
+        {},
+    ),
+    "blanks around it": ((*HELLO, ("<", b" \r" + line(method="m") + b" \r\r")), {}),
+    "what is null": (
+        (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, method=None, result={}, error=None))),
+        {},
+    ),
+    "an array": ((*HELLO, ("<", b"[" + publish("plugin.inbound.slack.x") + b"]")), {"not_rpc": 1}),
 }
 
 
@@ -107,7 +129,61 @@ def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
     assert inspector.handshaken and not inspector.awaiting
 
 
+EVIL = publish("agent.intake")
+OTHER = reply("other")
+
+# What is harmless for one host, and for another the message that must not come through.
+AMBIGUOUS: Mapping[str, Lines] = {
+    "lines for who ends them at a carriage return": (*HELLO, ("<", b"x\r" + EVIL + b"\rx")),
+    "these within an array": (*HELLO, ("<", b"[1,\r" + EVIL + b"\r]")),
+    "these within a message": (*HELLO, ("<", b'{"method":"m","params":\r' + EVIL + b"\r}")),
+    "lines for str.splitlines": (*HELLO, ("<", "x\u2028".encode() + EVIL)),
+    "also by control characters": (*HELLO, ("<", b"x\x0b" + EVIL)),
+    "the end of a text in C": (*HELLO, ("<", EVIL + b"\0x")),
+    "for who reads a stream of JSON": (*HELLO, ("<", b"{}" + EVIL)),
+    "one after numbers and texts": (*HELLO, ("<", b'1 "a" null ' + EVIL + b" x")),
+    "an array of them": (*HELLO, ("<", b"{}[" + EVIL + b"]")),
+    "a yes and a no": ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
+    "an answer and a question": ((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')),
+    "capital letters": ((">", ASK), ("<", OTHER.replace(b'"id"', b'"ID"'))),
+    "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
+}
+
+# Answers of somebody else's to initialize, under numbers that some hosts take for the one they have asked by.
+NEARLY = ('"1"', "1.0", "1e0", "true", '" 1"', '"0x1"', '"1.0"')
+
 WRONG: Mapping[str, tuple[Lines, str, str]] = {
+    **{name: (lines, "malformed_response", "ambiguous") for name, lines in AMBIGUOUS.items()},
+    **{
+        f"nearly the same id: {number}": (
+            ((">", ASK), ("<", OTHER.replace(b'"id": 1', b'"id": ' + number.encode()))),
+            "handshake_failed",
+            "identity_mismatch",
+        )
+        for number in NEARLY
+    },
+    "and then the right one": (
+        ((">", ASK), ("<", reply().replace(b'"id": 1', b'"id": 1.0')), ("<", OTHER)),
+        "handshake_failed",
+        "identity_mismatch",
+    ),
+    "an answer in an array": (((">", ASK), ("<", b"[%b]" % OTHER)), "handshake_failed", "identity_mismatch"),
+    "after one in an array": (
+        ((">", ASK), ("<", b"[%b]" % reply()), ("<", OTHER)),
+        "handshake_failed",
+        "identity_mismatch",
+    ),
+    "a foreign topic in an array": ((*HELLO, ("<", b"[%b]" % EVIL)), "capability_not_allowed", "topic"),
+    "too many in an array": (
+        (*HELLO, ("<", b"[%b]" % b",".join([line(method="m")] * 1001))),
+        "malformed_response",
+        "batch_too_large",
+    ),
+    "two params": (
+        (*HELLO, ("<", EVIL[:-1] + b',"params":{"topic":"plugin.inbound.slack.x"}}')),
+        "malformed_response",
+        "duplicate_key",
+    ),
     "nobody": (((">", ASK), ("<", line(id=1, result={}))), "handshake_failed", "identity_missing"),
     "not even a text": (((">", ASK), ("<", reply(3))), "handshake_failed", "identity_missing"),
     "somebody else": (((">", ASK), ("<", reply("other"))), "handshake_failed", "identity_mismatch"),

@@ -111,6 +111,14 @@ WRONG = {
         "malformed_response",
         "request_id",
     ),
+    "one within another, for who ends lines at a carriage return": (
+        (
+            *HELLO,
+            ("<", b'{"type":"response","request_id":"r1","status":"ok","output":\r' + response() + b"\r}"),
+        ),
+        "malformed_response",
+        "ambiguous",
+    ),
     "no status": ((*HELLO, ("<", response(status=""))), "malformed_response", "status"),
     "twice": ((*HELLO, ("<", response()), ("<", response())), "malformed_response", "after_response"),
     "more after a no": (
