@@ -244,7 +244,7 @@ class Inspection(Meter):
             self.handshake = now - self._asked
         if not self.inspector.awaiting or not self.to_host.listening:
             self._clock = math.inf
-        elif self._clock == math.inf and self.to_plugin.has_asked:
+        elif self._clock == math.inf and (self.to_plugin.has_asked or self.to_plugin.is_deaf):
             self._asked, self._clock = now, now + self.seconds
 
     def _late(self) -> None:
@@ -302,6 +302,7 @@ class _ToPlugin:
         self._question: int | None = None  # where the one ends whose answer is the handshake
         self._buffer = b""
         self._ended = False
+        self.is_deaf = False  # the plugin has closed its stdin
         self._source = source_for(stdin)
         try:
             self.end, self._write = os.pipe2(os.O_CLOEXEC)  # -1 when closed
@@ -388,6 +389,7 @@ class _ToPlugin:
             return
         except BrokenPipeError:
             # Nobody is left to read. The host finds its pipe full, as if we were not here.
+            self.is_deaf = True
             self._buffer = b""
             self._close_write()
             return
@@ -459,10 +461,12 @@ class _ToHost:
 
     def finish(self, patience: float) -> None:
         self.release()
-        # Until the pipe is empty, not until it ends: who knows where the plugin has sent its own end.
+        # Until the pipe is empty, not until it ends: who knows where the plugin has sent its own end. And no
+        # more than a pipe holds: who has it may still write.
         until = time.monotonic() + patience
+        most = self.bytes + (fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ) if self._read >= 0 else 0)
         while True:
-            more = self._may_read() and self._take()
+            more = self.bytes < most and self._may_read() and self._take()
             if not more and not self._stopped and not self._buffer:
                 self._end()
             if not self._buffer:

@@ -10,6 +10,7 @@ import random
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -332,6 +333,38 @@ def test_a_plugin_that_has_closed_its_stdin() -> None:
         os.write(both.plugin_out, b"bye\n")
         both.turn()
         assert got(both.host_out) == b"bye\n"
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_who_does_not_listen_is_late_all_the_same(deaf: bool) -> None:
+    with between(nexo()) as both:
+        if deaf:
+            both.shut("plugin_in")
+        os.write(both.host_in, b'{"jsonrpc":"2.0","id":1,"method":"initialize"}\n')
+        assert both.turn(now := time.monotonic()) is None
+        assert both.inspection.due == now + 5.0
+        assert both.turn(now + 5.0) == VIOLATION
+        assert both.inspection.breach is not None and both.inspection.breach.violation.cause == "handshake"
+
+
+def test_who_was_sent_the_plugins_stdout_cannot_keep_us() -> None:
+    """It writes faster than we read, for ever, and the plugin is gone."""
+    with between(nexo(), burst=math.inf) as both:
+        for fd in (both.plugin_out, both.host_out):
+            os.set_blocking(fd, True)
+        sink = subprocess.Popen(["/bin/cat"], stdin=both.host_out, stdout=subprocess.DEVNULL)
+        with sink, subprocess.Popen(["/usr/bin/yes"], stdout=both.plugin_out) as accomplice:
+            try:
+                while select.select([both.inspection.to_host._read], [], [], 0.1)[0] == []:
+                    pass
+                finishing = threading.Thread(target=both.inspection.finish, args=(10.0,), daemon=True)
+                finishing.start()
+                finishing.join(30)
+                assert accomplice.poll() in (None, -signal.SIGPIPE)
+                assert not finishing.is_alive() and both.inspection.to_host.passed >= 4096
+            finally:
+                accomplice.kill()
+                sink.kill()
 
 
 def test_the_clock_of_the_handshake() -> None:
