@@ -56,6 +56,9 @@ _FLUSH = 1.0
 # How long we wait to hear that all of it is gone. A warden takes less, unless somebody stopped it.
 _END = KILL_SECONDS + 5.0
 
+# For who calls after the end, or whose call the plugin did not answer before it.
+_CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
+
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -226,8 +229,7 @@ class Session:
 
     def _require_open(self) -> None:
         if self._closing or self._over.is_set():
-            closed = Outcome("cancelled", "call", "the session is closed", "closed")
-            raise PluginFailure(invoke.gone(self._verdict or self._left or closed, "call"))
+            raise PluginFailure(invoke.gone(self._verdict or self._left or _CLOSED, "call"))
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         if self._dialect.one_shot:
@@ -237,8 +239,10 @@ class Session:
         return seconds if granted is None else min(seconds, granted)
 
     def _expire(self, token: int, waiter: _Waiter, letters: list[Letter], seconds: float) -> None:
-        """There will be no answer: time is up, or the plugin is gone."""
+        """There will be no answer: time is up, the plugin is gone, or it was closed by somebody else."""
         outcome = self._verdict
+        if outcome is None and self._over.is_set():
+            outcome = _CLOSED
         if outcome is None:
             if self.prepared.limits.call is not None and seconds >= self.prepared.limits.call:
                 self._hits.append("call")
