@@ -38,8 +38,9 @@ def entry() -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):  # nobody reads any more, or the disk is full
-            # `exec` says what the plugin said; of the others the output was the purpose.
-            status = status if sys.argv[1:2] == ["exec"] else status or 1
+            # These say how the plugin fared, and know by themselves if their result was not taken. Of the
+            # others the output was the purpose.
+            status = status if sys.argv[1:2] in (["exec"], ["call"], ["tools"]) else status or 1
     os._exit(status)
 
 
