@@ -309,6 +309,16 @@ async def test_a_plugin_on_the_nexo_sdk_that_never_finishes_is_ended(
     assert "goodbye" not in plugin.stderr
 
 
+def test_the_nexo_sdk_on_the_command_line(runner_as: Caller, peers: Peers, plugin_dir: Path) -> None:
+    """Which offers nothing to ask for."""
+    manifest = peers.nexo(plugin_dir)
+    done = runner_as("call", "--input", '{"text": "grüße"}', manifest, "sdk_echo")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"echo": {"text": "grüße"}}), done.stderr
+    refused = runner_as("call", "--input", "{}", manifest, "sdk_recall")
+    assert (refused.returncode, refused.stdout) == (EXIT["plugin_error"], "")
+    assert "memory not configured" in refused.stderr
+
+
 # --- MCP: a server on the official SDK --------------------------------------------------------------------
 
 
@@ -453,6 +463,38 @@ async def test_what_a_server_asks_is_answered_where_policy_and_host_allow(
     assert plugin.report is not None
     served = {"roots/list": 1, "sampling/createMessage": 1}
     assert plugin.report["session"]["host_calls"] == {"served": served, "refused": {}}
+
+
+class Form:
+    async def elicit(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert "name" in request["requestedSchema"]["properties"]
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+
+@pytest.mark.trio
+@pytest.mark.needs("npm")
+async def test_a_published_server_asks_all_there_is_to_ask(
+    peers: Peers, plugin_dir: Path, sessions: None
+) -> None:
+    """Written by others, in another language: what it takes our answers for is in its own answers."""
+    services = Services(roots=Places(), sampling=Sampler(), elicitation=Form())
+    chosen = policy(plugin_dir, "roots/list", "sampling/createMessage", "elicitation/create")
+    config = peers.mcp(plugin_dir, "everything")
+    async with opened(config, services=services, policy=chosen) as (plugin, _):
+        assert plugin.identity.protocol == LEGACY
+        # It has these only for clients that say they can be asked.
+        assert "file:///data" in text(await plugin.call("get-roots-list"))
+        sampled = await plugin.call("trigger-sampling-request", {"prompt": "a colour?", "maxTokens": 10})
+        assert "blue" in text(sampled)
+        assert "Name: Ada" in text(await plugin.call("trigger-elicitation-request"))
+        steps: list[Mapping[str, Any]] = []
+        given = {"duration": 0.2, "steps": 2}
+        await plugin.call("trigger-long-running-operation", given, on_progress=steps.append)
+        assert steps == [{"progress": n, "total": 2} for n in (1, 2)]
+    assert plugin.report is not None
+    host_calls = plugin.report["session"]["host_calls"]
+    assert set(host_calls["served"]) == {"roots/list", "sampling/createMessage", "elicitation/create"}
+    assert host_calls["refused"] == {}
 
 
 # --- MCP: published servers, on the command line -----------------------------------------------------------
