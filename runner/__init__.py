@@ -10,10 +10,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from runner.dialect import Identity, Notice, Progress
+    from runner.failures import PluginError, PluginFailure
     from runner.hostcalls import Services
     from runner.library import OpenPlugin, Result, open_plugin, run
     from runner.report import Outcome
-    from runner.session import PluginError, PluginFailure
 
 __all__ = [
     "Identity",
@@ -40,8 +40,8 @@ _HOMES = {
     "open_plugin": "runner.library",
     "run": "runner.library",
     "Outcome": "runner.report",
-    "PluginError": "runner.session",
-    "PluginFailure": "runner.session",
+    "PluginError": "runner.failures",
+    "PluginFailure": "runner.failures",
 }
 
 

@@ -1,7 +1,7 @@
 """What a protocol is to a session: bytes in, events out, no time and no files of its own.
 
 A dialect is pure. It is handed frames and answers with events; some of them are frames to send. It never
-waits, never reads a clock and never raises for anything a plugin can send: what is wrong becomes a `Violation`.
+waits, never reads a clock and never raises for anything a plugin can send: what is wrong becomes a Violation.
 Each contract has one, in runner/contracts/NAME/dialect.py:
 
     make(setting)  ->  Dialect

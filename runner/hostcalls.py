@@ -20,8 +20,8 @@ import trio
 from runner.dialect import Answer, HostCall
 from sandbox.value import NamedTuple
 
-# For one plugin: how many of its questions are answered at once, and how many may wait for their turn. Who asks
-# more is told so, and not kept waiting: its answers to us come by the same pipe as its questions.
+# For one plugin: how many of its questions are answered at once, and how many may wait for their turn. Who
+# asks more is told so, and not kept waiting: its answers to us come by the same pipe as its questions.
 CONCURRENT = 32
 WAITING = 256
 

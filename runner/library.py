@@ -17,12 +17,14 @@ from typing import Any
 import trio
 
 from runner.dialect import Call, Identity, Kind, Notice, Progress
+from runner.failures import PluginError, PluginFailure
 from runner.hostcalls import Services
 from runner.manifest import Loaded, load
+from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
 from runner.report import Outcome
-from runner.session import OnProgress, PluginError, PluginFailure, Session, dialect_of, entries, open_session
+from runner.session import OnProgress, Session
 from sandbox.grants import Overrides
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
@@ -92,7 +94,8 @@ class OpenPlugin:
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is
         as the contract has it, with a name (resources: a uri)."""
-        return entries(await self.call(what, kind="list"))
+        listed: Sequence[Mapping[str, Any]] = await self.call(what, kind="list")
+        return listed
 
     async def notify(self, method: str, params: Any = None) -> None:
         """Tell it something that has no answer: for nexo `broker.event`, for MCP any notification."""

@@ -7,16 +7,14 @@ loses that call and not the session.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any, Literal
 
 import trio
 
 from runner import invoke, wire
-from runner.cage import Cage, Ended, Prepared, open_cage
+from runner.cage import Cage, Ended, Prepared
 from runner.dialect import (
     Answer,
     Call,
@@ -35,18 +33,16 @@ from runner.dialect import (
     Refusal,
     Reply,
     Send,
-    Setting,
     Violation,
 )
-from runner.hostcalls import Gate, Services
+from runner.failures import PluginError, PluginFailure
+from runner.hostcalls import Gate
+from runner.minutes import Minutes
 from runner.outbox import Letter, Outbox
-from runner.prepare import Invocation
 from runner.report import Failure, Outcome, Phase, with_outcome
-from runner.zygote import Errand
 from sandbox.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
-_TAIL = 8 << 10  # of stderr, to show
 _IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while they are read
 _BACKLOG = 256  # events that nobody has asked for yet
 # How long a process may take to end that has closed its stdout, and stdout to end when the process has.
@@ -60,32 +56,6 @@ _END = KILL_SECONDS + 5.0
 _CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
-
-
-class PluginError(Exception):
-    """The plugin answered "no". It lives, and may be asked again. `report` and `stderr` are there if nobody
-    caught this before the plugin was closed."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.outcome = Outcome("plugin_error", "call", refusal.message, refusal.code)
-        self.report: dict[str, Any] | None = None
-        self.stderr = ""
-        self.code = refusal.code
-        self.message = refusal.message
-        self.kind = refusal.kind
-        self.data = refusal.data
-
-
-class PluginFailure(Exception):
-    """There is no answer, for the reason `outcome` gives. `report` and `stderr` are there when it is over."""
-
-    def __init__(self, outcome: Outcome, explanation: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{outcome.code}: {outcome.message}")
-        self.outcome = outcome
-        self.explanation = explanation  # lines for people, where there is more to say
-        self.report: dict[str, Any] | None = None
-        self.stderr = ""
 
 
 class _Waiter:
@@ -105,7 +75,7 @@ class _Waiter:
 
 
 class Session:
-    """Made by `open_session`."""
+    """Made by `open_session` (runner/opening.py)."""
 
     def __init__(
         self, cage: Cage, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
@@ -136,15 +106,8 @@ class Session:
         self._verdict: Outcome | None = None
         self._left: Outcome | None = None  # it went by itself, when nothing was expected of it
         self._flushed = trio.Event()  # nothing more is written
-        self._forced = False
-        self._hits: list[str] = []
-        self._tail = bytearray()
-        self._timings: dict[str, float] = {}
+        self._minutes = Minutes()
         self._last = trio.current_time()  # that anything was said
-        self._calls = {"ok": 0, "refused": 0, "failed": 0}
-        self._counts = {"frames": 0, "stdout_bytes": 0, "stderr_bytes": 0, "lines": 0, "events_dropped": 0}
-        self._stray_text = ""
-        self._farewell_error = ""
 
     # --- for callers ------------------------------------------------------------------------------------
 
@@ -175,7 +138,7 @@ class Session:
                 self._expire(token, waiter, letters, most)
             return self._resolved(waiter)
         finally:
-            self._timings["call"] = self._timings.get("call", 0.0) + trio.current_time() - began
+            self._minutes.took("call", trio.current_time() - began)
             del self._waiters[token]
             self._last = trio.current_time()
             if not self._waiters and self._phase == "call":
@@ -200,10 +163,10 @@ class Session:
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
         farewell = self._dialect.farewell()  # before it knows that it is over
-        await self._close()
+        await self.close()
         ended = self._cage.has_ended
         if self._verdict is None and farewell.counts and ended is not None:
-            outcome = invoke.concluded(ended.outcome, self._forced, self._exit_seconds(farewell))
+            outcome = invoke.concluded(ended.outcome, self._minutes.forced, self._exit_seconds(farewell))
             self._verdict = outcome if outcome.code != "ok" else None
         if self._verdict is not None:
             raise PluginFailure(self._verdict)
@@ -225,7 +188,7 @@ class Session:
     @property
     def stderr(self) -> str:
         """The end of what the plugin wrote there."""
-        return self._tail.decode("utf-8", "replace")
+        return self._minutes.stderr
 
     def _require_open(self) -> None:
         if self._closing or self._over.is_set():
@@ -245,12 +208,11 @@ class Session:
             outcome = _CLOSED
         if outcome is None:
             if self.prepared.limits.call is not None and seconds >= self.prepared.limits.call:
-                self._hits.append("call")
+                self._minutes.limits_hit.append("call")
             if any(not letter.written for letter in letters):
                 outcome = invoke.stalled(seconds)
             else:
-                hint = f"on its stdout was, among others, {self._stray_text}" if self._stray_text else ""
-                outcome = invoke.expired("call", seconds, hint=hint)
+                outcome = invoke.expired("call", seconds, hint=self._minutes.noise)
         for event in self._dialect.expired(token, outcome.message):
             self._act(event)
         if outcome.cause == "write_stalled":
@@ -265,15 +227,15 @@ class Session:
         answer = waiter.answer
         assert answer is not None
         if isinstance(answer, Reply):
-            self._calls["ok"] += 1
+            self._minutes.calls["ok"] += 1
             return answer.value
         raise self._raised(answer)
 
     def _raised(self, event: Refusal | Violation) -> PluginError | PluginFailure:
         if isinstance(event, Refusal):
-            self._calls["refused"] += 1
+            self._minutes.calls["refused"] += 1
             return PluginError(event)
-        self._calls["failed"] += 1
+        self._minutes.calls["failed"] += 1
         if self._verdict is not None and self._verdict.message == event.message:
             return PluginFailure(self._verdict)
         return PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint))
@@ -317,10 +279,10 @@ class Session:
                     self._serving[ticket].cancel()
             case Notice():
                 if event.kind == "stdout":
-                    self._stray_text = repr(event.value)[:200]
+                    self._minutes.strayed(event.value)
                 self._tell(event)
             case Farewelled(error):
-                self._farewell_error = error
+                self._minutes.farewell_error = error
                 self._farewelled.set()
             case HostCall():
                 raise AssertionError("only what was read asks something of the host")
@@ -335,7 +297,7 @@ class Session:
         try:
             self._send_event.send_nowait(event)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            self._counts["events_dropped"] += 1
+            self._minutes.unread += 1
 
     def _fail(self, outcome: Outcome) -> None:
         """The session is over. The first cause is the cause."""
@@ -353,7 +315,7 @@ class Session:
 
     # --- tasks ------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def live(self) -> None:
         """All tasks of the session. Out of reach of who gives up: a farewell has to be said, and heard."""
         with self._life:
             async with trio.open_nursery() as nursery:
@@ -361,7 +323,11 @@ class Session:
                 self._living.set()
                 await trio.sleep_forever()
 
-    async def _open(self) -> None:
+    def leave(self) -> None:
+        """Let go of all tasks."""
+        self._life.cancel()
+
+    async def open(self) -> None:
         """Until it is ready. Raises PluginFailure."""
         await self._living.wait()
         nursery = self._tasks
@@ -382,7 +348,7 @@ class Session:
     async def _launch(self, seconds: float) -> None:
         try:
             with trio.move_on_after(seconds) as clock:
-                self._timings.update(await self._cage.launched())
+                self._minutes.timings.update(await self._cage.launched())
             if clock.cancelled_caught:
                 self._fail(invoke.expired("launch", seconds))
         except Failure as failure:
@@ -399,12 +365,11 @@ class Session:
         with trio.move_on_after(seconds) as clock:
             self._act_all(self._dialect.opening())
             await _first_of(self._ready, self._over)
-        self._timings["handshake"] = trio.current_time() - began
+        self._minutes.took("handshake", trio.current_time() - began)
         if clock.cancelled_caught and not self._ready.is_set():
             if granted is not None and granted <= contract:
-                self._hits.append("handshake")
-            hint = f"on its stdout was, among others, {self._stray_text}" if self._stray_text else ""
-            self._fail(invoke.expired("handshake", seconds, hint=hint))
+                self._minutes.limits_hit.append("handshake")
+            self._fail(invoke.expired("handshake", seconds, hint=self._minutes.noise))
         if not self._ready.is_set():
             self._require_no_verdict()
         self._phase = "run"
@@ -418,7 +383,7 @@ class Session:
         framer = self._dialect.framer()
         try:
             while data := await self._cage.stdout.receive_some(_PIECE):
-                self._count("stdout_bytes", data)
+                self._wrote("stdout", data)
                 for frame in framer.feed(bytes(data)):
                     await self._take(frame, nursery)
                 if framer.fault is not None:
@@ -434,12 +399,12 @@ class Session:
         # It may write on. To nobody's use, but it must not hang on a full pipe while it is bid farewell.
         try:
             while data := await self._cage.stdout.receive_some(_PIECE):
-                self._count("stdout_bytes", data)
+                self._wrote("stdout", data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
     async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
-        self._counts["frames"] += 1
+        self._minutes.frames += 1
         if len(frame) > _IN_A_THREAD:
             message = await trio.to_thread.run_sync(self._dialect.read, frame)
         else:
@@ -477,25 +442,15 @@ class Session:
     async def _read_stderr(self) -> None:
         try:
             while data := await self._cage.stderr.receive_some(_PIECE):
-                self._tail = (self._tail + data)[-_TAIL:]
-                self._count("stderr_bytes", data)
+                self._wrote("stderr", data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
-    def _count(self, what: str, data: bytes | bytearray) -> None:
-        """Against the budgets for output: both streams together."""
-        self._counts[what] += len(data)
-        if b"\n" in data:  # found ten times as fast as counted; most of a long answer has none
-            self._counts["lines"] += data.count(b"\n")
-        limits = self.prepared.limits
-        written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
-        for name, limit, count in (
-            ("output", limits.output, written),
-            ("output_lines", limits.output_lines, self._counts["lines"]),
-        ):
-            if limit is not None and count > limit and name not in self._hits:
-                self._hits.append(name)
-                self._fail(invoke.overdrawn(name, limits, self._phase))
+    def _wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
+        self._minutes.wrote(stream, data)
+        overdrawn = self._minutes.overdrawn(self.prepared.limits)
+        if overdrawn is not None:
+            self._fail(invoke.overdrawn(overdrawn, self.prepared.limits, self._phase))
 
     async def _write(self) -> None:
         try:
@@ -533,7 +488,7 @@ class Session:
         await trio.sleep(seconds)
         granted = self.prepared.limits.call
         if self._verdict is None and granted is not None and seconds >= granted:
-            self._hits.append("call")
+            self._minutes.limits_hit.append("call")
         self._fail(invoke.expired("invocation", seconds))
 
     async def _watch_silence(self) -> None:
@@ -556,7 +511,7 @@ class Session:
             if self._waiters or self._serving:
                 left = seconds
             if left <= 0:
-                self._hits.append("idle")
+                self._minutes.limits_hit.append("idle")
                 self._phase = "idle"
                 self._fail(invoke.expired("idle", seconds))
                 return
@@ -564,7 +519,7 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         """Bid it farewell, and end it. Bounded, and the same for whoever asks second."""
         if self._closing:
             await self._closed.wait()
@@ -581,7 +536,7 @@ class Session:
                 await self._cage.ended()
                 with trio.move_on_after(_LINGER):
                     await self._eof.wait()
-        self._timings["teardown"] = trio.current_time() - began
+        self._minutes.took("teardown", trio.current_time() - began)
         self._end_waiting()
         self._closed.set()
 
@@ -600,8 +555,8 @@ class Session:
             self._cage.signal(15)
             if await self._has_ended_within(farewell.terminate):
                 return
-        self._forced = not self._over.is_set()
-        if self._forced:
+        self._minutes.forced = not self._over.is_set()
+        if self._minutes.forced:
             self._cage.kill()
 
     async def _close_stdin(self) -> None:
@@ -619,40 +574,22 @@ class Session:
 
     # --- the report -------------------------------------------------------------------------------------
 
-    def _settle(self, invocation: Invocation, ended: Ended | None) -> None:
-        """When all is over: what the warden reports, with what the session knows better."""
+    def settle(self, ended: Ended | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
+        """When all is over: what the warden reports, with what the session knows better. `bare`: where the
+        warden was not left to report anything."""
         if ended is None and self._verdict is None:
             message = "the process that watches over the plugin does not answer"
             self._verdict = Outcome("internal", "teardown", message, "warden", "look for what stopped it")
         outcome = self._verdict or self._left or Outcome("ok", "run", "the plugin was used and ended")
         report = ended.report if ended is not None else None
-        self.report = with_outcome(report or _bare_report(invocation, outcome), outcome)
-        hits = [*self.report.get("limits_hit", ()), *self._hits]
-        self.report["limits_hit"] = list(dict.fromkeys(hits))
-        timings = {**self.report.get("timings", {}), **self._timings}
-        self.report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}
-        written = self._counts["stdout_bytes"] + self._counts["stderr_bytes"]
-        for budget in self.report.get("budgets", ()):
-            if budget["name"] == "output":
-                budget["peak"] = written
-            elif budget["name"] == "output_lines":
-                budget["peak"] = self._counts["lines"]
-        identity = self.identity
-        self.report["session"] = {
-            "identity": None
-            if identity is None
-            else {"id": identity.id, "version": identity.version, "protocol": identity.protocol},
-            "calls": dict(self._calls),
-            "frames": self._counts["frames"],
-            "stdout_bytes": self._counts["stdout_bytes"],
-            "stderr_bytes": self._counts["stderr_bytes"],
-            "stderr_tail": self.stderr,
-            "dropped": {"events": self._outbox.dropped, "notices": self._counts["events_dropped"]},
-            "counters": dict(self._dialect.counters),
-            "host_calls": {"served": dict(self._gate.served), "refused": dict(self._gate.refused)},
-            "farewell_error": self._farewell_error,
-            "forced": self._forced,
-        }
+        self.report = with_outcome(report or bare(outcome), outcome)
+        self._minutes.complete(
+            self.report,
+            self.identity,
+            dropped={"events": self._outbox.dropped, "notices": self._minutes.unread},
+            counters=dict(self._dialect.counters),
+            host_calls={"served": dict(self._gate.served), "refused": dict(self._gate.refused)},
+        )
 
 
 def _sendable(answer: Answer) -> Answer:
@@ -679,127 +616,3 @@ async def _first_of(*events: trio.Event) -> None:
     except BaseExceptionGroup as group:
         # The tasks raise nothing: it is ^C, which comes to who waits here and is to come out as it is.
         raise group.exceptions[0] from None
-
-
-# --- opening ---------------------------------------------------------------------------------------------
-
-
-def dialect_of(contract: str) -> Any:
-    """The module runner.contracts.NAME.dialect."""
-    return importlib.import_module(f"runner.contracts.{contract}.dialect")
-
-
-def entries(listed: Any) -> list[Any]:
-    """What a call of the kind "list" gave, without the wrapping that some protocols have around it."""
-    if isinstance(listed, Mapping):
-        listed = next((value for value in listed.values() if isinstance(value, list)), [])
-    return list(listed)
-
-
-def _services_of(contract: str) -> Any:
-    try:
-        return importlib.import_module(f"runner.contracts.{contract}.services")
-    except ModuleNotFoundError:
-        return _Nothing()
-
-
-class _Nothing:
-    """For contracts whose plugins ask nothing of their host."""
-
-    METHODS: Mapping[str, str] = {}
-
-    async def serve(self, method: str, params: Any, services: Services, emit: Any) -> Any:
-        raise AssertionError("no method is known")
-
-    def refused(self, method: str, why: str) -> Answer:
-        return Answer(error=(-32601, "method not found", None))
-
-
-@asynccontextmanager
-async def open_session(
-    invocation: Invocation,
-    *,
-    environ: Mapping[str, str],
-    services: Services | None = None,
-    call: Call | None = None,
-    seconds: float | None = None,
-    config: Any = None,
-    sent: Errand | None = None,
-    made: Callable[[Session], None] | None = None,
-) -> AsyncIterator[Session]:
-    """A plugin, launched and shaken hands with. Raises PluginFailure.
-
-    `call`: for contracts of one call per process, which one. `seconds`: for those, of everything together.
-    `made`: shown the session before the handshake, for who wants to hear its events, or to have its report,
-    also if it never comes to more.
-    """
-    services = services or Services()
-    failure: BaseException | None = None
-    session: Session | None = None
-    try:
-        async with open_cage(invocation, environ=environ, sent=sent) as cage:
-            try:
-                prepared = await cage.prepared()
-            except Failure as failed:
-                raise _unprepared(invocation, failed, cage.has_ended) from None
-            plugin = prepared.plugin
-            gate = Gate(_services_of(plugin.contract), services, prepared.host)
-            setting = Setting(plugin, prepared.limits, environ, prepared.declare, call, config, gate.offered)
-            dialect: Dialect = dialect_of(plugin.contract).make(setting)
-            session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
-            if made is not None:
-                made(session)
-            try:
-                # What the body raises is taken past the nursery, which would put it into a group.
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(session._live)
-                    try:
-                        await session._open()
-                        yield session
-                    except BaseException as error:  # noqa: BLE001 -- raised again below
-                        failure = error
-                    try:
-                        await session._close()
-                    except BaseException as error:  # noqa: BLE001 -- a second ^C
-                        failure = error
-                    session._life.cancel()
-            finally:  # also if our caller is cancelled: the nursery says so once more
-                session._settle(invocation, cage.has_ended)
-    except Failure as failed:  # nothing could be ordered
-        raise _unprepared(invocation, failed, None) from None
-    if failure is not None:
-        if isinstance(failure, PluginError | PluginFailure) and session is not None:
-            failure.stderr = session.stderr
-            if session.report is not None:
-                failure.report = with_outcome(session.report, failure.outcome)
-        try:
-            raise failure
-        finally:
-            del failure
-
-
-def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -> float | None:
-    if not dialect.one_shot:
-        return None
-    seconds = asked
-    if seconds is None and setting.call is not None:
-        seconds = dialect.seconds(setting.call)
-    granted = setting.limits.call
-    if granted is not None:
-        seconds = granted if seconds is None else min(seconds, granted)
-    return seconds
-
-
-def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) -> PluginFailure:
-    failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
-    report = ended.report if ended is not None else None
-    failure.report = with_outcome(report or _bare_report(invocation, failed.outcome), failed.outcome)
-    return failure
-
-
-def _bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
-    """Where nobody was left to write one: what was asked, and what is known of its end."""
-    from runner.account import report
-    from runner.prepare import Prepared as Preparation
-
-    return report(Preparation(invocation), outcome, None, 0)

@@ -210,8 +210,8 @@ class _Watch:
             self._asked(arrived, now)
 
     def _is_over(self) -> bool:
-        """Whether the program has come and gone between two looks. When it is gone, bwrap is for a moment more,
-        and looks as if there had been none yet."""
+        """Whether the program has come and gone between two looks. When it is gone, bwrap is there for a
+        moment more, and looks as if there had been none yet."""
         if self.over is None:
             return self.cell.over_fd is not None
         look = select.poll()

@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     # The cage is built while we import what speaks to it.
     sent = ordered(invocation) if args.repeat is None else None
-    from runner.cli.talking import Request, Voice, call_many, call_once
+    from runner.cli.conversation import Request
+    from runner.cli.voice import Voice
     from runner.dialect import Call
 
     request = Request(
@@ -104,7 +105,11 @@ def run(args: argparse.Namespace) -> int:
     )
     voice = Voice("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
+        from runner.cli.many import call_many
+
         return call_many(request, voice, args.repeat, args.concurrency or 1)
+    from runner.cli.calling import call_once
+
     return call_once(request, voice)
 
 

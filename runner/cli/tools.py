@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"runner tools: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     sent = ordered(invocation)
-    from runner.cli.talking import Request, Voice, list_all
+    from runner.cli.conversation import Request
+    from runner.cli.listing import list_all
+    from runner.cli.voice import Voice
     from runner.dialect import Call
 
     request = Request(invocation, Call("list", "tools"), None, None, sink, sent)

@@ -16,10 +16,12 @@ import trio
 from runner import zygote
 from runner.contracts.mcp.dialect import Mcp
 from runner.dialect import Call, Message
+from runner.failures import PluginFailure
 from runner.hostcalls import Services
+from runner.opening import open_session
 from runner.prepare import Invocation
 from runner.report import EXIT
-from runner.session import PluginFailure, Session, open_session
+from runner.session import Session
 from sandbox.grants import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere, misbehaviour
@@ -273,8 +275,9 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
 
     from runner.cage import aclose_zygote
     from runner.dialect import Call
+    from runner.failures import PluginFailure
+    from runner.opening import open_session
     from runner.prepare import Invocation
-    from runner.session import PluginFailure, open_session
     from sandbox.cell import children
     from sandbox.grants import Overrides
     from sandbox.spec import Limits

@@ -1,0 +1,61 @@
+"""One call, and advice for who asked for something that is not there."""
+
+from __future__ import annotations
+
+from runner.cli.conversation import Request, converse
+from runner.cli.voice import Voice
+from runner.dialect import Call
+from runner.failures import PluginError, PluginFailure
+from runner.opening import dialect_of
+from runner.report import Outcome
+from runner.session import Session
+from sandbox.diagnostic import did_you_mean, printable, quoted
+
+# For a list of names that is only meant to help.
+_ADVICE_SECONDS = 5.0
+_ADVICE_NAMES = 20
+
+
+def call_once(request: Request, voice: Voice) -> int:
+    async def work(session: Session) -> None:
+        try:
+            value = await session.call(request.call, seconds=request.seconds, on_progress=voice.progress)
+        except PluginError as error:
+            raise await _advised(session, request.call, error) from None
+        if session.is_one_shot:
+            await session.conclude()  # before anything is printed: it may take the answer back
+        voice.result(value)
+
+    return converse(request, voice, f"{request.call.kind} {request.call.name}", work)
+
+
+# Where a plugin can be asked what there is of a kind, and under which key the name is.
+_LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource": ("resources", "uri")}
+
+
+async def _advised(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
+    """A "no" may mean that there is no such thing: then say what there is. Or that its input is wrong."""
+    if error.kind == "invalid_arguments":
+        error.outcome = error.outcome._replace(hint="runner tools --json shows what it takes")
+    what, key = _LISTED.get(call.kind, ("", ""))
+    contract = dialect_of(session.prepared.plugin.contract)
+    if call.kind not in contract.KINDS:
+        hint = f"--kind can be {', '.join(contract.KINDS)} here"
+        error.outcome = error.outcome._replace(hint=hint)
+        return error
+    if not hasattr(contract, "LISTS") or not what:
+        return error  # it knew before it asked
+    try:
+        found = await session.call(Call("list", what), seconds=_ADVICE_SECONDS)
+    except (PluginError, PluginFailure):
+        return error
+    names = [printable(str(entry.get(key, ""))) for entry in found]
+    if call.name in names:
+        return error
+    shown = ", ".join(map(quoted, names[:_ADVICE_NAMES])) + (", …" if len(names) > _ADVICE_NAMES else "")
+    hint = did_you_mean(call.name, names) or (f"there are {shown}" if names else f"it has no {what} at all")
+    if call.kind == "resource":  # may be one of a template's
+        error.outcome = error.outcome._replace(hint=hint)
+        return error
+    message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"
+    return PluginFailure(Outcome("tool_not_exposed", "call", message, call.kind, hint))

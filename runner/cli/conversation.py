@@ -1,0 +1,158 @@
+"""A session from the command line: opened, told of as it goes, interrupted by signals, reported."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+import trio
+
+from runner.cli.sink import ReportSink, SinkError
+from runner.cli.voice import Voice
+from runner.dialect import Call
+from runner.failures import PluginError, PluginFailure
+from runner.opening import bare_report, open_session
+from runner.prepare import Invocation
+from runner.report import EXIT, Outcome, with_outcome
+from runner.session import Session
+from runner.zygote import Errand
+from sandbox.value import NamedTuple
+
+_T = TypeVar("_T")
+
+
+class Request(NamedTuple):
+    invocation: Invocation
+    call: Call
+    seconds: float | None
+    config: Any
+    sink: ReportSink
+    sent: Errand | None
+
+    def session(self, made: Callable[[Session], None] | None = None) -> AbstractAsyncContextManager[Session]:
+        return open_session(
+            self.invocation,
+            environ=os.environ,
+            call=self.call,
+            seconds=self.seconds,
+            config=self.config,
+            sent=self.sent,
+            made=made,
+        )
+
+
+def running(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
+    gc.freeze()  # what was imported stays: nobody need look through it for garbage
+    gc.enable()
+    return trio.run(work, *given)
+
+
+def converse(request: Request, voice: Voice, what: str, work: Any) -> int:
+    outcome, report = running(_conversation, request, voice, what, work)
+    if request.sink.wanted:
+        try:
+            request.sink.write(report)
+        except SinkError as error:
+            with contextlib.suppress(OSError):
+                print(f"runner {voice.verb}: {error}", file=sys.stderr)
+    return EXIT[outcome.code]
+
+
+async def _conversation(
+    request: Request, voice: Voice, what: str, work: Any
+) -> tuple[Outcome, dict[str, Any]]:
+    seen: list[Session] = []
+    failed: PluginError | PluginFailure | None = None
+
+    def heed(first: bool) -> None:
+        if voice.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
+            for session in seen:
+                session.kill()
+
+    async with interruptible(heed) as numbers:
+        try:
+            async with voice.showing(what), _session(request, voice, seen) as session:
+                await work(session)
+        except* (PluginError, PluginFailure) as group:
+            [failed] = _leaves(group)
+    if failed is None and not voice.has_told and numbers:
+        failed = interrupted(numbers[0])
+        failed.stderr = seen[0].stderr if seen else ""
+    if failed is None and voice.unheard is not None:
+        failed = unheard(voice.unheard)
+    outcome = Outcome("ok", "call", "the plugin answered") if failed is None else failed.outcome
+    report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
+    if failed is not None:
+        failed.report = report
+        voice.hush()
+        if not isinstance(voice.unheard, BrokenPipeError):  # `| head` is no accident
+            voice.failure(failed)
+    return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
+
+
+def interrupted(number: int) -> PluginFailure:
+    return PluginFailure(Outcome("cancelled", "call", f"ended by signal {number}", f"signal:{number}"))
+
+
+def unheard(error: OSError) -> PluginFailure:
+    """It answered, for nothing."""
+    if isinstance(error, BrokenPipeError):
+        return PluginFailure(Outcome("cancelled", "call", "nobody reads the result any more", "stdout"))
+    message = f"the plugin answered, but stdout does not take it: {error.strerror}"
+    return PluginFailure(Outcome("internal", "call", message, "stdout", "make room where stdout leads"))
+
+
+@asynccontextmanager
+async def _session(request: Request, voice: Voice, seen: list[Session]) -> AsyncIterator[Session]:
+    """With its events told as they come: from before the handshake on, and all of them."""
+    failed: PluginError | PluginFailure | None = None
+    async with trio.open_nursery() as nursery:
+
+        def made(session: Session) -> None:
+            seen.append(session)
+            nursery.start_soon(tell, session)
+
+        async def tell(session: Session) -> None:
+            async for event in session.events():
+                voice.event(event)
+
+        try:
+            async with request.session(made) as session:
+                yield session
+        except (PluginError, PluginFailure) as error:
+            failed = error  # past the nursery, which would not let the last events be told
+    if failed is not None:
+        raise failed
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
+    found: list[Any] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found[:1]
+
+
+@asynccontextmanager
+async def interruptible(heed: Callable[[bool], None]) -> AsyncIterator[list[int]]:
+    """The first signal that comes cancels the body. `heed` is told of each, and whether it is the first."""
+    numbers: list[int] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as arrived:
+        async with trio.open_nursery() as nursery:
+            body = trio.CancelScope()
+
+            async def listen() -> None:
+                async for number in arrived:
+                    numbers.append(number)
+                    body.cancel()
+                    heed(len(numbers) == 1)
+
+            nursery.start_soon(listen)
+            with body:
+                yield numbers
+            nursery.cancel_scope.cancel()

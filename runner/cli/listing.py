@@ -1,0 +1,79 @@
+"""All that a plugin exposes, as one list."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from runner.cli.conversation import Request, converse
+from runner.cli.voice import Voice
+from runner.dialect import Call
+from runner.failures import PluginError
+from runner.opening import dialect_of
+from runner.session import Session
+from sandbox.diagnostic import printable
+
+# What a manifest alone tells: nobody can be asked for these.
+_DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
+
+
+def list_all(request: Request, voice: Voice) -> int:
+    async def work(session: Session) -> None:
+        found = await _everything(session)
+        if session.is_one_shot:
+            await session.conclude()
+        identity, contract = session.identity, session.prepared.plugin.contract
+        assert identity is not None
+        if voice.as_json:
+            about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
+            voice.result({"plugin": {**about, "contract": contract}, **found})
+        else:
+            title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
+            voice.tell("\n".join((title, *_listing(found))))
+
+    return converse(request, voice, "tools", work)
+
+
+async def _everything(session: Session) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {"tools": []}
+    with contextlib.suppress(PluginError):  # it has none
+        found["tools"] = await session.call(Call("list", "tools"))
+    identity, plugin = session.identity, session.prepared.plugin
+    assert identity is not None
+    for what in getattr(dialect_of(plugin.contract), "LISTS", ()):
+        capability = "resources" if what == "resource_templates" else what
+        if capability in identity.details:  # who does not offer it may not even answer
+            with contextlib.suppress(PluginError):
+                found[what] = await session.call(Call("list", what))
+    for what, names in plugin.exports:
+        if what in _DECLARED:
+            found[what] = [{"name": name} for name in names]
+    return found
+
+
+def _listing(found: Mapping[str, list[Any]]) -> list[str]:
+    lines = []
+    for what, listed in found.items():
+        if not listed and what == "tools":
+            lines += ["", "no tools"]
+        elif listed:
+            lines += ["", f"{what.replace('_', ' ')}:"]
+            names = [_name(entry) for entry in listed]
+            width = min(_WIDEST, max(map(len, names)))
+            for name, entry in zip(names, listed, strict=True):
+                lines.append(f"  {name:<{width}}  {_about(entry)}".rstrip())
+    return lines
+
+
+_WIDEST, _ABOUT = 40, 90
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """As `call` wants it."""
+    return printable(str(entry.get("uri") or entry.get("uriTemplate") or entry.get("name") or ""))
+
+
+def _about(entry: Mapping[str, Any]) -> str:
+    lines = str(entry.get("description") or entry.get("title") or "").strip().splitlines()
+    return printable(lines[0])[:_ABOUT] if lines else ""

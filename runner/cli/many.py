@@ -1,0 +1,150 @@
+"""Many calls over warm sessions, and how long they took."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+import trio
+
+from runner.cli.conversation import Request, interrupted, interruptible, running, unheard
+from runner.cli.voice import Voice
+from runner.failures import PluginError, PluginFailure
+from runner.report import EXIT
+from runner.session import Session
+
+
+def call_many(request: Request, voice: Voice, repeat: int, concurrency: int) -> int:
+    tally = Tally(repeat)
+    wall, numbers = running(_many, request, voice, tally, min(repeat, concurrency))
+    voice.result(tally.summary(wall))
+    if tally.first is not None:
+        voice.failure(tally.first)
+        return EXIT[tally.first.outcome.code]
+    if tally.done < repeat:
+        cancelled = interrupted(numbers[0] if numbers else signal.SIGTERM)
+        voice.failure(cancelled)
+        return EXIT["cancelled"]
+    if voice.unheard is not None:
+        failed = unheard(voice.unheard)
+        if not isinstance(voice.unheard, BrokenPipeError):
+            voice.failure(failed)
+        return EXIT[failed.outcome.code]
+    return 0
+
+
+class Tally:
+    def __init__(self, wanted: int) -> None:
+        self.wanted = self.left = wanted
+        self.done = 0
+        self.seconds: list[float] = []
+        self.codes: Counter[str] = Counter()
+        self.first: PluginError | PluginFailure | None = None
+
+    def take(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    def count(self, seconds: float | None, error: PluginError | PluginFailure | None = None) -> None:
+        self.done += 1
+        self.codes["ok" if error is None else error.outcome.code] += 1
+        self.first = self.first or error
+        if seconds is not None:
+            self.seconds.append(seconds)
+
+    def summary(self, wall: float) -> dict[str, Any]:
+        ordered = sorted(self.seconds)
+
+        def at(part: float) -> float | None:
+            return (
+                round(1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3) if ordered else None
+            )
+
+        latency = {f"p{int(part * 100)}": at(part) for part in (0.5, 0.9, 0.99)}
+        return {
+            "calls": self.done,
+            "outcomes": dict(self.codes),
+            "seconds": round(wall, 3),
+            "per_second": round(self.done / wall, 1) if wall else None,
+            "latency_ms": {"min": at(0.0), **latency, "max": at(1.0)},
+        }
+
+
+# A launch that fails for one of these fails the same way every time.
+_FOR_GOOD = ("manifest_invalid", "policy_denied", "sandbox_unavailable")
+
+
+async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
+    """How long it took, from when all sessions were warm, and the signals that came meanwhile."""
+    clock: list[float] = []
+    living: list[Session] = []
+    ready = Counter[str]()
+    go = trio.Event()
+
+    async def worker() -> None:
+        arrived = False
+        try:
+            while tally.left > 0:
+                try:
+                    async with request.session(living.append) as session:
+                        if not arrived:
+                            arrived = True
+                            await _together()
+                        while tally.take():
+                            if not await _one(session):
+                                break  # a new session for the next
+                            if session.is_one_shot:
+                                break
+                except PluginFailure as failure:
+                    if tally.take():
+                        tally.count(None, failure)
+                    if failure.outcome.code in _FOR_GOOD:
+                        tally.left = 0
+                finally:
+                    living[:] = [session for session in living if session.report is None]
+        finally:
+            if not arrived:
+                ready["gone"] += 1
+                _start_if_all()
+
+    async def _together() -> None:
+        ready["warm"] += 1
+        _start_if_all()
+        await go.wait()
+
+    def _start_if_all() -> None:
+        if ready.total() >= concurrency and not clock:
+            clock.append(trio.current_time())
+            go.set()
+
+    async def _one(session: Session) -> bool:
+        """Whether the session can be used again."""
+        began = trio.current_time()
+        try:
+            await session.call(request.call, seconds=request.seconds)
+            if session.is_one_shot:
+                await session.conclude()
+        except PluginError as error:
+            error.stderr = session.stderr
+            tally.count(trio.current_time() - began, error)
+        except PluginFailure as error:
+            error.stderr = session.stderr
+            tally.count(None, error)
+            return not session.is_over
+        else:
+            tally.count(trio.current_time() - began)
+        voice.progress({"progress": tally.done, "total": tally.wanted})
+        return True
+
+    def heed(first: bool) -> None:
+        if not first:
+            for session in living:
+                session.kill()
+
+    what = f"{request.call.name} × {tally.wanted}"
+    async with interruptible(heed) as numbers, voice.showing(what), trio.open_nursery() as workers:
+        for _ in range(concurrency):
+            workers.start_soon(worker)
+    now = trio.current_time()
+    return now - (clock[0] if clock else now), numbers

@@ -1,0 +1,85 @@
+"""What is written down while a plugin is spoken with, and becomes the `session` section of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from runner.dialect import Identity
+from runner.report import Phase
+from sandbox.spec import Limits
+
+_TAIL = 8 << 10  # of stderr, to show
+_STRAY = 200  # of what is no message, to show
+
+
+class Minutes:
+    def __init__(self) -> None:
+        self.timings: dict[str, float] = {}
+        self.limits_hit: list[str] = []
+        self.calls = {"ok": 0, "refused": 0, "failed": 0}
+        self.frames = 0
+        self.bytes = {"stdout": 0, "stderr": 0}
+        self.lines = 0
+        self.unread = 0  # events that nobody wanted to hear
+        self.stray = ""  # the last of what stood on its stdout and was no message
+        self.farewell_error = ""
+        self.forced = False  # it did not go when it was bid to
+        self._tail = bytearray()
+
+    @property
+    def stderr(self) -> str:
+        """The end of it."""
+        return self._tail.decode("utf-8", "replace")
+
+    @property
+    def noise(self) -> str:
+        """A hint for who waited in vain."""
+        return f"on its stdout was, among others, {self.stray}" if self.stray else ""
+
+    def strayed(self, value: object) -> None:
+        self.stray = repr(value)[:_STRAY]
+
+    def wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
+        self.bytes[stream] += len(data)
+        if b"\n" in data:  # found ten times as fast as counted; most of a long answer has none
+            self.lines += data.count(b"\n")
+        if stream == "stderr":
+            self._tail = (self._tail + data)[-_TAIL:]
+
+    def overdrawn(self, limits: Limits) -> str | None:
+        """The budget for output that has just run out: both streams count together."""
+        for name, limit, count in (
+            ("output", limits.output, sum(self.bytes.values())),
+            ("output_lines", limits.output_lines, self.lines),
+        ):
+            if limit is not None and count > limit and name not in self.limits_hit:
+                self.limits_hit.append(name)
+                return name
+        return None
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        self.timings[phase] = self.timings.get(phase, 0.0) + seconds
+
+    def complete(self, report: dict[str, Any], identity: Identity | None, **more: Mapping[str, Any]) -> None:
+        """A warden's report, with what only we know. `more`: what others have counted."""
+        report["limits_hit"] = list(dict.fromkeys((*report.get("limits_hit", ()), *self.limits_hit)))
+        timings = {**report.get("timings", {}), **self.timings}
+        report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}
+        peaks = {"output": sum(self.bytes.values()), "output_lines": self.lines}
+        for budget in report.get("budgets", ()):
+            budget["peak"] = peaks.get(budget["name"], budget["peak"])
+        who = None
+        if identity is not None:
+            who = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
+        report["session"] = {
+            "identity": who,
+            "calls": dict(self.calls),
+            "frames": self.frames,
+            "stdout_bytes": self.bytes["stdout"],
+            "stderr_bytes": self.bytes["stderr"],
+            "stderr_tail": self.stderr,
+            **more,
+            "farewell_error": self.farewell_error,
+            "forced": self.forced,
+        }
