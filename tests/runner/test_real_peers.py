@@ -47,7 +47,8 @@ def sessions(nothing_left: None) -> Iterator[None]:
 
 
 def policy(folder: Path, *host: str) -> Path:
-    """The default policy with another word on what a plugin may ask of its host."""
+    """The default policy with another word on what a plugin may ask of its host. Not beside the plugin, whose
+    folder has the mode it has in the checkout: nobody else may be able to write to a policy."""
     text = (ROOT / "policies/default.toml").read_text()
     text, count = re.subn(r"(?m)^host = .*$", f"host = {json.dumps(host)}", text)
     assert count == 1
@@ -241,11 +242,11 @@ async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions
 @pytest.mark.trio
 @pytest.mark.parametrize("offered", [True, False])
 async def test_what_a_policy_denies_is_not_configured_to_the_nexo_sdk(
-    peers: Peers, plugin_dir: Path, sessions: None, offered: bool
+    peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, offered: bool
 ) -> None:
     """To the plugin it is the same whether the policy does not allow it or nobody offers it."""
     host = Host()
-    chosen = {"services": host.services, "policy": policy(plugin_dir)} if offered else {}
+    chosen = {"services": host.services, "policy": policy(tmp_path)} if offered else {}
     async with opened(peers.nexo(plugin_dir), **chosen) as (plugin, heard):
         for tool, service in {"recall": "memory", "complete": "llm", "stream": "llm"}.items():
             error = await refusal(plugin.call(f"sdk_{tool}", {}))
@@ -450,11 +451,11 @@ async def test_what_a_server_asks_is_refused_by_default(
 @pytest.mark.trio
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_a_server_asks_is_answered_where_policy_and_host_allow(
-    peers: Peers, plugin_dir: Path, sessions: None, era: str
+    peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, era: str
 ) -> None:
     sampler = Sampler()
     services = Services(roots=Places(), sampling=sampler)
-    chosen = policy(plugin_dir, "roots/list", "sampling/*")
+    chosen = policy(tmp_path, "roots/list", "sampling/*")
     async with opened(sdk_server(peers, plugin_dir, era), services=services, policy=chosen) as (plugin, _):
         roots, sample = ASKING[era]
         assert "file:///data" in text(await plugin.call(roots))
@@ -475,11 +476,11 @@ class Form:
 @pytest.mark.trio
 @pytest.mark.needs("npm")
 async def test_a_published_server_asks_all_there_is_to_ask(
-    peers: Peers, plugin_dir: Path, sessions: None
+    peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None
 ) -> None:
     """Written by others, in another language: what it takes our answers for is in its own answers."""
     services = Services(roots=Places(), sampling=Sampler(), elicitation=Form())
-    chosen = policy(plugin_dir, "roots/list", "sampling/createMessage", "elicitation/create")
+    chosen = policy(tmp_path, "roots/list", "sampling/createMessage", "elicitation/create")
     config = peers.mcp(plugin_dir, "everything")
     async with opened(config, services=services, policy=chosen) as (plugin, _):
         assert plugin.identity.protocol == LEGACY
