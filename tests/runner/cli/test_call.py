@@ -803,6 +803,22 @@ def test_stderr_that_nobody_reads_costs_nothing(runner_as_user: Caller, copied: 
     assert process.wait(_SECONDS) == 0
 
 
+def test_stderr_that_is_full_holds_up_no_clock(runner_as_user: Caller, plugin_dir: Path) -> None:
+    """Its reader lives and does not read, while the plugin has notices without end."""
+    manifest = misbehaviour.plugin(plugin_dir, "flood_garbage", "nexo")
+    words = ["call", str(manifest), misbehaviour.TOOL["nexo"], "--timeout", "1s"]
+    process = runner_as_user.start(*words)
+    try:
+        status = process.wait(timeout=60)  # nobody has read a byte yet
+        assert process.stderr is not None
+        said = process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+    assert status == EXIT["timeout"]
+    assert b"stdout" in said  # so much of the notices was taken
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_call(runner_as: Caller, copied: Copy, number: signal.Signals) -> None:
     where = runner_as.home / "report.json"
