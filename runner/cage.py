@@ -35,6 +35,10 @@ _MARGIN_SECONDS = 5.0
 # What a warden may say in one breath: the report of the largest manifest we read is a fraction of that.
 _LINE_LIMIT = 64 << 20
 _ATTEMPTS = 3  # to find a zygote that lives
+# Until a warden's first word. A zygote takes milliseconds to fork one; who stopped it may never let it go on.
+_BIRTH_SECONDS = 60.0
+# Until we look again whether a zygote has room: somebody else may have closed its socket meanwhile.
+_ROOM_SECONDS = 1.0
 
 
 class Prepared(NamedTuple):
@@ -70,6 +74,7 @@ class Cage:
         self._prepared: Prepared | None = None
         self._launched: Mapping[str, float] | None = None
         self._ended: Ended | None = None
+        self._was_heard = trio.Event()
         self._was_prepared = trio.Event()
         self._was_launched = trio.Event()
         self._has_ended = trio.Event()
@@ -151,7 +156,15 @@ class Cage:
             except ConnectionError:
                 return b""
 
+    async def _see_born(self) -> None:
+        """A zygote that does not get on is ended, and with it the order: else every launch waits for it."""
+        with trio.move_on_after(_BIRTH_SECONDS) as waiting:
+            await self._was_heard.wait()
+        if waiting.cancelled_caught and self._errand.zygote is not None:
+            zygote.close(self._errand.zygote)
+
     def _take(self, said: Mapping[str, Any]) -> None:
+        self._was_heard.set()
         match said["event"]:
             case "born":
                 self._pid = said["pid"]
@@ -174,7 +187,7 @@ class Cage:
 
     def _end(self, ended: Ended) -> None:
         self._ended = self._ended or ended
-        for event in (self._was_prepared, self._was_launched, self._has_ended):
+        for event in (self._was_heard, self._was_prepared, self._was_launched, self._has_ended):
             event.set()
 
     def _without_a_word(self) -> Ended:
@@ -204,6 +217,14 @@ class Cage:
         with trio.CancelScope(deadline=until, shield=True):
             await self._is_gone.wait()
             await self._reap()
+        if not self._is_gone.is_set() and self._pid is not None:
+            # Stopped by somebody, or stuck. Its socket is open, so the number is still its own; the keeper
+            # follows it, and the plugin the keeper.
+            with suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
+            with trio.CancelScope(deadline=trio.current_time() + _MARGIN_SECONDS, shield=True):
+                await self._is_gone.wait()
+                await self._reap()
 
     async def _reap(self) -> None:
         """A warden whose zygote is dead may have been left to us: pid 1 of a container inherits orphans."""
@@ -254,6 +275,7 @@ async def open_cage(
         # What the body raises is taken past the nursery, which would put it into a group.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cage._listen)
+            nursery.start_soon(cage._see_born)
             try:
                 yield cage
             except BaseException as error:  # noqa: BLE001 -- raised again below
@@ -305,7 +327,8 @@ async def _send_to(taker: zygote.Zygote, errand: Errand) -> None:
             errand.send(taker)
             return
         except BlockingIOError:
-            await trio.lowlevel.wait_writable(taker.orders)
+            with trio.move_on_after(_ROOM_SECONDS):
+                await trio.lowlevel.wait_writable(taker.orders)
 
 
 async def aclose_zygote() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests import elsewhere
 from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards
-from tests.runner.wards import CAT, SLEEPS, holding, invocation, summed
+from tests.runner.wards import CAT, SLEEPS, holding, in_cage, invocation, line, summed
 
 
 @pytest.fixture
@@ -270,6 +271,40 @@ def test_a_warden_that_is_killed_takes_its_plugin_along(box: Box) -> None:
         os.kill(host.warden, signal.SIGKILL)
         assert vanished(family | {host.warden}, 30)
         assert host.ended() == ["internal", "run", "warden", 125]
+
+
+def stopped(given: dict[str, Any]) -> int:
+    """The warden is stopped for good while its cage is open. Who it was."""
+    import os
+    import signal
+    import sys
+
+    import trio
+
+    from runner import cage as module
+
+    vars(module).update(KILL_SECONDS=1.0, _MARGIN_SECONDS=1.0)
+
+    async def act(cage: Any) -> int:
+        await line(cage.stdout)
+        os.write(1, b"%d\n" % cage._pid)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+        os.kill(cage._pid, signal.SIGSTOP)
+        return int(cage._pid)
+
+    return int(in_cage(given, act))
+
+
+def test_a_warden_that_does_not_answer_is_ended(box: Box) -> None:
+    """And its plugin with it, which would not end by itself."""
+    given = wards.given(box, SLEEPS)
+    with elsewhere.start(box.caller, stopped, given, using=wards.TRAVEL, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        keeper = wards.below(pid := int(elsewhere.line(process)))
+        assert len(keeper) == 1
+        process.stdin.write(b"\n")
+        assert int(elsewhere.line(process, 60)) == pid
+    assert vanished({pid, *keeper}, 30)
 
 
 def test_a_warden_obeys_its_host_only(box: Box) -> None:

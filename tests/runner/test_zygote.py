@@ -56,6 +56,86 @@ def test_a_plugin_outlives_the_zygote_it_came_from(box: Box) -> None:
     assert wards.run(box, replaced, wards.given(box, WAITS)) == [True, True, six, six, False]
 
 
+def halted(given: dict[str, Any]) -> list[Any]:
+    """The zygote is stopped for good: what becomes of a launch, and of the next one."""
+    import os
+    import signal
+
+    from runner import cage as module
+    from runner.report import Failure
+
+    module._BIRTH_SECONDS = 2.0
+
+    async def act(cage: Any) -> list[Any]:
+        await line(cage.stdout)
+        os.kill(zygote_pid(cage), signal.SIGSTOP)
+        told: list[Any] = []
+        async with module.open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
+            try:
+                await other.prepared()
+            except Failure as failure:
+                told.append([failure.outcome.code, failure.outcome.cause])
+        async with module.open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
+            told.append(await line(other.stdout))
+        await cage.stdin.send_all(b"go\n")
+        return [*told, summed(await cage.ended())]
+
+    return list(in_cage(given, act))
+
+
+def test_a_zygote_that_does_not_get_on_is_replaced(box: Box) -> None:
+    told = wards.run(box, halted, wards.given(box, WAITS))
+    assert told == [["launch_failed", "spawn"], "runs", ["crashed", "run", "exit:6", 6]]
+
+
+def crowded(given: dict[str, Any]) -> list[Any]:
+    """More orders than a zygote's socket holds; it is closed while some wait for room. How many were taken by
+    the first, and what became of the last."""
+    import signal
+
+    import trio.testing
+
+    from runner import zygote
+    from runner.cage import aclose_zygote, open_cage
+
+    async def main() -> list[Any]:
+        first = zygote.current()
+        signal.pidfd_send_signal(first.pidfd, signal.SIGSTOP)
+        taken = 0
+        while True:
+            errand = zygote.Errand(invocation(given), environ={})
+            try:
+                errand.send(first)
+            except BlockingIOError:
+                break
+            finally:
+                errand.close()
+            taken += 1
+        async with trio.open_nursery() as nursery:
+            said: list[str] = []
+
+            async def last() -> None:
+                async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
+                    said.append(await line(cage.stdout))
+
+            nursery.start_soon(last)
+            await trio.testing.wait_all_tasks_blocked()
+            before = list(said)
+            await aclose_zygote()
+        await aclose_zygote()
+        return [taken > 50, before, said]
+
+    async def bounded() -> list[Any]:
+        with trio.fail_after(90):
+            return await main()
+
+    return trio.run(bounded)
+
+
+def test_who_waits_for_a_zygote_that_is_closed(box: Box) -> None:
+    assert wards.run(box, crowded, wards.given(box, WAITS)) == [True, [], ["runs"]]
+
+
 def adopted(given: dict[str, Any]) -> list[Any]:
     """A host that inherits orphans, as pid 1 of a container does: its zygote's wardens come to it."""
     import ctypes
