@@ -460,10 +460,16 @@ class Session:
             self._flushed.set()
             if not self._closing:
                 await trio.sleep(_LINGER)
-                if not self._ready.is_set() or self._waiters:
+                if self._is_awaited:
                     self._fail(invoke.deaf(self._phase, "stdin"))
         finally:
             self._flushed.set()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether something is expected of the plugin. Not by who has his answer, and only did not have his
+        turn yet to take it."""
+        return not self._ready.is_set() or any(each.answer is None for each in self._waiters.values())
 
     async def _watch_process(self) -> None:
         """What was written before the end is read before the end is judged."""
@@ -472,7 +478,7 @@ class Session:
             await self._eof.wait()
         if self._verdict is not None or self._closing:
             return
-        if self._waiters or not self._ready.is_set():
+        if self._is_awaited:
             self._verdict = invoke.gone(ended.outcome, self._phase)
         else:
             self._left = ended.outcome
@@ -541,23 +547,28 @@ class Session:
         self._closed.set()
 
     async def _bid(self, farewell: Farewell) -> None:
-        if farewell.frames and not self._outbox.closed:
-            with trio.move_on_after(farewell.answer):
-                self._act_all(farewell.frames)
-                await _first_of(self._farewelled, self._over, self._eof)
-        self._outbox.close()
-        with trio.move_on_after(_FLUSH):
-            await self._flushed.wait()
-        await self._close_stdin()
-        if await self._has_ended_within(self._exit_seconds(farewell)):
-            return
-        if farewell.terminate and not self._over.is_set():
-            self._cage.signal(15)
-            if await self._has_ended_within(farewell.terminate):
+        granted = self.prepared.limits.teardown  # for all of it together
+        with trio.move_on_after(math.inf if granted is None else granted) as clock:
+            if farewell.frames and not self._outbox.closed:
+                with trio.move_on_after(farewell.answer):
+                    self._act_all(farewell.frames)
+                    await _first_of(self._farewelled, self._over, self._eof)
+            self._outbox.close()
+            with trio.move_on_after(_FLUSH):
+                await self._flushed.wait()
+            await self._close_stdin()
+            if await self._has_ended_within(farewell.exit):
                 return
-        self._minutes.forced = not self._over.is_set()
-        if self._minutes.forced:
-            self._cage.kill()
+            if farewell.terminate and not self._over.is_set():
+                self._cage.signal(15)
+                if await self._has_ended_within(farewell.terminate):
+                    return
+        if self._over.is_set() or self._cage.has_ended is not None:
+            return
+        if clock.cancelled_caught:
+            self._minutes.limits_hit.append("teardown")
+        self._minutes.forced = True
+        self._cage.kill()
 
     async def _close_stdin(self) -> None:
         # Closed under the writer's hands, should it still have something to write that nobody reads.

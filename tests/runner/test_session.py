@@ -680,7 +680,21 @@ async def test_a_teardown_limit(plugin_dir: Path, sessions: None) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "stubborn", "rune")
     seen = await ask(manifest, "rune", {"teardown": 0.1}, SECONDS)
     assert seen.outcome == crashed("no_exit", "teardown")
-    assert "100ms" in seen.report["outcome"]["message"]
+    assert "100ms" in seen.report["outcome"]["message"] and seen.report["limits_hit"] == ["teardown"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+async def test_a_teardown_limit_is_for_all_of_a_farewell(
+    plugin_dir: Path, sessions: None, contract: Contract
+) -> None:
+    """Less than nexo gives for the answer to `shutdown` alone."""
+    manifest = misbehaviour.plugin(plugin_dir, "stubborn", contract)
+    seen = await ask(manifest, contract, {"teardown": 0.2}, SECONDS)
+    assert seen.outcome == OK and seen.report["session"]["forced"] is True
+    assert seen.report["limits_hit"] == ["teardown"]
+    longer = await ask(manifest, contract, {"teardown": 60}, SECONDS)
+    assert longer.report["session"]["forced"] is True and longer.report["limits_hit"] == []
 
 
 # --- The writer --------------------------------------------------------------------------------------------
