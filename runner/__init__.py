@@ -11,11 +11,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from runner.dialect import Identity, Notice, Progress
     from runner.failures import PluginError, PluginFailure
-    from runner.hostcalls import Services
+    from runner.hostcalls import Completion, HostError, Services
     from runner.library import OpenPlugin, Result, open_plugin, run
     from runner.report import Outcome
 
 __all__ = [
+    "Completion",
+    "HostError",
     "Identity",
     "Notice",
     "OpenPlugin",
@@ -34,6 +36,8 @@ _HOMES = {
     "Identity": "runner.dialect",
     "Notice": "runner.dialect",
     "Progress": "runner.dialect",
+    "Completion": "runner.hostcalls",
+    "HostError": "runner.hostcalls",
     "Services": "runner.hostcalls",
     "OpenPlugin": "runner.library",
     "Result": "runner.library",
