@@ -289,9 +289,7 @@ class Errand:
         grace: float | None = None,
     ) -> None:
         started = time.monotonic()
-        for name, value in environ.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} is no variable of an environment")
+        _require_sayable(invocation, environ)
         order = Order(invocation, dict(environ), _absolute(cwd), started, grace)
         with ExitStack() as stack:
 
@@ -330,6 +328,24 @@ class Errand:
         self.give_away()
         for fd in (self.stdin, self.stdout, self.stderr, self.control):
             os.close(fd)
+
+
+def _require_sayable(invocation: Invocation, environ: Mapping[str, str]) -> None:
+    """What no process can be given is the caller's mistake, and is said before anything is started."""
+    for variables in (environ.items(), invocation.overrides.env):
+        for name, value in variables:
+            if not _is_word(name) or not name or "=" in name or not _is_word(value):
+                raise ValueError(f"{name!r} is no variable of an environment, or has no value for one")
+    for word in invocation.args:
+        if not _is_word(word):
+            raise ValueError(f"{word!r} cannot be an argument of a program")
+
+
+def _is_word(word: object) -> bool:
+    try:
+        return isinstance(word, str) and b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:  # half a surrogate pair that stands for no byte
+        return False
 
 
 def _absolute(cwd: str | None) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from runner.prepare import Invocation
+from runner.zygote import Errand
+from sandbox.grants import Overrides
 from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards
@@ -134,6 +137,33 @@ def crowded(given: dict[str, Any]) -> list[Any]:
 
 def test_who_waits_for_a_zygote_that_is_closed(box: Box) -> None:
     assert wards.run(box, crowded, wards.given(box, WAITS)) == [True, [], ["runs"]]
+
+
+WORDS = {
+    "a NUL": "a\0b",
+    "half a pair": "\ud800",
+    "a number": 3,
+}
+
+
+@pytest.mark.parametrize("place", ["environ", "env", "args"])
+@pytest.mark.parametrize("word", WORDS.values(), ids=WORDS)
+def test_what_no_process_can_be_given_is_said_at_once(place: str, word: Any) -> None:
+    def order(word: Any) -> None:
+        environ = {"A": word} if place == "environ" else {}
+        overrides = Overrides(env=(("A", word),) if place == "env" else ())
+        asked = Invocation("/p", args=(word,) if place == "args" else (), overrides=overrides)
+        Errand(asked, environ=environ).close()
+
+    order("fine \udcff")  # a byte that is no UTF-8
+    with pytest.raises(ValueError, match=r"no variable of an environment|cannot be an argument"):
+        order(word)
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0", 3])
+def test_what_is_no_name_of_a_variable(name: Any) -> None:
+    with pytest.raises(ValueError, match="no variable of an environment"):
+        Errand(Invocation("/p"), environ={name: "x"})
 
 
 def adopted(given: dict[str, Any]) -> list[Any]:
