@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import trio
 
@@ -44,13 +44,28 @@ class Result(NamedTuple):
     stderr: str  # the end of it
 
 
+class Opening(TypedDict, total=False):
+    """How a plugin is opened: the arguments of `open_plugin`."""
+
+    policy: Path | None
+    services: Services | None
+    config: Any
+    contract: str | None
+    server: str | None
+    state_dir: Path | None
+    args: Sequence[str]
+    env: Mapping[str, str] | None
+    limits: Mapping[str, str | float] | None
+    environ: Mapping[str, str] | None
+
+
 class OpenPlugin:
     """A plugin to talk to. Made by `open_plugin`."""
 
-    def __init__(self, plugin: Plugin, session: Session | None, opening: _Opening) -> None:
+    def __init__(self, plugin: Plugin, session: Session | None, beginning: _Beginning) -> None:
         self._plugin = plugin
         self._session = session  # None: each call has its own
-        self._opening = opening
+        self._beginning = beginning
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](0)
@@ -87,7 +102,7 @@ class OpenPlugin:
         call = Call(kind, name, input, context or {})
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
-        result = await self._opening.once(call, seconds, on_progress)
+        result = await self._beginning.once(call, seconds, on_progress)
         self._identity, self._report = result.identity, result.report
         return result.value
 
@@ -112,7 +127,7 @@ class OpenPlugin:
         return self._events.__aiter__()
 
 
-class _Opening(NamedTuple):
+class _Beginning(NamedTuple):
     """What every conversation of one plugin begins with."""
 
     invocation: Invocation
@@ -172,18 +187,18 @@ async def open_plugin(
         args=tuple(args),
         overrides=Overrides(env=tuple((env or {}).items()), limits=_limits(limits or {})),
     )
-    opening = _Opening(invocation, dict(os.environ if environ is None else environ), services, config)
+    beginning = _Beginning(invocation, dict(os.environ if environ is None else environ), services, config)
     # Read here only to know which contract it is: what counts is what the warden reads.
     loaded: Loaded = await trio.to_thread.run_sync(
-        lambda: load(opening.invocation.manifest, contract=contract, server=server)
+        lambda: load(beginning.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin
     one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
     async with AsyncExitStack() as stack:
-        session = None if one_shot else await stack.enter_async_context(opening.session())
+        session = None if one_shot else await stack.enter_async_context(beginning.session())
         plugin = session.prepared.plugin if session is not None else plugin
         assert plugin is not None  # else the warden has said what is wrong with the manifest
-        opened = OpenPlugin(plugin, session, opening)
+        opened = OpenPlugin(plugin, session, beginning)
         with opened._send_event:
             yield opened
 
@@ -197,31 +212,10 @@ async def run(
     seconds: float | None = None,
     context: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
-    policy: Path | None = None,
-    services: Services | None = None,
-    config: Any = None,
-    contract: str | None = None,
-    server: str | None = None,
-    state_dir: Path | None = None,
-    args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    limits: Mapping[str, str | float] | None = None,
-    environ: Mapping[str, str] | None = None,
+    **opening: Unpack[Opening],
 ) -> Result:
-    """Open a plugin, call it once, and end it. Raises what `open_plugin` and `call` raise."""
-    async with open_plugin(
-        path,
-        policy=policy,
-        services=services,
-        config=config,
-        contract=contract,
-        server=server,
-        state_dir=state_dir,
-        args=args,
-        env=env,
-        limits=limits,
-        environ=environ,
-    ) as plugin:
+    """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
+    async with open_plugin(path, **opening) as plugin:
         value = await plugin.call(
             name, input, kind=kind, seconds=seconds, context=context, on_progress=on_progress
         )
