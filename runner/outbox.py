@@ -55,6 +55,14 @@ class Outbox:
         self._changed.set()
         return letter
 
+    def withdraw(self, letter: Letter) -> bool:
+        """Whether it need not be written any more, and will not be. One that was begun is written whole."""
+        lane = self._lanes["request"]
+        if letter not in lane:
+            return False
+        lane.remove(letter)
+        return True
+
     async def room(self) -> None:
         """Until there is some for replies."""
         while len(self._lanes["reply"]) >= REPLIES and not self.closed:

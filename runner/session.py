@@ -145,7 +145,10 @@ class Session:
                 self._phase = "run"
             if waiter.answer is None and not self._over.is_set():
                 # Also if it is our caller that was cancelled: the plugin is told, and nothing else changes.
-                self._act_all(self._dialect.cancel(token, "cancelled by the host"))
+                withdrawn = [self._outbox.withdraw(letter) for letter in letters]
+                events = self._dialect.cancel(token, "cancelled by the host")
+                # What it was not asked yet need not be taken back: who gives up leaves nothing to be written.
+                self._act_all([event for event in events if not (any(withdrawn) and isinstance(event, Send))])
 
     def notify(self, method: str, params: Any) -> None:
         """Tell the plugin something it does not answer. Raises PluginError if the contract knows no such

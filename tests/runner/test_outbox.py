@@ -120,6 +120,24 @@ async def test_a_short_frame_never_gets_into_the_middle_of_a_long_one() -> None:
             assert said == long[1 << 15 :] + short
 
 
+async def test_what_was_taken_back_is_not_written_but_what_was_begun_is() -> None:
+    outbox = Outbox()
+    with pipe() as (read, stream):
+        async with writing(outbox, stream):
+            begun, taken_back, kept = (outbox.post(Send(frame(number, 1 << 18))) for number in range(3))
+            assert begun is not None and taken_back is not None and kept is not None
+            await trio.testing.wait_all_tasks_blocked()
+            assert not outbox.withdraw(begun)
+            assert outbox.withdraw(taken_back) and not outbox.withdraw(taken_back)
+            said = b""
+            with trio.fail_after(60):
+                while not written(kept):
+                    said += content(read)
+                    await trio.lowlevel.checkpoint()
+            assert said + content(read) == frame(0, 1 << 18) + frame(2, 1 << 18)
+            assert not outbox.withdraw(kept)
+
+
 async def test_replies_overtake_requests_and_both_overtake_events() -> None:
     outbox = Outbox()
     lanes: list[Lane] = ["event", "request", "reply", "event", "request", "reply"]

@@ -570,6 +570,30 @@ while True:
 
 
 @pytest.mark.trio
+async def test_who_gives_up_again_and_again_leaves_nothing_to_be_written(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """The plugin does not read. What is left of each call would be the host's memory."""
+    code = """
+hello()
+time.sleep(2)
+said = [hear() for _ in range(3)]
+say(id=said[2]["id"], result=text(" ".join(message["method"] for message in said)))
+hear()
+"""
+    long = Call("tool", "touch", {"x": "x" * MEBI})
+    with trio.fail_after(SECONDS):
+        async with opened(mcp(write_file, plugin_dir, code)) as session:
+            for _ in range(20):
+                with trio.move_on_after(0.01) as scope:
+                    await session.call(long)
+                assert scope.cancelled_caught
+            answer = await session.call(TOUCH)
+    # Only the first was begun, so only that one is taken back.
+    assert answer["content"][0]["text"] == "tools/call notifications/cancelled tools/call"
+
+
+@pytest.mark.trio
 async def test_a_plugin_that_does_not_read_what_it_is_asked(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
