@@ -170,7 +170,8 @@ def deaf(phase: Phase, stream: str) -> Outcome:
     return Outcome("crashed", phase, message, f"{stream}_closed", _LAST_WORDS)
 
 
-def expired(phase: Phase, seconds: float, *, hint: str = "") -> Outcome:
+def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
+    """`limited`: by a budget, and not by the contract or by who called."""
     from sandbox.units import format_limit
 
     what = {
@@ -187,8 +188,13 @@ def expired(phase: Phase, seconds: float, *, hint: str = "") -> Outcome:
         return Outcome(
             "launch_failed", phase, message, "deadline", hint or "look what keeps the machine busy"
         )
-    hint = hint or "give it more time (--timeout), if it deserves more"
-    return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint)
+    if limited:
+        remedy = _RAISE
+    elif phase == "handshake":
+        remedy = "look why it is so slow to start"  # nobody's --timeout is for that
+    else:
+        remedy = "give it more time (--timeout), if it deserves more"
+    return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 
 def stalled(seconds: float) -> Outcome:

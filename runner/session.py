@@ -210,12 +210,13 @@ class Session:
         if outcome is None and self._over.is_set():
             outcome = _CLOSED
         if outcome is None:
-            if self.prepared.limits.call is not None and seconds >= self.prepared.limits.call:
+            limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
+            if limited:
                 self._minutes.limits_hit.append("call")
             if any(not letter.written for letter in letters):
                 outcome = invoke.stalled(seconds)
             else:
-                outcome = invoke.expired("call", seconds, hint=self._minutes.noise)
+                outcome = invoke.expired("call", seconds, hint=self._minutes.noise, limited=limited)
         for event in self._dialect.expired(token, outcome.message):
             self._act(event)
         if outcome.cause == "write_stalled":
@@ -370,9 +371,10 @@ class Session:
             await _first_of(self._ready, self._over)
         self._minutes.took("handshake", trio.current_time() - began)
         if clock.cancelled_caught and not self._ready.is_set():
-            if granted is not None and granted <= contract:
+            limited = granted is not None and granted <= contract
+            if limited:
                 self._minutes.limits_hit.append("handshake")
-            self._fail(invoke.expired("handshake", seconds, hint=self._minutes.noise))
+            self._fail(invoke.expired("handshake", seconds, hint=self._minutes.noise, limited=limited))
         if not self._ready.is_set():
             self._require_no_verdict()
         self._phase = "run"
@@ -496,9 +498,10 @@ class Session:
     async def _watch_clock(self, seconds: float) -> None:
         await trio.sleep(seconds)
         granted = self.prepared.limits.call
-        if self._verdict is None and granted is not None and seconds >= granted:
+        limited = granted is not None and seconds >= granted
+        if self._verdict is None and limited:
             self._minutes.limits_hit.append("call")
-        self._fail(invoke.expired("invocation", seconds))
+        self._fail(invoke.expired("invocation", seconds, limited=limited))
 
     async def _watch_silence(self) -> None:
         """Noise on its stdout is silence too: only what changes the dialect's mind starts its clock anew."""
@@ -522,7 +525,7 @@ class Session:
             if left <= 0:
                 self._minutes.limits_hit.append("idle")
                 self._phase = "idle"
-                self._fail(invoke.expired("idle", seconds))
+                self._fail(invoke.expired("idle", seconds, limited=True))
                 return
             await trio.sleep(left)
 
