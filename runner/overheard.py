@@ -26,7 +26,11 @@ LONGEST = 256
 # Messages in an array where there should be none.
 MOST_IN_STRAY = 1000
 
+# What is looked through in one line, and takes time while nobody looks at the clocks.
+MOST_PIECES = 10_000
+
 _KEYS = IDENTITY | {"params"}
+_LONGEST_KEY = max(map(len, _KEYS))
 # Where some readers end a line: those of str.splitlines, and what ends a string in C.
 _ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
 _STREAM = json.JSONDecoder()
@@ -92,13 +96,13 @@ class Overheard:
         if not raw.strip():
             return []
         value, cause, detail = wire.message(raw, identity=_KEYS)
-        if hides(raw, is_json=cause != "bad_json", is_message=_is_message):
+        if cause not in (None, "bad_json"):
+            return Violation("malformed_response", f"a line that is not right: {detail}", cause)
+        if hides(raw, is_json=cause is None, is_message=_is_message):
             return _ambiguous("a line that some hosts would take for more than one")
-        if cause == "bad_json":
+        if cause is not None:
             self.stray("not_json")
             return []
-        if cause is not None:
-            return Violation("malformed_response", f"a line that is not right: {detail}", cause)
         said = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not batch:
             # Most hosts ignore it. Some take arrays wherever they come.
@@ -147,16 +151,20 @@ class Overheard:
 
 
 def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a line has a message in it for who ends lines elsewhere, or reads one value after another."""
+    """Whether a line has a message in it for who ends lines elsewhere, or reads one value after another. What
+    has too many pieces to look through counts as if it had."""
     if not is_json:
         if b"{" not in raw:
             return False
-        pieces = raw.decode("utf-8", "replace").translate(_ENDS).split("\n")
+        text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
     elif b"\r" in raw.strip():  # the only one of them that JSON allows between its words
-        pieces = raw.decode("utf-8", "replace").split("\r")
+        text, end = raw.decode("utf-8", "replace"), "\r"
     else:
         return False
-    return any(is_message(value) for piece in pieces for value in _values(piece))
+    if text.count(end) > MOST_PIECES:
+        return True
+    values = (value for piece in text.split(end) for value in _values(piece))
+    return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -183,7 +191,7 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
     kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
     if len(kinds) > 1:
         return f"a message with both {kinds[0]} and {kinds[1]}"
-    folded = {key.casefold(): value for key, value in message.items()}
+    folded = {key.casefold(): value for key, value in message.items() if len(key) <= _LONGEST_KEY}
     if "jsonrpc" in folded and _is_message(folded) and not _KEYS.isdisjoint(folded.keys() - message.keys()):
         return "a message whose keys are written with capital letters"
     return ""
