@@ -27,7 +27,9 @@ class PluginFailure(Exception):
     """There is no answer, for the reason `outcome` gives. `report` and `stderr` are there when it is over."""
 
     def __init__(self, outcome: Outcome, explanation: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{outcome.code}: {outcome.message}")
+        # Whoever sees nothing but a traceback is to see what is wrong, and where.
+        places = explanation if outcome.diagnostics or outcome.denials else ()
+        super().__init__("\n".join((f"{outcome.code}: {outcome.message}", *places)))
         self.outcome = outcome
         self.explanation = explanation  # lines for people, where there is more to say
         self.report: dict[str, Any] | None = None

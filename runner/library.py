@@ -16,17 +16,16 @@ from typing import Any, TypedDict, Unpack
 
 import trio
 
-from runner.dialect import Call, Identity, Kind, Notice, Progress
+from runner.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.failures import PluginError, PluginFailure
 from runner.hostcalls import Services
 from runner.manifest import Loaded, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
-from runner.report import Outcome
 from runner.session import OnProgress, Session
 from sandbox.grants import Overrides
-from sandbox.spec import Limits
+from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
@@ -68,6 +67,7 @@ class OpenPlugin:
         self._beginning = beginning
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
+        self._stderr = ""
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](0)
 
     @property
@@ -84,8 +84,8 @@ class OpenPlugin:
 
     @property
     def stderr(self) -> str:
-        """The end of what the plugin wrote to its stderr so far."""
-        return self._session.stderr if self._session is not None else ""
+        """The end of what the plugin wrote to its stderr so far; in its last call, where each has its own."""
+        return self._session.stderr if self._session is not None else self._stderr
 
     async def call(
         self,
@@ -102,8 +102,12 @@ class OpenPlugin:
         call = Call(kind, name, input, context or {})
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
-        result = await self._beginning.once(call, seconds, on_progress)
-        self._identity, self._report = result.identity, result.report
+        try:
+            result = await self._beginning.once(call, seconds, on_progress)
+        except (PluginError, PluginFailure) as error:
+            self._report, self._stderr = error.report, error.stderr
+            raise
+        self._identity, self._report, self._stderr = result.identity, result.report, result.stderr
         return result.value
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
@@ -113,11 +117,12 @@ class OpenPlugin:
         return listed
 
     async def notify(self, method: str, params: Any = None) -> None:
-        """Tell it something that has no answer: for nexo `broker.event`, for MCP any notification."""
+        """Tell it something that has no answer: for nexo `broker.event`, for MCP before 2026
+        `notifications/roots/list_changed`. Raises PluginError if its contract knows no such thing."""
         await trio.lowlevel.checkpoint()
         if self._session is None:
             message = f"a {self._plugin.contract} plugin is told nothing but its one request"
-            raise PluginFailure(Outcome("internal", "call", message, "notification"))
+            raise PluginError(Refusal(0, "not_found", message, "not_found"))
         self._session.notify(method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
@@ -185,7 +190,7 @@ async def open_plugin(
         policy=None if policy is None else os.fspath(policy),
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
-        overrides=Overrides(env=tuple((env or {}).items()), limits=_limits(limits or {})),
+        overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
     )
     beginning = _Beginning(invocation, dict(os.environ if environ is None else environ), services, config)
     # Read here only to know which contract it is: what counts is what the warden reads.
@@ -221,6 +226,15 @@ async def run(
         )
         stderr = plugin.stderr
     return Result(value, plugin.identity, plugin.report or {}, plugin.stderr or stderr)
+
+
+def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    for name, value in given.items():
+        if not isinstance(name, str) or not is_variable_name(name):
+            raise ValueError(f"env: {name!r} is no name of a variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"env: {name} has to be text, without NUL")
+    return tuple(given.items())
 
 
 def _limits(given: Mapping[str, str | float]) -> Limits:

@@ -18,6 +18,7 @@ from runner import zygote
 from runner.dialect import Progress
 from runner.hostcalls import Completion, Services
 from runner.library import OpenPlugin, PluginError, PluginFailure, open_plugin, run
+from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.wards import is_sound
 
@@ -116,6 +117,24 @@ async def test_a_no(shelf: Path, folder: str, options: Any, tool: str, given: An
     assert caught.value.report["outcome"]["code"] == "plugin_error"
 
 
+@pytest.mark.trio
+async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
+    plugin_dir: Path, nothing_left: None
+) -> None:
+    """Where each call is a conversation of its own."""
+    manifest = misbehaviour.plugin(plugin_dir, "exit_failing", "rune", "call")
+    with trio.fail_after(SECONDS):
+        async with opened(manifest) as plugin:
+            await plugin.list()
+            assert plugin.report["outcome"]["code"] == "ok"
+            with pytest.raises(PluginFailure):
+                await plugin.call(misbehaviour.TOOL["rune"])
+            is_sound(plugin.report)
+            assert plugin.report["outcome"]["code"] == "crashed"
+            assert plugin.stderr == "cannot open the database\n"
+    zygote.close()
+
+
 # --- What can be wrong -------------------------------------------------------------------------------------
 
 
@@ -174,6 +193,9 @@ async def test_what_cannot_be_opened(shelf: Path, spoil: str, code: str) -> None
     failure = caught.value
     assert failure.outcome.code == code and str(failure).startswith(f"{code}: ")
     assert failure.explanation
+    # Also for who sees nothing but a traceback.
+    assert all(fault.message in str(failure) for fault in failure.outcome.diagnostics)
+    assert all(denial.reason in str(failure) for denial in failure.outcome.denials)
     is_sound(failure.report)
 
 
@@ -240,6 +262,14 @@ async def test_progress(shelf: Path) -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("env", [{"A B": "x"}, {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 5}, {5: "A"}])
+async def test_wrong_variables(shelf: Path, env: Any) -> None:
+    with pytest.raises(ValueError, match=r"^env: "):
+        async with opened(shelf / "nexo_bare", env=env):
+            raise AssertionError("it was opened")
+
+
+@pytest.mark.trio
 async def test_told(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
         async with opened(shelf / "nexo_bare") as plugin:
@@ -256,7 +286,7 @@ async def test_told(shelf: Path) -> None:
             await plugin.notify("notifications/roots/list_changed")
             assert await plugin.call("ping", kind="method") == {}
         async with opened(shelf / "rune_echo") as plugin:
-            with pytest.raises(PluginFailure, match="nothing but its one request"):
+            with pytest.raises(PluginError, match="nothing but its one request"):
                 await plugin.notify("made.up")
 
 
