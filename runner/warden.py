@@ -18,6 +18,7 @@ heeded: a plugin is its session's to end. SIGKILL of a warden ends its plugin, b
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import select
@@ -273,6 +274,7 @@ def _watch(
         clocks = confined.clocks
         if clocks.teardown is None:
             clocks = clocks._replace(teardown=order.grace)
+        gc.enable()  # the zygote has no use for it; a plugin may live for months
         end = wait(confined.cell, control, host, clocks, confined.meters)
         end, _ = confined.settle(end)
         prepared.timings.mark("run")

@@ -10,6 +10,7 @@ import ctypes
 import os
 import stat
 from collections.abc import Generator, Iterable
+from functools import cache
 
 from sandbox.value import NamedTuple
 
@@ -51,13 +52,19 @@ def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
     return Findings(tuple(files), (found.unseen or found.closed > 0) and not blind, blind)
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """Once: each CDLL makes a class of its own, a cycle that only the collector ends."""
+    return ctypes.CDLL(None)
+
+
 class _Search:
     def __init__(self) -> None:
         self.files: dict[tuple[int | None, int], File] = {}
         self.unseen = False
         self.looked = 0
         self.closed = 0
-        self._libc = ctypes.CDLL(None)
+        self._libc = _libc()
         self._kcmp = _KCMP.get(os.uname().machine)
 
     def process(self, pid: int) -> Generator[None, None, None]:

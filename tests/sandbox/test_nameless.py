@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -177,6 +178,25 @@ def test_many_threads_share_one_table(place: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("sandbox.nameless._KCMP", {})
         assert len(found_in(place, searched(pids))) == 1
         assert len(read) == 1 + 40
+
+
+def test_a_search_leaves_nothing_to_the_collector() -> None:
+    """It is done every second for as long as a plugin lives, where nobody may collect."""
+    from sandbox import nameless
+
+    def searched(times: int) -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(times):
+                for _ in nameless.search([os.getpid()]):
+                    pass
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    searched(1)
+    assert searched(100) < 100
 
 
 def test_who_is_gone_holds_nothing() -> None:
