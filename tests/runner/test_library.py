@@ -291,6 +291,16 @@ async def test_told(shelf: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_initialize_does_not_use_up_the_time_for_the_configuration(shelf: Path) -> None:
+    environ = {**ENVIRON, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "0"}
+    with trio.fail_after(SECONDS):
+        with pytest.raises(PluginFailure, match="initialize") as caught:
+            async with opened(shelf / "nexo_bare", config={"greeting": "hi"}, environ=environ):
+                raise AssertionError("it was opened")
+    assert caught.value.outcome[:2] == ("timeout", "handshake") and caught.value.outcome.cause == "deadline"
+
+
+@pytest.mark.trio
 async def test_configured(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
         async with opened(shelf / "nexo_bare", config={"greeting": "hi"}) as plugin:

@@ -49,6 +49,7 @@ from runner.dialect import (
     Violation,
 )
 from sandbox.diagnostic import did_you_mean, printable, quoted
+from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
 KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
@@ -84,7 +85,6 @@ class _Open(NamedTuple):
 
 class NexoDialect:
     one_shot = False
-    patience: float | None = None
 
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
         self._plugin = setting.plugin
@@ -111,6 +111,12 @@ class NexoDialect:
         return seconds + self._clocks.seconds("plugin.configure") if self._configures else seconds
 
     @property
+    def patience(self) -> float | None:
+        """With a configuration the handshake is two calls, and each has a clock of its own."""
+        waits = self._stage == "initialize" and self._configures
+        return self._clocks.seconds("initialize") if waits else None
+
+    @property
     def counters(self) -> Mapping[str, int]:
         return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counters}
 
@@ -125,7 +131,12 @@ class NexoDialect:
         return Message(value, cause or "", detail, shown)
 
     def silence(self) -> Events:
-        return ()
+        if self._stage != "initialize":
+            return ()
+        self._stage = "over"
+        amount = format_limit("handshake", self._clocks.seconds("initialize"))
+        hint = "NEXO_PLUGIN_INIT_TIMEOUT_MS gives it more time, if it deserves more"
+        return (Violation("timeout", f"there was no answer to initialize within {amount}", "deadline", hint),)
 
     def seconds(self, call: Call) -> float:
         if call.kind == "tool" and call.name in self._tools:

@@ -243,6 +243,17 @@ def test_an_instance_may_have_the_name_of_its_base(expected: str, said: str, acc
 # --- configuration ----------------------------------------------------------------------------------------
 
 
+def test_who_is_to_be_configured_and_does_not_answer_initialize() -> None:
+    environ = {"NEXO_PLUGIN_INIT_TIMEOUT_MS": "250"}
+    conversation = dialect(plugin(CONFIGURED), config={"key": 1}, environ=environ)
+    conversation.opening()
+    assert conversation.patience == 0.25 and conversation.handshake_seconds == 5.25
+    (violation,) = conversation.silence()
+    assert isinstance(violation, Violation) and (violation.code, violation.cause) == ("timeout", "deadline")
+    assert "250ms" in violation.message and "NEXO_PLUGIN_INIT_TIMEOUT_MS" in violation.hint
+    assert hear(conversation, answer(1, WELCOME)) == []
+
+
 @pytest.mark.parametrize(
     ("text", "config", "sent"),
     [
@@ -255,7 +266,9 @@ def test_configuring(text: str, config: Any, sent: Any) -> None:
     conversation = dialect(plugin(text), config=config)
     assert conversation.handshake_seconds == 10
     conversation.opening()
+    assert conversation.patience == 5  # for initialize alone
     events = hear(conversation, answer(1, WELCOME))
+    assert conversation.silence() == ()
     (configure,) = frames(events)
     assert configure == ask(2, "plugin.configure", {"value": sent})
     assert not any(isinstance(event, Ready) for event in events)
