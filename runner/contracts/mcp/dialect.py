@@ -128,7 +128,11 @@ class Mcp:
     # --- what we say --------------------------------------------------------------------------------------
 
     def opening(self) -> list[Event]:
-        return self._handshake.opening()
+        events: list[Event] = list(self._handshake.opening())
+        if events and self._setting.config is not None:
+            why = "MCP servers are not configured by their host: the configuration is not sent"
+            events.append(Notice("config_ignored", why))
+        return events
 
     def silence(self) -> list[Event]:
         return self._handshake.silence()

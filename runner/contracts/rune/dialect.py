@@ -25,6 +25,7 @@ from runner.dialect import (
     Farewell,
     Identity,
     Message,
+    Notice,
     Ready,
     Refusal,
     Reply,
@@ -246,7 +247,11 @@ class RuneDialect:
         if isinstance(fault, Violation):
             self._stage = "over"
             return (fault,)
-        return (_send({"type": "handshake", "protocol_version": PROTOCOL}),)
+        opening = _send({"type": "handshake", "protocol_version": PROTOCOL})
+        if self._setting.config is None:
+            return (opening,)
+        why = "rune plugins are not configured by their host: the configuration is not sent"
+        return (opening, Notice("config_ignored", why))
 
     def call(self, token: int, call: Call) -> Events:
         if self._stage != "ready" or not self._opened:

@@ -404,6 +404,12 @@ def test_patience_leaves_time_for_the_rest(
     assert [dialect.patience] == [None]
 
 
+def test_who_gives_a_configuration_is_told_that_it_is_not_sent() -> None:
+    plain = mcp.make(setting(())).opening()
+    *sent, notice = mcp.make(setting(())._replace(config={"a": 1})).opening()
+    assert sent == plain and isinstance(notice, Notice) and notice.kind == "config_ignored"
+
+
 def test_only_what_the_host_has_is_declared() -> None:
     services = ("roots", "sampling", "memory")
     declared: Said = {"roots": {}, "sampling": {}}

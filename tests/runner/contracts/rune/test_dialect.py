@@ -34,6 +34,7 @@ from runner.dialect import (
     Event,
     Farewell,
     Identity,
+    Notice,
     Ready,
     Refusal,
     Reply,
@@ -305,6 +306,12 @@ CAPABILITIES: list[tuple[str, Any, str, str]] = [
 def test_what_the_plugin_is_told_first() -> None:
     [sent] = fresh().opening()
     assert sent == Send(b'{"type":"handshake","protocol_version":"rterm.plugin.v1"}\n')
+
+
+def test_who_gives_a_configuration_is_told_that_it_is_not_sent() -> None:
+    plain = fresh().opening()
+    *sent, notice = fresh(setting(config={"a": 1})).opening()
+    assert sent == [*plain] and isinstance(notice, Notice) and notice.kind == "config_ignored"
 
 
 def test_a_good_handshake() -> None:
