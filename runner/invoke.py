@@ -158,8 +158,8 @@ def gone(ended: Outcome, phase: Phase) -> Outcome:
     if ended.code == "ok":
         message = f"the plugin ended with status 0 before it {awaited}"
         return Outcome("crashed", phase, message, "exit:0", _LAST_WORDS)
-    if ended.code != "crashed":
-        return ended
+    if ended.code != "crashed" or ended.phase != "run":
+        return ended  # who was told so once is told the same again
     hint = ended.hint or _LAST_WORDS
     return ended._replace(phase=phase, message=f"{ended.message}, before it {awaited}", hint=hint)
 

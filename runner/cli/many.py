@@ -135,7 +135,7 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
         else:
             tally.count(trio.current_time() - began)
         voice.progress({"progress": tally.done, "total": tally.wanted})
-        return True
+        return not session.is_over  # a hook's answer may be ours, for a plugin that died of it
 
     def heed(first: bool) -> None:
         if not first:

@@ -10,7 +10,7 @@ import pytest
 
 from runner.dialect import Violation
 from runner.inspection import Breach
-from runner.invoke import judge, limits_hit
+from runner.invoke import gone, judge, limits_hit
 from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
@@ -347,3 +347,10 @@ def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
 def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
     assert ended(None, left=(4,)).exit.kill_incomplete
     assert not ended(None).exit.kill_incomplete
+
+
+def test_who_is_gone_is_gone_in_the_same_words_for_everybody() -> None:
+    first = gone(judge(ended(3), Limits())[0], "call")
+    assert (first.code, first.phase, first.cause) == ("crashed", "call", "exit:3")
+    assert first.message == "the plugin ended with status 3, before it answered"
+    assert gone(first, "call") == first
