@@ -145,6 +145,12 @@ class Gate:
             raise
         except Exception as error:  # noqa: BLE001 -- a service of somebody else's; its plugin gets an answer
             return Answer(error=(-32603, f"internal error: {type(error).__name__}", None))
+        except BaseExceptionGroup as group:
+            # It was given up, and failed at ending: the latter is nobody's answer, and not the session's end.
+            given_up, failed = group.split(trio.Cancelled)
+            if given_up is None or not isinstance(failed, Exception | None):
+                raise
+            raise given_up from None
         finally:
             self._open -= 1
 

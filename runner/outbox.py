@@ -20,6 +20,7 @@ from runner.dialect import Lane, Send
 
 EVENTS = 64  # that wait. More are dropped
 REPLIES = 256  # that wait before nothing more is read of what the plugin asks
+REPLY_BYTES = 4 << 20  # of these: each repeats the plugin's own id, which can be as long as a frame
 
 
 class Letter:
@@ -36,6 +37,7 @@ class Outbox:
         self._lanes: dict[Lane, deque[Letter]] = {"reply": deque(), "request": deque(), "event": deque()}
         self._changed = trio.Event()
         self._room = trio.Event()
+        self._reply_bytes = 0
         self._at_once: Callable[[bytes], bool] | None = None  # while who writes has nothing to do
         self.closed = False  # nothing more is taken
         self.dropped = 0
@@ -52,6 +54,8 @@ class Outbox:
             return letter
         self._at_once = None
         lane.append(letter)
+        if send.lane == "reply":
+            self._reply_bytes += len(letter.frame)
         self._changed.set()
         return letter
 
@@ -65,10 +69,14 @@ class Outbox:
 
     async def room(self) -> None:
         """Until there is some for replies."""
-        while len(self._lanes["reply"]) >= REPLIES and not self.closed:
+        while self._is_full and not self.closed:
             if self._room.is_set():  # one for all who wait
                 self._room = trio.Event()
             await self._room.wait()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._lanes["reply"]) >= REPLIES or self._reply_bytes >= REPLY_BYTES
 
     def close(self) -> None:
         """What is waiting is still written, if anybody writes."""
@@ -93,8 +101,10 @@ class Outbox:
             for name, lane in self._lanes.items():
                 if lane:
                     letter = lane.popleft()
-                    if name == "reply" and len(lane) < REPLIES:
-                        self._room.set()
+                    if name == "reply":
+                        self._reply_bytes -= len(letter.frame)
+                        if not self._is_full:
+                            self._room.set()
                     return letter
             if self.closed:
                 return None

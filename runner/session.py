@@ -45,6 +45,10 @@ from sandbox.cell import KILL_SECONDS
 _PIECE = 64 << 10  # of a stream, for one read
 _IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while they are read
 _BACKLOG = 256  # events that nobody has asked for yet
+# Bytes of frames they came in: the first may be as long as all may, the second half as long, and so on. So
+# they are six times as many at most, and short ones are never too long.
+_BACKLOG_BYTES = 16 << 20
+_TURN = 0.005  # seconds that one plugin's frames are read before others have their turn
 # How long a process may take to end that has closed its stdout, and stdout to end when the process has.
 _LINGER = 2.0
 # For what is still to be written when a session is closed.
@@ -107,7 +111,8 @@ class Session:
         self._left: Outcome | None = None  # it went by itself, when nothing was expected of it
         self._flushed = trio.Event()  # nothing more is written
         self._minutes = Minutes()
-        self._last = trio.current_time()  # that anything was said
+        self._last = self._turn = trio.current_time()  # that anything was said; that others had their turn
+        self._frame = 0  # bytes of the frame that is being taken
 
     # --- for callers ------------------------------------------------------------------------------------
 
@@ -207,13 +212,16 @@ class Session:
     def _expire(self, token: int, waiter: _Waiter, letters: list[Letter], seconds: float) -> None:
         """There will be no answer: time is up, the plugin is gone, or it was closed by somebody else."""
         outcome = self._verdict
+        unsent: list[bool] = []
         if outcome is None and self._over.is_set():
             outcome = _CLOSED
         if outcome is None:
             limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
             if limited:
                 self._minutes.limits_hit.append("call")
-            if any(not letter.written for letter in letters):
+            # What has only waited for its turn is nobody's stall: other calls may have more time.
+            unsent = [self._outbox.withdraw(letter) for letter in letters if not letter.written]
+            if not all(unsent):
                 outcome = invoke.stalled(seconds)
             else:
                 outcome = invoke.expired("call", seconds, hint=self._minutes.noise, limited=limited)
@@ -224,7 +232,8 @@ class Session:
         if waiter.answer is not None:
             return
         if self._verdict is None:
-            self._act_all(self._dialect.cancel(token, "no answer in time"))
+            events = self._dialect.cancel(token, "no answer in time")
+            self._act_all([event for event in events if not (unsent and isinstance(event, Send))])
         waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)
 
     def _resolved(self, waiter: _Waiter) -> Any:
@@ -299,6 +308,9 @@ class Session:
 
     def _tell(self, event: Notice | Progress) -> None:
         try:
+            waiting = self._send_event.statistics().current_buffer_used
+            if self._frame * (waiting + 1) > max(_BACKLOG_BYTES, self._frame):
+                raise trio.WouldBlock
             self._send_event.send_nowait(event)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             self._minutes.unread += 1
@@ -388,6 +400,7 @@ class Session:
         framer = self._dialect.framer()
         try:
             while data := await self._cage.stdout.receive_some(_PIECE):
+                self._turn = trio.current_time()
                 self._wrote("stdout", data)
                 for frame in framer.feed(bytes(data)):
                     await self._take(frame, nursery)
@@ -409,6 +422,8 @@ class Session:
             pass
 
     async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
+        if self._verdict is not None:
+            return  # it may have come in one breath with what ended the session, and is too late even so
         self._minutes.frames += 1
         if len(frame) > _IN_A_THREAD:
             message = await trio.to_thread.run_sync(self._dialect.read, frame)
@@ -416,28 +431,32 @@ class Session:
             message = self._dialect.read(frame)
         self._last = trio.current_time()
         self._heard.set()
+        self._frame = len(frame)
         asked = False
         for event in self._dialect.feed(message):
             if isinstance(event, HostCall):
-                nursery.start_soon(self._serve, event)
+                # It may be taken back before its task has run for the first time.
+                scope = self._serving[event.ticket] = trio.CancelScope()
+                nursery.start_soon(self._serve, event, scope)
                 asked = True
             else:
                 self._act(event)
-        if asked:
+        self._frame = 0
+        if asked or self._last - self._turn > _TURN:
             # Taken up before more is read, if only to be told that we are busy: else who asks much in one
-            # breath would look like one that never waits for an answer.
+            # breath would look like one that never waits for an answer. And one read can be 64 thousand
+            # empty lines, for which no other session has to wait.
             await trio.lowlevel.checkpoint()
+            self._turn = trio.current_time()
         await self._outbox.room()
 
-    async def _serve(self, call: HostCall) -> None:
+    async def _serve(self, call: HostCall, scope: trio.CancelScope) -> None:
         async def emit(value: Any) -> None:
             self._act_all(self._dialect.emit(call.ticket, value))
             await self._outbox.room()
 
-        scope = trio.CancelScope()
         try:
             with scope:
-                self._serving[call.ticket] = scope
                 answer = await self._gate.answer(call, emit)
                 if call.expects_answer or answer.error is not None:
                     self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
@@ -522,6 +541,8 @@ class Session:
             left = self._last + seconds - trio.current_time()
             if self._waiters or self._serving:
                 left = seconds
+            if self._closing:
+                return  # the farewell has clocks of its own
             if left <= 0:
                 self._minutes.limits_hit.append("idle")
                 self._phase = "idle"
@@ -536,21 +557,23 @@ class Session:
         if self._closing:
             await self._closed.wait()
             return
-        self._closing = True
         began = trio.current_time()
-        with trio.CancelScope(shield=True):
-            if self._ready.is_set() and not self._over.is_set() and self._cage.has_ended is None:
-                self._phase = "teardown"
-                await self._bid(self._dialect.farewell())
-            else:
-                self._cage.kill()
-            with trio.move_on_after(_END):
-                await self._cage.ended()
-                with trio.move_on_after(_LINGER):
-                    await self._eof.wait()
-        self._minutes.took("teardown", trio.current_time() - began)
-        self._end_waiting()
-        self._closed.set()
+        try:
+            self._closing = True
+            with trio.CancelScope(shield=True):
+                if self._ready.is_set() and not self._over.is_set() and self._cage.has_ended is None:
+                    self._phase = "teardown"
+                    await self._bid(self._dialect.farewell())
+                else:
+                    self._cage.kill()
+                with trio.move_on_after(_END):
+                    await self._cage.ended()
+                    with trio.move_on_after(_LINGER):
+                        await self._eof.wait()
+        finally:  # also after ^C, or whoever asks second would wait for ever; the cage ends what is left
+            self._minutes.took("teardown", trio.current_time() - began)
+            self._end_waiting()
+            self._closed.set()
 
     async def _bid(self, farewell: Farewell) -> None:
         granted = self.prepared.limits.teardown  # for all of it together

@@ -25,6 +25,7 @@ _LAST_LINES, _LAST_WIDTH = 12, 500
 # Before a terminal is told that it takes a while, and between two such words.
 _A_WHILE = 1.0
 _NOTICE_LENGTH = 2000
+_LINE_LENGTH = 500  # of what a plugin says about its progress; a terminal's line has no room for more
 # For who reads our stderr.
 _PATIENCE = 2.0
 
@@ -149,8 +150,10 @@ class Voice:
             self._line = f"{100 * done / total:.0f} %"
         elif isinstance(done, int | float):
             self._line = f"{done:g}"
+        else:
+            self._line = ""
         if isinstance(message, str):
-            self._line += f" {message}"
+            self._line += f" {message[:_LINE_LENGTH]}"
 
     def _draw(self, text: str) -> None:
         with contextlib.suppress(OSError):

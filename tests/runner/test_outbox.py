@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from runner.dialect import Lane, Send
-from runner.outbox import EVENTS, REPLIES, Letter, Outbox
+from runner.outbox import EVENTS, REPLIES, REPLY_BYTES, Letter, Outbox
 
 pytestmark = pytest.mark.trio
 
@@ -292,3 +292,22 @@ async def test_only_events_are_dropped_however_many_wait() -> None:
     taken = {lane: sum(outbox.post(Send(frame(0), lane)) is not None for _ in range(500)) for lane in lanes}
     assert taken == {"reply": 500, "request": 500, "event": EVENTS}
     assert outbox.dropped == 500 - EVENTS
+
+
+async def test_a_few_long_replies_leave_no_room_either() -> None:
+    """Each repeats the plugin's own id, which may be as long as a frame."""
+    outbox = Outbox()
+    for number in range(REPLIES // 2):
+        outbox.post(Send(frame(number), "reply"))
+    await outbox.room()
+    outbox.post(Send(frame(0, REPLY_BYTES), "reply"))
+    with pipe() as (read, stream):
+        with trio.move_on_after(0.05) as waited:
+            await outbox.room()
+        assert waited.cancelled_caught
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(outbox.write_to, stream)
+                await outbox.room()
+                nursery.cancel_scope.cancel()
+        assert content(read).startswith(frame(0) + frame(1))

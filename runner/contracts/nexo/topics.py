@@ -24,8 +24,14 @@ def of_channel(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def matches(pattern: str, subject: str) -> bool:
     """`*` is one segment, `>` one or more and the end of the pattern, all else is itself."""
-    wanted, given = pattern.split("."), subject.split(".")
-    if "" in wanted or "" in given:
+    return is_complete(subject) and _matches(pattern, subject)
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted = pattern.split(".")
+    # No further than the pattern goes: a plugin may name a topic of half a million segments.
+    given = subject.split(".", len(wanted))
+    if "" in wanted:
         return False
     for place, word in enumerate(wanted):
         if place == len(given):
@@ -37,10 +43,15 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(given)
 
 
+def is_complete(text: str) -> bool:
+    """No segment is empty."""
+    return bool(text) and ".." not in text and text[0] != "." and text[-1] != "."
+
+
 def is_subject(text: str) -> bool:
     """Names one topic: no wildcards, no empty segment, and nothing that a broker's own text protocol would
     take for the end of the name (with a space or a line break a subject becomes a command there)."""
-    if "*" in text or ">" in text or "" in text.split("."):
+    if "*" in text or ">" in text or not is_complete(text):
         return False
     return text.isprintable() and not any(character.isspace() for character in text)
 
@@ -50,10 +61,10 @@ class Topics(NamedTuple):
     publishable: tuple[str, ...] = ()
 
     def delivers(self, subject: str) -> bool:
-        return is_subject(subject) and any(matches(pattern, subject) for pattern in self.subscribed)
+        return is_subject(subject) and any(_matches(pattern, subject) for pattern in self.subscribed)
 
     def admits(self, subject: str) -> bool:
-        return is_subject(subject) and any(matches(pattern, subject) for pattern in self.publishable)
+        return is_subject(subject) and any(_matches(pattern, subject) for pattern in self.publishable)
 
 
 def of(plugin: Plugin) -> Topics:

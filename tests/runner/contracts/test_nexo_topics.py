@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +134,21 @@ def test_directions_are_apart() -> None:
     assert allowed.delivers("plugin.outbound.slack") and not allowed.admits("plugin.outbound.slack")
     assert not topics.Topics((">",), (">",)).admits("a.>")
     assert not topics.Topics((">",), (">",)).delivers("a.*")
+
+
+def test_a_topic_of_a_million_letters_is_not_taken_apart_for_each_pattern() -> None:
+    """The same as for short ones, and with no more pieces than the pattern has."""
+
+    class Subject(str):
+        pieces = 0
+
+        def split(self, *given: Any, **more: Any) -> list[str]:
+            found = super().split(*given, **more)
+            Subject.pieces += len(found)
+            return found
+
+    long = Subject("a" + ".a" * 500_000)
+    allowed = topics.Topics(publishable=("b.>", "a", "a.a", "*.b.>"))
+    assert not allowed.admits(long)
+    assert topics.Topics(publishable=(*allowed.publishable, "a.*.>")).admits(long)
+    assert 0 < Subject.pieces < 100

@@ -1,0 +1,355 @@
+"""Plugins that wear their host down, or have the last word too late; and callers with bad luck."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from runner.cli.voice import Voice
+from runner.dialect import Call, Notice
+from runner.failures import PluginFailure
+from runner.hostcalls import Services
+from runner.opening import open_session
+from runner.prepare import Invocation
+from runner.session import Session
+from tests.conftest import ROOT
+from tests.runner.test_session import (
+    DO,
+    ENVIRON,
+    SECONDS,
+    TOUCH,
+    Write,
+    failure_of,
+    mcp,
+    nexo,
+    opened,
+    sessions,
+)
+
+__all__ = ["sessions"]  # a fixture
+
+
+# --- What nobody reads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 4)], ids=["short", "long"])
+async def test_long_events_that_nobody_reads_are_fewer(
+    plugin_dir: Path, write_file: Write, sessions: None, length: int, kept: int
+) -> None:
+    """As many as wait may be, each as long as a frame, would be gigabytes."""
+    code = f"""
+hello()
+m = hear()
+for _ in range(20):
+    say(method="notifications/message", params={{"level": "info", "data": "x" * {length}}})
+say(id=m["id"], result=text("done"))
+hear()
+"""
+    heard: list[Notice] = []
+    with trio.fail_after(SECONDS):
+        async with opened(mcp(write_file, plugin_dir, code)) as session:
+            await session.call(TOUCH)
+        async for event in session.events():
+            heard.append(event)
+    assert session.report["session"]["dropped"]["notices"] == 20 - len(heard)
+    assert len(heard) == kept if length < 10000 else 1 <= len(heard) <= kept
+
+
+# --- Others have their turn --------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_flood_of_lines_lets_others_have_their_turn(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """One read is 64 thousand empty lines. Somebody else comes to run many times while they are taken."""
+    code = 'hello()\nm = hear()\nos.write(1, b"\\n" * 65536)\nsay(id=m["id"], result=text("x"))\nhear()\n'
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with opened(mcp(write_file, plugin_dir, code)) as session:
+        taken: list[int] = []
+        read = session._dialect.read
+
+        def counted(raw: bytes) -> Any:
+            taken.append(turns)
+            return read(raw)
+
+        session._dialect.read = counted
+        with trio.fail_after(SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(count)
+                await session.call(TOUCH)
+                nursery.cancel_scope.cancel()
+    assert len(taken) > 65536
+    # At most a few reads brought them; each took a good part of a second.
+    assert len(set(taken)) > 20
+
+
+# --- Too late ----------------------------------------------------------------------------------------------
+
+LAST_WORD = """
+hello()
+m = hear()
+os.write(1, %r + json.dumps({"jsonrpc": "2.0", "id": m["id"], "result": text("x" * 20000)}).encode() + b"\\n")
+hear()
+"""
+
+
+@pytest.mark.trio
+async def test_an_answer_after_a_violation_is_none(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """Also if both came in one breath, before who called had a turn to see that it is over."""
+    for place, before in enumerate((b"no message, no fault\n", b"NaN\n")):
+        folder = plugin_dir / str(place)
+        manifest = mcp(write_file, folder, LAST_WORD % before)
+        if not place:
+            async with opened(manifest) as session:
+                assert "content" in await session.call(TOUCH)
+        else:
+            failure = await failure_of(manifest, TOUCH)
+            assert (failure.outcome.code, failure.outcome.cause) == ("malformed_response", "bad_number")
+
+
+@pytest.mark.trio
+async def test_an_answer_beyond_the_budget_is_none(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    manifest = mcp(write_file, plugin_dir, LAST_WORD % b"")
+    async with opened(manifest, limits={"output": 30000}) as session:
+        assert "content" in await session.call(TOUCH)
+    failure = await failure_of(manifest, TOUCH, limits={"output": 10000})
+    assert failure.outcome[:1] == ("crashed",) and failure.outcome.cause == "output"
+
+
+# --- Services ----------------------------------------------------------------------------------------------
+
+
+def hosted(write: Write, folder: Path, code: str, services: Services) -> Any:
+    manifest = mcp(write, folder, code)
+    policy = write(folder / "policy.toml", 'version = 1\n[capabilities]\nhost = ["*"]\n')
+    return open_session(Invocation(str(manifest), policy=str(policy)), environ=ENVIRON, services=services)
+
+
+ASKS_AND_TAKES_BACK = """
+hello()
+m = hear()
+out = ""
+for n in range(20):
+    out += json.dumps({"jsonrpc": "2.0", "id": f"q{n}", "method": "roots/list"}) + "\\n"
+    back = {"requestId": f"q{n}"}
+    out += json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": back}) + "\\n"
+os.write(1, out.encode())
+say(id="last", method="ping")
+while hear().get("id") != "last":
+    pass
+say(id=m["id"], result=text("x"))
+hear()
+"""
+
+
+@pytest.mark.trio
+async def test_a_question_taken_back_at_once_is_not_served_on(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """Its task may not have run yet when it is taken back."""
+    serving = 0
+
+    class Hanging:
+        async def roots(self) -> Sequence[Mapping[str, Any]]:
+            nonlocal serving
+            serving += 1
+            try:
+                await trio.sleep_forever()
+            finally:
+                serving -= 1
+            raise AssertionError
+
+    with trio.fail_after(SECONDS):
+        async with hosted(write_file, plugin_dir, ASKS_AND_TAKES_BACK, Services(roots=Hanging())) as session:
+            await session.call(TOUCH)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            assert serving == 0
+    assert session.report["session"]["host_calls"]["served"] == {"roots/list": 20}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("taken_back", [True, False])
+async def test_a_service_that_fails_while_it_is_given_up(
+    plugin_dir: Path, write_file: Write, sessions: None, taken_back: bool
+) -> None:
+    """That is neither the end of the session nor anything its caller has to catch."""
+    begun, failed = trio.Event(), trio.Event()
+
+    class Untidy:
+        async def roots(self) -> Sequence[Mapping[str, Any]]:
+            async def untidy() -> None:
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    failed.set()
+                    raise ValueError("while tidying up")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(untidy)
+                nursery.start_soon(trio.sleep_forever)
+                begun.set()
+            raise AssertionError
+
+    back = 'say(method="notifications/cancelled", params={"requestId": "q"})' if taken_back else ""
+    code = f"""
+hello()
+m = hear()
+say(id="q", method="roots/list")
+say(id=m["id"], result=text("x"))
+m = hear()
+{back}
+say(id=m["id"], result=text("y"))
+hear()
+"""
+    with trio.fail_after(SECONDS):
+        async with hosted(write_file, plugin_dir, code, Services(roots=Untidy())) as session:
+            await session.call(TOUCH)
+            await begun.wait()
+            await session.call(TOUCH)
+            if taken_back:
+                await failed.wait()
+            assert failed.is_set() == taken_back
+    assert failed.is_set() and session.report["outcome"]["code"] == "ok"
+
+
+# --- Bad luck ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_long_farewell_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    code = 'hello()\nm = hear()\ntime.sleep(2.5)\nsay(id=m["id"], result={})\n'
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code), limits={"idle": 1.0}) as session:
+            pass
+    assert session.report["outcome"]["code"] == "ok" and session.report["limits_hit"] == []
+
+
+@pytest.mark.trio
+async def test_who_has_little_time_does_not_end_the_session_of_others(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """The plugin works and does not read; one call fills the pipe, another waits behind it in vain."""
+    code = """
+hello()
+m = hear()
+time.sleep(3)
+say(id=m["id"], result="first")
+m = hear()
+say(id=m["id"], result="second")
+say(id=hear()["id"], result={})
+"""
+    answers: list[Any] = []
+
+    async def ask(session: Session, pad: int) -> None:
+        answers.append(await session.call(Call("tool", "plugin_do", {"pad": "x" * pad})))
+
+    with trio.fail_after(SECONDS):
+        async with opened(nexo(write_file, plugin_dir, code)) as session, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, session, 1)
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            nursery.start_soon(ask, session, 500_000)
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            with pytest.raises(PluginFailure) as caught:
+                await session.call(DO, seconds=0.5)
+            assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "call")
+    assert answers == ["first", "second"]
+
+
+_INTERRUPTED = """
+import os, sys, threading, trio
+from runner.dialect import Call
+from runner.opening import open_session
+from runner.prepare import Invocation
+
+async def main():
+    call = Call("tool", "echo", {})
+    async with open_session(Invocation(sys.argv[1]), environ=os.environ, call=call, seconds=3000) as session:
+        await session.call(call)
+        session._dialect._seconds = lambda phase: 600.0  # half a second may be over before we are interrupted
+        bid = session._bid
+
+        async def telling(farewell):
+            print("concluding", flush=True)
+            await bid(farewell)
+
+        session._bid = telling
+        await session.conclude()
+
+try:
+    trio.run(main)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+_LINGERING = """#!/usr/bin/python3 -I
+import json, sys, time
+manifest = {"plugin_id": "p", "plugin_version": "1", "protocol_version": "rterm.plugin.v1"}
+sys.stdin.readline()
+print(json.dumps({"type": "handshake", "manifest": {**manifest, "exposed_tools": ["echo"]}}), flush=True)
+asked = json.loads(sys.stdin.readline())
+answer = {"type": "response", "request_id": asked["request_id"], "status": "ok", "output": {}}
+print(json.dumps(answer), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_interrupted_while_it_is_concluded(plugin_dir: Path, write_file: Write, nothing_left: None) -> None:
+    """One ^C is enough, although the farewell it came into is never said to the end."""
+    write_file(plugin_dir / "plugin.py", _LINGERING, 0o755)
+    bundle = {
+        "plugin_id": "p",
+        "plugin_version": "1",
+        "protocol_version": "rterm.plugin.v1",
+        "process": {"command": "./plugin.py"},
+        "tools": [{"name": "echo"}],
+    }
+    manifest = write_file(plugin_dir / "rterm-plugin.json", json.dumps(bundle))
+    host = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, str(manifest)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **ENVIRON, "PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+    assert host.stdout is not None
+    with host.stdout:
+        try:
+            assert host.stdout.readline() == "concluding\n"
+            host.send_signal(signal.SIGINT)
+            assert host.stdout.readline() == "interrupted\n"
+            assert host.wait(SECONDS) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                host.kill()
+            host.wait()
+
+
+def test_what_is_said_of_progress_does_not_add_up() -> None:
+    voice = Voice("call", as_json=False, events=False)
+    for _ in range(100):
+        voice.progress({"message": "x" * 10_000})
+    assert len(voice._line) < 1000
+    voice.progress({"progress": 1, "total": 4, "message": "a quarter"})
+    assert voice._line == "25 % a quarter"
