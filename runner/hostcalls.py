@@ -128,7 +128,7 @@ class Gate:
 
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
         """Never raises for anything the plugin or a service does, but lets a cancellation through."""
-        why = self._why_not(call.method)
+        why = self._why_not(call)
         if why is not None:
             # Counted by what we know, not by what a plugin makes up: its names would be our memory.
             name = call.method if call.method in self._contract.METHODS else "unknown"
@@ -154,12 +154,13 @@ class Gate:
         finally:
             self._open -= 1
 
-    def _why_not(self, method: str) -> Why | None:
-        service = self._contract.METHODS.get(method)
+    def _why_not(self, call: HostCall) -> Why | None:
+        service = self._contract.METHODS.get(call.method)
         if service is None:
             return "unknown"
-        if getattr(self._services, service) is None:
+        allowed = self.allows(call.method)
+        if getattr(self._services, service) is None and (allowed or call.expects_answer):
             return "absent"
-        if not self.allows(method):
+        if not allowed:
             return "denied"
         return "busy" if self._open >= CONCURRENT + WAITING else None

@@ -23,6 +23,7 @@ class Minutes:
         self.lines = 0
         self.unread = 0  # events that nobody wanted to hear
         self.stray = ""  # the last of what stood on its stdout and was no message
+        self.claimed_id: str | None = None  # by a plugin that is not who it should be
         self.farewell_error = ""
         self.forced = False  # it did not go when it was bid to
         self._tail = bytearray()
@@ -74,6 +75,7 @@ class Minutes:
             who = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
         report["session"] = {
             "identity": who,
+            "claimed_id": self.claimed_id,
             "calls": dict(self.calls),
             "frames": self.frames,
             "stdout_bytes": self.bytes["stdout"],

@@ -59,6 +59,10 @@ _END = KILL_SECONDS + 5.0
 # For who calls after the end, or whose call the plugin did not answer before it.
 _CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
 
+# ^C is for who waits for the plugin, not for a task of ours that happens to run: it would take the session's
+# ears and clocks away before the farewell.
+_UNINTERRUPTED = trio.lowlevel.enable_ki_protection
+
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -120,9 +124,11 @@ class Session:
         self, call: Call, *, seconds: float | None = None, on_progress: OnProgress | None = None
     ) -> Any:
         """The plugin's answer. Raises PluginError if that is "no", PluginFailure if there is none."""
-        self._require_open()
         self._tokens += 1
         token = self._tokens
+        if self.is_over:
+            await trio.lowlevel.checkpoint()
+            return self._without_plugin(token, call)
         try:
             events = self._dialect.call(token, call)
         except CallRefused as refused:
@@ -199,8 +205,23 @@ class Session:
         return self._minutes.stderr
 
     def _require_open(self) -> None:
-        if self._closing or self._over.is_set():
+        if self.is_over:
             raise PluginFailure(invoke.gone(self._verdict or self._left or _CLOSED, "call"))
+
+    def _without_plugin(self, token: int, call: Call) -> Any:
+        """Some contracts have an answer for a plugin that is gone: a nexo hook lets its message pass."""
+        try:
+            self._require_open()
+        except PluginFailure as failure:
+            try:
+                self._dialect.call(token, call)
+            except CallRefused:
+                raise failure from None
+            for event in self._dialect.expired(token, failure.outcome.message):
+                if isinstance(event, Reply) and event.call == token:
+                    return event.value
+            raise
+        raise AssertionError("it is there")
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         if self._dialect.one_shot:
@@ -279,6 +300,8 @@ class Session:
             case Reply() | Refusal():
                 self._wake(event.call, event)
             case Violation(call=None):
+                if self._verdict is None:
+                    self._minutes.claimed_id = event.plugin_id
                 self._fail(Outcome(event.code, self._phase, event.message, event.cause, event.hint))
             case Violation(call=int(call)):
                 self._wake(call, event)
@@ -396,6 +419,7 @@ class Session:
             ended = self._cage.has_ended
             raise PluginFailure(self._verdict, ended.explanation if ended is not None else ())
 
+    @_UNINTERRUPTED
     async def _read(self, nursery: trio.Nursery) -> None:
         framer = self._dialect.framer()
         try:
@@ -458,11 +482,11 @@ class Session:
         try:
             with scope:
                 answer = await self._gate.answer(call, emit)
-                if call.expects_answer or answer.error is not None:
-                    self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
+                self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
         finally:
             self._serving.pop(call.ticket, None)
 
+    @_UNINTERRUPTED
     async def _read_stderr(self) -> None:
         try:
             while data := await self._cage.stderr.receive_some(_PIECE):
@@ -476,6 +500,7 @@ class Session:
         if overdrawn is not None:
             self._fail(invoke.overdrawn(overdrawn, self.prepared.limits, self._phase))
 
+    @_UNINTERRUPTED
     async def _write(self) -> None:
         try:
             await self._outbox.write_to(self._cage.stdin)
@@ -495,6 +520,7 @@ class Session:
         turn yet to take it."""
         return not self._ready.is_set() or any(each.answer is None for each in self._waiters.values())
 
+    @_UNINTERRUPTED
     async def _watch_process(self) -> None:
         """What was written before the end is read before the end is judged."""
         ended = await self._cage.ended()
@@ -508,12 +534,14 @@ class Session:
             self._left = ended.outcome
         self._end_waiting()
 
+    @_UNINTERRUPTED
     async def _watch_stdout(self) -> None:
         await self._eof.wait()
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
             self._fail(invoke.deaf(self._phase, "stdout"))
 
+    @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:
         await trio.sleep(seconds)
         granted = self.prepared.limits.call
@@ -522,6 +550,7 @@ class Session:
             self._minutes.limits_hit.append("call")
         self._fail(invoke.expired("invocation", seconds, limited=limited))
 
+    @_UNINTERRUPTED
     async def _watch_silence(self) -> None:
         """Noise on its stdout is silence too: only what changes the dialect's mind starts its clock anew."""
         patience, until = None, math.inf
@@ -536,6 +565,7 @@ class Session:
                 self._act_all(self._dialect.silence())
                 patience = None
 
+    @_UNINTERRUPTED
     async def _watch_idleness(self, seconds: float) -> None:
         while True:
             left = self._last + seconds - trio.current_time()

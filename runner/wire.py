@@ -20,9 +20,12 @@ from typing import Any, Literal
 
 from sandbox.value import NamedTuple
 
-Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "duplicate_key"]
+Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"]
 
 MOST_DEPTH = 128
+# Of one message, roughly. Each becomes an object of some fifty bytes that took two on the wire; and who reads
+# them holds the interpreter's lock, in a thread or not: so many take some 0.4 s.
+MOST_VALUES = 2_000_000
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**64 - 1
 
 
@@ -47,6 +50,8 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset()) -> Any:
     if raw.startswith(b"\xef\xbb\xbf"):
         raise WireFault("bom", "it begins with a byte order mark; JSON on a stream has none")
     outline = _outline(raw)
+    if len(outline.rest) > MOST_VALUES and sum(map(outline.rest.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise WireFault("too_many_values", f"more than {MOST_VALUES} values in one message")
     if _too_deep(outline.rest):
         raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
     hooks = _Hooks()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.cli.conversation import Request, converse
+from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
 from runner.dialect import Call
 from runner.failures import PluginError, PluginFailure
@@ -24,7 +24,7 @@ def call_once(request: Request, voice: Voice) -> int:
             raise await _advised(session, request.call, error) from None
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: it may take the answer back
-        voice.result(value)
+        await written(voice.result, value)
 
     return converse(request, voice, f"{request.call.kind} {request.call.name}", work)
 

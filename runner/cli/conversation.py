@@ -53,6 +53,11 @@ def running(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
     return trio.run(work, *given)
 
 
+async def written(write: Callable[[Any], None], what: Any) -> None:
+    """On stdout, by a thread: who does not read it keeps us waiting, but neither clocks nor signals."""
+    await trio.to_thread.run_sync(write, what, abandon_on_cancel=True)
+
+
 def converse(request: Request, voice: Voice, what: str, work: Any) -> int:
     outcome, report = running(_conversation, request, voice, what, work)
     if request.sink.wanted:

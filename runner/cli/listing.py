@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from runner.cli.conversation import Request, converse
+from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
 from runner.dialect import Call
 from runner.failures import PluginError
@@ -27,10 +27,10 @@ def list_all(request: Request, voice: Voice) -> int:
         assert identity is not None
         if voice.as_json:
             about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
-            voice.result({"plugin": {**about, "contract": contract}, **found})
+            await written(voice.result, {"plugin": {**about, "contract": contract}, **found})
         else:
             title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
-            voice.tell("\n".join((title, *_listing(found))))
+            await written(voice.tell, "\n".join((title, *_listing(found))))
 
     return converse(request, voice, "tools", work)
 

@@ -19,6 +19,7 @@ from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
 from sandbox.diagnostic import printable
 from sandbox.streams import sink_for
+from sandbox.writing import write_all
 
 # Of a plugin's last words, so many lines make the point.
 _LAST_LINES, _LAST_WIDTH = 12, 500
@@ -54,12 +55,12 @@ class Voice:
     def tell(self, text: str) -> None:
         """On stdout, in UTF-8 whatever the locale: programs read it. Half a surrogate pair stays escaped."""
         self.hush()
-        self.has_told = True
         try:
-            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
-            sys.stdout.buffer.flush()
+            # Not by sys.stdout: interrupted by a signal, its buffer forgets what the pipe did not take.
+            write_all(1, text.encode("utf-8", "backslashreplace") + b"\n")
         except OSError as error:
             self.unheard = error
+        self.has_told = True
 
     def event(self, event: Notice | Progress) -> None:
         if isinstance(event, Progress):

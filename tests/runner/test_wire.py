@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner import wire
-from runner.wire import MOST_DEPTH, WireFault, decode, encode, message
+from runner.wire import MOST_DEPTH, MOST_VALUES, WireFault, decode, encode, message
 
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
-CAUSES = {"bad_json", "bom", "bad_number", "too_deep", "duplicate_key"}
+CAUSES = {"bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"}
 
 
 def nested(depth: int) -> bytes:
@@ -101,6 +101,8 @@ def test_values(raw: bytes, value: Any) -> None:
         (b'{"a":' * 129 + b"1" + b"}" * 129, "too_deep"),
         (combed(MOST_DEPTH + 1), "too_deep"),
         (b"[" * 1_000_000, "too_deep"),
+        (b"[" + b"0," * MOST_VALUES + b"0]", "too_many_values"),
+        (b"[" + b"[]," * (MOST_VALUES // 2 + 1) + b"0]", "too_many_values"),
         (b'["\\\\",' + nested(MOST_DEPTH) + b"]", "too_deep"),
         (b'["\\"",' + nested(MOST_DEPTH) + b"]", "too_deep"),
         (b'{"id":1,"id":1}', "duplicate_key"),
@@ -119,6 +121,11 @@ def test_faults(raw: bytes, cause: str) -> None:
 @pytest.mark.parametrize("raw", [nested(MOST_DEPTH), combed(MOST_DEPTH), b'{"a":' * 128 + b"1" + b"}" * 128])
 def test_as_deep_as_it_may_be(raw: bytes) -> None:
     assert decode(raw) == json.loads(raw)
+
+
+def test_as_many_values_as_there_may_be() -> None:
+    assert len(decode(b"[" + b"0," * (MOST_VALUES - 1) + b"0]")) == MOST_VALUES
+    assert decode(b'["' + b"," * (MOST_VALUES + 1) + b'"]')  # these are one
 
 
 def test_depth_does_not_depend_on_the_stack() -> None:

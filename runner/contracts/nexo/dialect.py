@@ -101,6 +101,7 @@ class NexoDialect:
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
         self._published = 0
+        self._publications: dict[int, Mapping[str, Any]] = {}  # ticket -> event, of what is on its way
         self._counters: dict[str, int] = {}
 
     # --- what a session asks of every dialect ---------------------------------------------------------------
@@ -314,8 +315,8 @@ class NexoDialect:
             return self._dropped("no_event", topic)
         self._published += 1
         # Nobody is answered, so the number need only be one of its own: questions have positive ones.
-        call = HostCall(-self._published, "broker.publish", event, expects_answer=False)
-        return (call, Notice("published", event))
+        self._publications[-self._published] = event
+        return (HostCall(-self._published, "broker.publish", event, expects_answer=False),)
 
     def _dropped(self, reason: str, topic: object, why: str = "") -> Events:
         self._count(f"dropped_{reason}")
@@ -440,8 +441,11 @@ class NexoDialect:
     # --- answers to the plugin ------------------------------------------------------------------------------
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        if ticket < 0 and answer.error is not None:  # of an event that was let through here
-            return self._dropped("broker_error", "", answer.error[1])
+        event = self._publications.pop(ticket, None)
+        if event is not None and answer.error is not None:
+            return self._dropped("broker_error", event["topic"], answer.error[1])
+        if event is not None:
+            return (Notice("published", event),)
         if self._questions.pop(ticket, None) is None:
             return ()
         return self._reply(ticket, answer)

@@ -27,6 +27,8 @@ FINISH_REASONS = ("stop", "length", "tool_use")
 def refused(method: str, why: Why) -> Answer:
     if why == "unknown":
         return Answer(error=(NOT_FOUND, f"method not found: {quoted(method)}", None))
+    if why == "absent" and method == "broker.publish":
+        return Answer()  # no broker of ours, but whoever listens to the session's events has it
     if why == "busy":
         return Answer(error=(INTERNAL, "the host is busy with your other requests", None))
     return Answer(error=(INTERNAL, f"{METHODS.get(method, 'service')} not configured", None))

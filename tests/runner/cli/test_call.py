@@ -819,6 +819,40 @@ def test_stderr_that_nobody_reads_costs_nothing(runner_as_user: Caller, copied: 
     assert process.wait(_SECONDS) == 0
 
 
+def test_a_signal_while_nobody_reads_the_result(runner_as_user: Caller, copied: Copy) -> None:
+    """Half a result is none: interrupted, it says so; not interrupted, all of it comes, however late."""
+    text = "x" * (1 << 20)
+    manifest = copied("mcp_bare")
+    words = ("call", "--server", "legacy", manifest, "echo", "--input", "-")
+    for number in (None, signal.SIGTERM):
+        process = runner_as_user.start(*words)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with process:
+            process.stdin.write(json.dumps({"text": text}).encode())
+            process.stdin.close()
+            first = process.stdout.read(1)  # the rest fills the pipe
+            if number is not None:
+                process.send_signal(number)
+                status = process.wait(_SECONDS)  # although nobody reads on
+                assert (status, b"cancelled in call" in process.stderr.read()) == (EXIT["cancelled"], True)
+            rest = process.stdout.read()
+        if number is None:
+            assert process.returncode == 0
+            assert json.loads(first + rest)["structuredContent"] == {"text": text}
+
+
+def test_who_a_plugin_says_it_is_stands_in_the_report(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    where = runner_as_user.home / "report.json"
+    folder = rune(plugin_dir, write_file, plugin_id="somebody-else")
+    done = runner_as_user("call", "--report", where, folder, "echo")
+    assert done.returncode == EXIT["handshake_failed"]
+    report = json.loads(where.read_text())
+    assert faults(report) == []
+    assert (report["plugin"]["id"], report["session"]["claimed_id"]) == ("r", "somebody-else")
+
+
 def test_stderr_that_is_full_holds_up_no_clock(runner_as_user: Caller, plugin_dir: Path) -> None:
     """Its reader lives and does not read, while the plugin has notices without end."""
     manifest = misbehaviour.plugin(plugin_dir, "flood_garbage", "nexo")

@@ -63,6 +63,8 @@ class Host:
             elif isinstance(event, HostCall) and event.expects_answer:
                 self.do(self.dialect.emit(event.ticket, "piece"))
                 self.do(self.dialect.answer(event.ticket, self.answers[event.method]))
+            elif isinstance(event, HostCall):
+                self.do(self.dialect.answer(event.ticket, Answer()))
 
     def until(self, *kinds: type) -> Any:
         """The first event of one of these kinds that is still to come, or has come and was not asked for."""

@@ -84,7 +84,6 @@ ALL = Services(memory=Memory(), llm=Model(SAID), broker=Board())
         # Who is not there answers before the params are looked at.
         ("memory.recall", {}, Services(), ("*",), -32603, "memory not configured"),
         ("llm.complete", {}, Services(), ("*",), -32603, "llm not configured"),
-        ("broker.publish", {}, Services(), ("*",), -32603, "broker not configured"),
         ("memory.recall", {}, ALL, (), -32603, "memory not configured"),
         ("llm.complete", CHAT, ALL, ("memory.*",), -32603, "llm not configured"),
         ("tool.dispatch", {}, ALL, ("*",), -32601, "method not found: 'tool.dispatch'"),
