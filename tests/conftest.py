@@ -119,6 +119,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         f"needs(*capabilities): skip, with the reason, where one is missing ({', '.join(_CAPABILITIES)})",
     )
+    # Started with nohup, all that we start would ignore it too.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

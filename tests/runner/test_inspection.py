@@ -741,16 +741,28 @@ def test_a_line_without_an_end_costs_a_line(runner_as: Caller, plugin_dir: Path,
     server = {"command": "/usr/bin/cat", "args": ["/dev/zero"]}
     write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"endless": server}}))
     report = runner_as.home / "report.json"
-    process = runner_as.start("exec", "--inspect", "--report", str(report), plugin_dir)
-    with process:
-        assert process.stdout is not None and process.stdout.read() == b""
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 137
-    assert used.ru_maxrss << 10 < 150 << 20  # an interpreter, its imports, and 16 MiB two or three times
+    command = runner_as.command("exec", "--inspect", "--report", str(report), plugin_dir)
+    done = subprocess.run(
+        ["/usr/bin/python3", "-ISc", _MEASURED, *command], env=runner_as.environ, cwd="/", capture_output=True
+    )
+    assert done.stdout == b"", done.stderr
+    status, kibibytes = map(int, done.stderr.split()[-2:])
+    assert status == 137
+    assert kibibytes << 10 < 150 << 20  # an interpreter, its imports, and 16 MiB two or three times
     document = json.loads(report.read_text())
     assert document["outcome"]["cause"] == "frame_too_large"
     assert 16 << 20 <= document["inspection"]["to_host"]["withheld"] <= 17 << 20
+
+
+# By a small process: what a child of a large one takes is never less than its parent took.
+_MEASURED = """
+import os, sys
+pid = os.fork()
+if not pid:
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status, used = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_maxrss, file=sys.stderr)
+"""
 
 
 @pytest.mark.usefixtures("nothing_left")
