@@ -106,6 +106,9 @@ def look(places: list[str], shared: list[str]) -> Held:
     from sandbox.mounts import read_mounts
 
     gc.collect()
+    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (`case Bind(…)`
+    # does that) takes another place each time, until all are taken.
+    sys._clear_type_cache()
     children = []
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/children", "rb") as file:
