@@ -106,8 +106,8 @@ def look(places: list[str], shared: list[str]) -> Held:
     from sandbox.mounts import read_mounts
 
     gc.collect()
-    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (`case Bind(…)`
-    # does that) takes another place each time, until all are taken.
+    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (as `case` does
+    # with a class) takes another place each time, until all are taken.
     sys._clear_type_cache()
     children = []
     for task in os.listdir("/proc/self/task"):
@@ -156,6 +156,7 @@ def soak(
     leaking: bool = False,
 ) -> list[Held]:
     """What it holds after the first `warm_up` launches, and after all. `leaking`: one of each, each time."""
+    import json
     import os
     import threading
     from contextlib import ExitStack
@@ -165,7 +166,7 @@ def soak(
     from sandbox.mounts import read_mounts
     from sandbox.spec import Limits
 
-    held = []
+    held: list[str] = []  # as text: the first listing must not be among the objects of the second
     forgotten: list[object] = []
     over = threading.Event()
     with ExitStack() as stack:
@@ -196,8 +197,8 @@ def soak(
             if leaking:
                 leak(number)
             if number in (warm_up, launches):
-                held.append(look(places, shared))
-    return held
+                held.append(json.dumps(look(places, shared)))
+    return [json.loads(each) for each in held]
 
 
 def grown(before: Held, after: Held, rss: int, objects: int, shared: int) -> dict[str, str]:
