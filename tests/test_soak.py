@@ -106,8 +106,8 @@ def look(places: list[str], shared: list[str]) -> Held:
     from sandbox.mounts import read_mounts
 
     gc.collect()
-    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (as `case` does
-    # with a class) takes another place each time, until all are taken.
+    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (`case` does,
+    # of a class) takes another place each time, until all are taken.
     sys._clear_type_cache()
     children = []
     for task in os.listdir("/proc/self/task"):
