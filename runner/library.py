@@ -23,6 +23,7 @@ from runner.manifest import Loaded, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
+from runner.report import Outcome
 from runner.session import OnProgress, Session
 from sandbox.grants import Overrides
 from sandbox.spec import Limits, is_variable_name
@@ -201,6 +202,10 @@ async def open_plugin(
     one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
     async with AsyncExitStack() as stack:
         session = None if one_shot else await stack.enter_async_context(beginning.session())
+        if session is not None and session.is_one_shot:
+            # Changed since we read it. Such a plugin has one clock, for one call: without that it has none.
+            message = "the manifest was changed while the plugin was opened"
+            raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
         plugin = session.prepared.plugin if session is not None else plugin
         assert plugin is not None  # else the warden has said what is wrong with the manifest
         opened = OpenPlugin(plugin, session, beginning)

@@ -98,7 +98,7 @@ class Session:
         self._outbox = Outbox()
         self._tokens = 0
         self._waiters: dict[int, _Waiter] = {}
-        self._serving: dict[int, trio.CancelScope] = {}
+        self._serving: dict[int, tuple[HostCall, trio.CancelScope]] = {}  # by ticket
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](_BACKLOG)
         self._phase: Phase = "launch"
         self._ready = trio.Event()
@@ -312,7 +312,7 @@ class Session:
                 self._tell(event)
             case HostCallCancelled(ticket):
                 if ticket in self._serving:
-                    self._serving[ticket].cancel()
+                    self._serving[ticket][1].cancel()
             case Notice():
                 if event.kind == "stdout":
                     self._minutes.strayed(event.value)
@@ -344,6 +344,10 @@ class Session:
             self._verdict = outcome
             self._cage.kill()
             self._end_waiting()
+            # No more work for it: its answers would go nowhere. What it had published is published.
+            for call, scope in self._serving.values():
+                if call.expects_answer:
+                    scope.cancel()
 
     def _end_waiting(self) -> None:
         self._over.set()
@@ -460,7 +464,8 @@ class Session:
         for event in self._dialect.feed(message):
             if isinstance(event, HostCall):
                 # It may be taken back before its task has run for the first time.
-                scope = self._serving[event.ticket] = trio.CancelScope()
+                scope = trio.CancelScope()
+                self._serving[event.ticket] = event, scope
                 nursery.start_soon(self._serve, event, scope)
                 asked = True
             else:

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from runner import warden
+from runner.manifest import contract, contract_names
 from runner.prepare import Invocation
 from runner.warden import Gear, Order
 from sandbox.value import NamedTuple
@@ -117,16 +118,10 @@ def _preload() -> None:
     that was read once is remembered."""
     from importlib import import_module
 
-    for name in (
-        "hashlib",
-        "runner.contracts.mcp",
-        "runner.contracts.nexo",
-        "runner.contracts.rune",
-        "sandbox.bwrap",
-        "sandbox.disk",
-        "sandbox.units",
-    ):
+    for name in ("hashlib", "sandbox.bwrap", "sandbox.disk", "sandbox.units"):
         import_module(name)
+    for name in contract_names():
+        contract(name)
 
 
 # --- in the host -----------------------------------------------------------------------------------------

@@ -82,6 +82,16 @@ async def test_who_may_ask_what(
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(("allowed", "why"), [((), "denied"), (("*",), "absent")])
+async def test_of_what_expects_no_answer_the_policy_is_asked_first(
+    autojump_clock: trio.testing.MockClock, allowed: tuple[str, ...], why: str
+) -> None:
+    """That nobody is there to take it does not refuse it everywhere: then whoever listens may have it."""
+    told = HostCall(1, "roots/list", None, expects_answer=False)
+    assert await gate(allowed=allowed).answer(told, emit) == Answer(error=(-1, why, None))
+
+
+@pytest.mark.trio
 async def test_what_is_counted_is_not_what_the_plugin_makes_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

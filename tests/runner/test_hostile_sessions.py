@@ -236,7 +236,99 @@ hear()
     assert failed.is_set() and session.report["outcome"]["code"] == "ok"
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_who_broke_the_protocol_is_not_served_on(
+    plugin_dir: Path, write_file: Write, sessions: None, breaks: bool
+) -> None:
+    """Also as long as the session is not closed: a service may cost money."""
+    begun, given_up = trio.Event(), trio.Event()
+
+    class Hanging:
+        async def roots(self) -> Sequence[Mapping[str, Any]]:
+            begun.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                given_up.set()
+            raise AssertionError
+
+    breach = 'print("NaN", flush=True)' if breaks else ""
+    code = f"""
+hello()
+m = hear()
+say(id="q", method="roots/list")
+say(id=m["id"], result=text("x"))
+hear()
+{breach}
+time.sleep(60)
+"""
+    with trio.fail_after(SECONDS):
+        async with hosted(write_file, plugin_dir, code, Services(roots=Hanging())) as session:
+            await session.call(TOUCH)
+            await begun.wait()
+            with pytest.raises(PluginFailure) as caught:
+                await session.call(TOUCH, seconds=1.0)
+            assert caught.value.outcome.code == ("malformed_response" if breaks else "timeout")
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            assert given_up.is_set() == breaks
+    assert given_up.is_set()
+
+
 # --- Bad luck ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """Answer and end can be seen in one turn of the scheduler, and then the end is looked at first."""
+    for answered in (True, False):
+        answer = 'say(id=m["id"], result="done")' if answered else ""
+        manifest = nexo(write_file, plugin_dir / str(answered), f"hello()\nm = hear()\n{answer}\n")
+        async with opened(manifest) as session:
+            woken, wake = session._waiters, session._wake
+
+            def held(token: int, answer: Any, wake: Any = wake, session: Any = session) -> None:
+                """The caller is told, but not yet: after the end was judged."""
+                event, session._waiters[token].woken = session._waiters[token].woken, trio.Event()
+                wake(token, answer)
+                session._late = event
+
+            session._wake = held
+            outcome: list[str] = []
+
+            async def ask(session: Any = session, outcome: list[str] = outcome) -> None:
+                try:
+                    outcome.append(await session.call(DO))
+                except PluginFailure as failure:
+                    outcome.append(failure.outcome.cause)
+
+            with trio.fail_after(SECONDS):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask)
+                    await session._over.wait()
+                    if answered:
+                        assert len(woken) == 1  # he still has it before him
+                        session._late.set()
+        assert outcome == (["done"] if answered else ["exit:0"])
+        assert session.report["outcome"]["code"] == ("ok" if answered else "crashed")
+
+
+@pytest.mark.trio
+async def test_noise_is_silence(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    """A server of the older era that ignores what it does not know, and prints while it starts."""
+    code = """
+import select
+while not select.select([0], [], [], 0.1)[0] or "initialize" not in (m := hear())["method"]:
+    print("still warming up", flush=True)
+version = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "n", "version": "1"}}
+say(id=m["id"], result=version)
+hear()
+"""
+    with trio.fail_after(SECONDS):
+        async with opened(mcp(write_file, plugin_dir, code), limits={"handshake": 15.0}) as session:
+            assert session.identity.protocol == "2025-11-25"
 
 
 @pytest.mark.trio

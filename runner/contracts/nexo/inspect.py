@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.nexo import clocks, topics
-from runner.contracts.nexo.dialect import FRAME_LIMIT, NexoDialect
+from runner.contracts.nexo import clocks, handshake, topics
+from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.dialect import Setting, Violation
 from runner.overheard import Answered, Overheard
 from sandbox.diagnostic import quoted
 
 
 def make(setting: Setting) -> Inspector:
-    return Inspector(setting._replace(config=None))
+    return Inspector(setting)
 
 
 class Inspector:
@@ -21,7 +21,7 @@ class Inspector:
 
     def __init__(self, setting: Setting) -> None:
         self._overheard = Overheard()
-        self._handshake = _Handshake(setting)
+        self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
         # The host's variables are the runner's: it was started by it.
         self.handshake_seconds = clocks.of(setting.environ).seconds("initialize")
@@ -56,9 +56,12 @@ class Inspector:
         self.awaiting = False
         if answer.error is not None:
             return None  # the host sees that it refuses, and knows what to do
-        fault = self._handshake.fault(answer.result)
-        self.handshaken = fault is None
-        return fault
+        try:
+            handshake.welcome(answer.result, self._plugin)
+        except handshake.HandshakeFault as fault:
+            return Violation("handshake_failed", str(fault), fault.cause, fault.hint)
+        self.handshaken = True
+        return None
 
     def _published(self, params: Any) -> Violation | None:
         given = params if isinstance(params, dict) else {}
@@ -75,10 +78,3 @@ class Inspector:
                 hint = "name the topic in [plugin.capabilities.broker] publish, or the channel it belongs to"
                 return Violation("capability_not_allowed", message, "topic", hint)
         return None
-
-
-class _Handshake(NexoDialect):
-    """The dialect's word on an answer to initialize."""
-
-    def fault(self, result: Any) -> Violation | None:
-        return next((event for event in self._initialized(result) if isinstance(event, Violation)), None)
