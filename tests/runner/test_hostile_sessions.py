@@ -315,6 +315,31 @@ async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
         assert session.report["outcome"]["code"] == ("ok" if answered else "crashed")
 
 
+def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """Else it would end the session's ears, and come out of it in a group."""
+    manifest = nexo(write_file, plugin_dir, 'hello()\nm = hear()\nprint("x", flush=True)\nhear()\n')
+    seen: list[Session] = []
+
+    async def main() -> None:
+        with trio.fail_after(SECONDS):
+            async with opened(manifest, made=seen.append) as session:
+                read = session._dialect.read
+
+                def interrupted(raw: bytes) -> Any:
+                    signal.raise_signal(signal.SIGINT)  # while the task runs that reads
+                    return read(raw)
+
+                session._dialect.read = interrupted
+                await session.call(DO)
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    report = seen[0].report
+    assert report is not None and report["session"]["frames"] == 2
+
+
 @pytest.mark.trio
 async def test_noise_is_silence(plugin_dir: Path, write_file: Write, sessions: None) -> None:
     """A server of the older era that ignores what it does not know, and prints while it starts."""
