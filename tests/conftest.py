@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
 import re
@@ -159,6 +160,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("--part")
     wanted = [
@@ -171,6 +173,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
         items[:] = wanted
     for item in items:
+        # What is made once for a module is not made by each worker anew.
+        for name, fixtures in getattr(item, "_fixtureinfo").name2fixturedefs.items():  # noqa: B009 -- pytest's own
+            if fixtures[-1].scope == "module":
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         for name in sorted(needs):
             if name not in _CAPABILITIES:
@@ -288,7 +294,13 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
     become = _become_user() if name == "user" else []
     uid = USER_UID if become else os.geteuid()
     if become:
-        python, pythonpath = request.getfixturevalue("_code_for_everybody")
+        try:
+            python, pythonpath = request.getfixturevalue("_code_for_everybody")
+        except pytest.skip.Exception:
+            # Counted in the summary, whether the test is marked or not.
+            if ("needs", "user") not in request.node.user_properties:
+                request.node.user_properties.append(("needs", "user"))
+            raise
     else:
         python, pythonpath = (sys.executable,), str(ROOT)
     with _public_directory() as parent:
@@ -355,9 +367,17 @@ def _code_for_everybody() -> Iterator[tuple[tuple[str, ...], str]]:
             if works(python, pythonpath):
                 yield (python,), pythonpath
                 return
-        pytest.fail(
-            f"an ordinary user can use neither {sys.executable} nor a {version} in /usr: run scripts/test"
-        )
+        pytest.skip(unreachable(os.path.realpath(sys.executable), version))
+
+
+def unreachable(python: str, version: str) -> str:
+    """Why an ordinary user cannot run our interpreter."""
+    closed = [str(path) for path in Path(python).parents if not path.stat().st_mode & 0o001]
+    why = f"only its owner may enter {closed[-1]}" if closed else "it does not work for them"
+    return (
+        f"needs an interpreter that an ordinary user can run: not {python} ({why}),"
+        f" and there is no {version} with the same packages in /usr/bin or /usr/local/bin"
+    )
 
 
 # --- Places ------------------------------------------------------------------------------------------------
@@ -414,7 +434,7 @@ class Traces:
 
 
 def traces() -> Traces:
-    """This machine's mounts, and files and cgroups where the runner makes some. Others' are among them."""
+    """This machine's mounts, files where the runner may put some, and cgroups of runners that are gone."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     files = {str(path) for path in Path("/run/runner").rglob("*")} - {"/run/runner/uids"}
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
@@ -430,7 +450,22 @@ def traces() -> Traces:
         # The leaf of its own that a runner moves to on v2 stays until its unit goes.
         if name.startswith("runner-") and not name.endswith("-self")
     }
-    return Traces(frozenset(mounts), frozenset(files), frozenset(groups))
+    return Traces(frozenset(mounts), frozenset(files), frozenset(filter(_has_no_runner, groups)))
+
+
+def _has_no_runner(group: str) -> bool:
+    """A runner locks its groups as long as it lives."""
+    try:
+        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False  # gone since the listing, or another user's
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner|bwrap|bubblewrap)")
@@ -556,9 +591,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         deadline = time.monotonic() + _LEFT_SECONDS
         while left and time.monotonic() < deadline:
             time.sleep(0.1)
-            left = left_by_run(before)
+            left &= left_by_run(before)
         if left:
-            session.config.stash[_LEFT] = left
+            session.config.stash[_LEFT] = sorted(left)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -566,12 +601,11 @@ def _is_first_process(config: pytest.Config) -> bool:
     return not hasattr(config, "workerinput") and not config.option.collectonly
 
 
-def left_by_run(before: Traces) -> list[str]:
+def left_by_run(before: Traces) -> set[str]:
     """What is new and could be this run's by its name."""
-    found = [
+    found = {
         line
         for line in traces().since(before)
         if line.startswith("/") or re.search(r" /\S*(/rt-|runner|bwrap)|nsfs", line)
-    ]
-    found += [f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(TEMP_PREFIX)]
-    return sorted(found)
+    }
+    return found | {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(TEMP_PREFIX)}

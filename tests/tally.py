@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Tally:
         return cls(Counter(told["counts"]), Counter(told["ran"]), skipped, Counter(told["seconds"]))
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+        path.write_text(json.dumps(vars(self)))
 
     def add(self, other: Tally) -> None:
         self.counts += other.counts
