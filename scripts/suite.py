@@ -59,7 +59,8 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
         whole.add(tally)
         if code == INTERRUPTED or (code not in (0, NO_TESTS) and {"-x", "--exitfirst"} & set(arguments)):
             break
-    _section("what the machine let us test", whole.needs())
+    if whole.needs():
+        _section("what the machine let us test", whole.needs())
     _section(f"the slowest {len(whole.slowest())}", whole.slowest())
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", ())
