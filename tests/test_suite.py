@@ -165,7 +165,7 @@ def test_marked(machine_as_before: None) -> None:
 """
 
 
-@pytest.mark.launches
+@pytest.mark.machine
 def test_only_marked_tests_may_count_what_is_on_the_machine(tmp_path: Path) -> None:
     done = run(tmp_path / "it", COUNTS)
     assert "1 passed, 1 error" in done.stdout, done.stdout
@@ -319,7 +319,7 @@ def test_one_exit_code(codes: Sequence[int], code: int) -> None:
     assert worst(codes) == code
 
 
-@pytest.mark.launches
+@pytest.mark.machine
 def test_parts_are_told_together(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

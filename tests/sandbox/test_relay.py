@@ -372,6 +372,7 @@ def test_a_sink_that_is_not_for_writing_is_not_opened_for_it(make: MakeSink, tmp
         os.close(fd)
 
 
+@pytest.mark.machine
 def test_a_new_terminal_is_not_made_by_writing_to_a_master() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
