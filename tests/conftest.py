@@ -468,7 +468,8 @@ def _has_no_runner(group: str) -> bool:
     return True
 
 
-_MADE_BY_THE_RUNNER = re.compile(r"\.*(runner|bwrap|bubblewrap)")
+# A cache is meant to stay.
+_MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
 def descendants() -> set[int]:
