@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,11 +158,23 @@ def environment(python: Python) -> tuple[Python, list[str]]:
         if mark.exists() and mark.read_text().startswith(wanted):
             return inside, mark.read_text().splitlines()[1:]
         print(f"building {venv.name}", flush=True)
-        # Without pip, which Debian packages apart: ours installs into it.
-        _run([str(python.path), "-m", "venv", "--clear", "--without-pip", str(venv)])
+        _make(python, venv)
         lacking = [] if _installs(inside, "--editable", f"{ROOT}[dev]") else _one_by_one(inside)
         mark.write_text(wanted + "".join(f"{each}\n" for each in lacking))
     return inside, lacking
+
+
+def _make(python: Python, venv: Path) -> None:
+    make = [str(python.path), "-m", "venv", "--clear", str(venv)]
+    try:
+        _run(make)
+    except NotInstallable:  # Debian packages ensurepip apart
+        _run([*make, "--without-pip"])
+        with tempfile.TemporaryDirectory() as folder:
+            _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "pip"])
+            (wheel,) = Path(folder).iterdir()
+            # pip can run from its own wheel. Ours would run there as well, unless it is older than that Python.
+            _run([str(venv / "bin/python"), f"{wheel}/pip", "install", "--quiet", str(wheel)])
 
 
 def _one_by_one(python: Python) -> list[str]:
@@ -180,9 +193,9 @@ _last_words = ""
 
 def _installs(python: Python, *what: str) -> bool:
     global _last_words
-    pip = [sys.executable, "-m", "pip", "--python", str(python.path), "--disable-pip-version-check"]
+    pip = [str(python.path), "-m", "pip", "--disable-pip-version-check", "install", "--use-pep517"]
     try:
-        _run([*pip, "install", "--use-pep517", *what])
+        _run([*pip, *what])
     except NotInstallable as error:
         _last_words = str(error)
         return False
@@ -193,5 +206,5 @@ def _run(argv: Sequence[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if line.lower().startswith("error")]
+        errors = [line for line in said if re.match("error: (?!exception)", line, re.IGNORECASE)]
         raise NotInstallable((errors or said or [f"{shlex.join(argv)} failed"])[-1])

@@ -104,9 +104,14 @@ def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
         path = Path(folder, "tally.json")
         argv = [str(python.path), "-m", "pytest", "--tally", str(path), *arguments]
         _flush()
-        code = _wait(subprocess.Popen(argv, cwd=ROOT))
+        code = _wait(subprocess.Popen(argv, cwd=ROOT, env=_environ()))
         # Without one, pytest has not come to an end: its exit code says so.
         return code, Tally.read(path) if path.exists() else Tally()
+
+
+def _environ() -> dict[str, str]:
+    """Without PYTHONDONTWRITEBYTECODE: each process of a run would compile all tests anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from sandbox.cgroups import sweep
@@ -154,6 +155,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "machine: counts what is left on the machine, or uses up something of it; runs alone",
     )
+    # How long one example takes says more of the machine's load than of the code.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
     config.pluginmanager.register(bounds)
     config.pluginmanager.register(quick)
     # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
