@@ -282,7 +282,7 @@ import json, socket, time
 held, sent, server = [], 0, socket.socket()
 server.bind(("127.0.0.1", 0))
 server.listen(5)
-while sent < {enough} and len(held) < 800:
+while sent < {enough} and len(held) < 400:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     client.connect(server.getsockname())
