@@ -288,7 +288,7 @@ while sent < {enough} and len(held) < 400:
     client.connect(server.getsockname())
     held += [client, server.accept()[0]]
     client.setblocking(False)
-    for _ in range(8):
+    for _ in range(4):
         try:
             sent += client.send(b"x" * (1 << 20))
         except OSError:
