@@ -489,6 +489,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
+    "cache": lambda machine: conditions.remembered(),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),

@@ -3,12 +3,12 @@
     scripts/container-filter            write the file
     scripts/container-filter --plain    print the filter without the runner's additions, for comparison
 
-It is what Docker allows by default to a container without added capabilities, plus the calls the cage is built
-with (ADDITIONS). The form is the common one of Docker, Podman and Kubernetes: a flat list. Docker's own file
-makes entries depend on capabilities ("includes"); containerd ignores those words and would allow all of them.
+It is what Docker allows by default to a container without added capabilities, plus the calls the cage is
+built with (ADDITIONS). The form is the common one of Docker, Podman and Kubernetes: a flat list. Docker's own
+file makes entries depend on capabilities ("includes"); containerd ignores those words and would allow them all.
 
 The list is put together from our own verdicts: what the profile for plugins allows (policies/seccomp/
-default.toml), and what Docker allows beyond that. So no call that a plugin may make is refused by the container.
+default.toml), and what Docker allows beyond that. So the container refuses no call that a plugin may make.
 64-bit programs only: the runner starts no others, and each further architecture is another kernel interface.
 """
 

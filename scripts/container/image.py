@@ -1,7 +1,7 @@
 """The Dockerfile's steps, done without a container engine: mmdebstrap for FROM, runc for RUN.
 
-The Dockerfile itself is read, so that what is tested is what it says. A word in it that is not known here is an
-error, never passed over.
+The Dockerfile itself is read, so that what is tested is what it says. A word in it that is not known here is
+an error, never passed over.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def _run(step: Instruction, root: Path, directory: str, environment: dict[str, s
     for path in new:  # what runc made to mount on
         path.rmdir() if path.is_dir() else path.unlink()
     if done.code:
-        raise BuildError(f"RUN {step.rest}\nended with {done.code}:\n{done.output[-1500:]}{done.error[-1500:]}")
+        raise BuildError(
+            f"RUN {step.rest}\nended with {done.code}:\n{done.output[-1500:]}{done.error[-1500:]}"
+        )
 
 
 def _registries() -> list[Path]:

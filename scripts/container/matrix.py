@@ -1,8 +1,8 @@
 """The image of the Dockerfile in containers of every kind, and what plugins do there: one row for each.
 
-Two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid namespaces of its own,
-builds the image and runs the containers: when it ends, however it ends, the kernel has removed its mounts and
-processes, and what is left are files and empty cgroups.
+Two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid namespaces of its
+own, builds the image and runs the containers: when it ends, however it ends, the kernel has removed its mounts
+and processes, and what is left are files and empty cgroups.
 """
 
 from __future__ import annotations
@@ -153,9 +153,7 @@ class Bench:
         held = lower.stat()
         os.chown(layer / "upper", held.st_uid, held.st_gid)
         options = f"lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work"
-        subprocess.run(
-            ["mount", "-t", "overlay", "overlay", "-o", options, str(layer / "root")], check=True
-        )
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(layer / "root")], check=True)
         try:
             yield layer / "root"
         finally:
@@ -271,7 +269,7 @@ def _plugin(bench: Bench, program: str) -> Iterator[Path]:
             home = folder / name
             home.mkdir()
             (home / "nexo-plugin.toml").write_text(
-                f'[plugin]\nid = "{name}"\nversion = "1.0.0"\nname = "{name}"\ndescription = "For one test."\n'
+                f'[plugin]\nid = "{name}"\nversion = "1.0.0"\nname = "{name}"\ndescription = "d"\n'
                 'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "./plugin.py"\n'
             )
             (home / "plugin.py").write_text(program)
@@ -351,7 +349,16 @@ def outer(arguments: argparse.Namespace) -> int:
         signal.signal(number, _leave)
     work = Path(tempfile.mkdtemp(prefix="runner-test-container-", dir="/var/tmp"))
     work.chmod(0o711)
-    argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    argv = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]
     argv += [sys.executable, "-m", "scripts.container.matrix", "--inside", str(work)]
     argv += ["--image", str(arguments.image.resolve())] if arguments.image else []
     argv += [word for each in arguments.only for word in ("--only", each)]
@@ -406,7 +413,9 @@ def main() -> int:
     parser.add_argument(
         "--image", type=Path, metavar="DIRECTORY", help="keep the built image there, and use it the next time"
     )
-    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="rows with this in their name")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD", help="rows with this in their name"
+    )
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

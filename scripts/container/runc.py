@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 # What Docker gives a container's root.
@@ -41,7 +43,7 @@ class Mount(NamedTuple):
 class Config(NamedTuple):
     root: Path
     argv: tuple[str, ...]
-    environment: dict[str, str] = {}
+    environment: Mapping[str, str] = MappingProxyType({})
     user: tuple[int, int] = (0, 0)
     directory: str = "/"
     capabilities: tuple[str, ...] = DOCKER_CAPABILITIES
@@ -174,7 +176,9 @@ class Runc:
         return [
             mount("/proc", "proc", *shut),
             mount("/dev", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
-            mount("/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+            mount(
+                "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"
+            ),
             mount("/sys", "sysfs", *shut, "ro"),
             mount("/sys/fs/cgroup", "cgroup", *shut, "ro"),
             mount("/dev/mqueue", "mqueue", *shut),
