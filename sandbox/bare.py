@@ -17,7 +17,7 @@ from typing import NoReturn
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
-from sandbox.spawner import be_found, join_cgroups, set_rlimits
+from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005
@@ -104,16 +104,16 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
     parent = os.getpid()
     with ExitStack() as stack:
         # All that can fail comes before the plugin starts: from then on there must be somebody to end it.
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, null)
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
         stack.callback(os.close, status_r)
         prctl.set_child_subreaper(True)
-        pid = os.fork()
+        pid, born_inside = fork_into(doors)
         if pid == 0:
-            _become(plan, bounds, doors, parent, status_w)
+            _become(plan, bounds, doors, born_inside, parent, status_w)
         try:
             cell = BareCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
@@ -156,7 +156,9 @@ def _start_clock(deadline: float, cell: BareCell) -> None:
         os._exit(0)
 
 
-def _become(plan: LaunchPlan, bounds: Bounds, doors: tuple[int, ...], parent: int, status_w: int) -> NoReturn:
+def _become(
+    plan: LaunchPlan, bounds: Bounds, doors: CgroupDoors, born_inside: bool, parent: int, status_w: int
+) -> NoReturn:
     """In the child."""
     import prctl
 
@@ -164,7 +166,7 @@ def _become(plan: LaunchPlan, bounds: Bounds, doors: tuple[int, ...], parent: in
         prctl.set_pdeathsig(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(125)
-        join_cgroups(doors)
+        join_cgroups(doors, born_inside=born_inside)
         be_found(() if bounds.cgroup is None else [os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
         if bounds.stderr != 2:

@@ -302,7 +302,7 @@ def launched(
             status=status_w,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup is not None else ()
+        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else spawner.CgroupDoors()
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
         started = time.monotonic()
         pid = spawner.spawn(_bounded(order, bounds, doors))
@@ -338,7 +338,7 @@ def _order(
     )
 
 
-def _bounded(order: spawner.Order, bounds: Bounds, doors: tuple[int, ...]) -> spawner.Order:
+def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -> spawner.Order:
     cgroup = bounds.cgroup
     return order._replace(
         rlimits=bounds.rlimits,

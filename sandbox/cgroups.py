@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from sandbox.hierarchies import Site
+from sandbox.spawner import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
@@ -108,16 +109,22 @@ class Cgroup:
         return tuple(group.fd for group in self.groups)
 
     @contextmanager
-    def doors(self) -> Iterator[tuple[int, ...]]:
-        """A descriptor of each cgroup.procs. The kernel asks for the rights of who opened it, so that the
-        child may join with its uid dropped."""
+    def doors(self) -> Iterator[CgroupDoors]:
+        """The ways in. The kernel asks for the rights of the process that opened a file, so the child may
+        join with its uid dropped."""
         with ExitStack() as stack:
-            fds = []
-            for group in self.groups:
-                fd = os.open(f"{group.path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+            def opened(path: str) -> int:
+                fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                fds.append(fd)
-            yield tuple(fds)
+                return fd
+
+            tasks = [opened(f"{group.path}/tasks") for group in self.groups if group.site.version == 1]
+            if self._unified is None:
+                yield CgroupDoors(tuple(tasks))
+            else:
+                procs = opened(f"{self._unified.path}/cgroup.procs")
+                yield CgroupDoors(tuple(tasks), self._unified.fd, procs)
 
     # --- what happens in it ---
 

@@ -28,11 +28,13 @@ _CLONE_PARENT = 0x00008000
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWPID = 0x20000000
+_CLONE_INTO_CGROUP = 0x200000000
+_MS_NOSUID = 0x2
+_MS_NODEV = 0x4
+_MS_NOEXEC = 0x8
 _MS_REC = 0x4000
 _MS_PRIVATE = 0x40000
 _PR_SET_PDEATHSIG = 1
-_PR_GET_DUMPABLE = 3
-_PR_SET_DUMPABLE = 4
 _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
@@ -41,6 +43,7 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 # capset(2): version 3 and "this process"; effective, permitted, inheritable, for the low and the high half.
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _CAPABILITIES = struct.Struct("=6I")
+_CAP_SETUID = 1 << 7
 _CAP_SYS_ADMIN = 1 << 21
 _OOM_SCORE = 500  # before anything of the host's
 
@@ -51,9 +54,13 @@ class _Numbers(NamedTuple):
     clone: int
     keyctl: int
     close_range: int
+    clone3: int
 
 
-_SYSCALLS = {"x86_64": _Numbers(56, 250, 436), "aarch64": _Numbers(220, 219, 436)}
+_SYSCALLS = {"x86_64": _Numbers(56, 250, 436, 435), "aarch64": _Numbers(220, 219, 436, 435)}
+
+# struct clone_args up to and with `cgroup`, eleven 64-bit words; all but these three stay zero.
+_CLONE_ARGS_WORDS, _CLONE_ARGS_FLAGS, _CLONE_ARGS_SIGNAL, _CLONE_ARGS_CGROUP = 11, 0, 4, 10
 
 # What a dead child says on the error pipe: index of the stage that failed, errno.
 _FAULT = struct.Struct("=ii")
@@ -61,6 +68,7 @@ _STAGES = (
     "follow the runner's death",
     "wait for the id mapping",
     "cut the host's mounts off",
+    "mount a fresh /proc",
     "start a session",
     "join a session keyring",
     "reset signals",
@@ -70,6 +78,7 @@ _STAGES = (
     "forbid new privileges",
     "close other files",
     "start a process",
+    "drop root's access to files",
     "join its cgroups",
     "be found in its cgroups",
     "set resource limits",
@@ -101,6 +110,24 @@ class SpawnError(Exception):
         self.errno = code
 
 
+class CgroupDoors(NamedTuple):
+    """Descriptors by which a single-threaded process gets into its cgroups.
+
+    Writing to a cgroup.procs takes a lock of the whole machine and waits for an RCU grace period, some 11 ms
+    each. The kernel does without for a thread that moves itself on v1, and for a process born into its group
+    on v2.
+    """
+
+    tasks: tuple[int, ...] = ()  # v1: each a `tasks` file, opened for writing
+    unified: int = -1  # v2: the group's directory
+    unified_procs: int = -1  # v2: its cgroup.procs, where clone3 does not work
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """What the program writes to. The directory is among what the keeper holds."""
+        return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
+
+
 class Order(NamedTuple):
     """Everything a child needs, decided beforehand: after the clone nothing is looked up or allocated."""
 
@@ -115,7 +142,7 @@ class Order(NamedTuple):
     ending: int = -1  # where the keeper tells how it ended; see read_ending
     hold: tuple[int, ...] = ()  # fds the keeper holds open for as long as anything lives
     umask: int = 0o077
-    cgroups: tuple[int, ...] = ()  # each a cgroup.procs; the program joins, the keeper does not
+    cgroups: CgroupDoors = CgroupDoors()  # the program joins, the keeper does not
     membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
     deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
     stderr: int = 2  # what the program gets for it
@@ -156,7 +183,8 @@ def spawn(order: Order) -> int:
             raise SpawnError("create a user and pid namespace", -pid)
         step = "map the plugin's ids"
         try:
-            _map_ids(pid, order)
+            if not order.drop:
+                _map_ids(pid, order)
             step = "raise the OOM score"
             _raise_oom_score(pid)
             os.write(go_w, b"g")
@@ -179,12 +207,24 @@ def spawn(order: Order) -> int:
     return pid
 
 
+# What the maker tells: how far it got, errno if it went no further, the child's pid.
+_MADE = struct.Struct("=iii")
+_MAKER_STAGES = ("drop the user id", "create a user and pid namespace", "map the plugin's ids")
+
+
 def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
-    """Clone by way of a process that has dropped the uid already: the child's pid, or minus clone's errno.
+    """Clone by way of a process that has dropped the uid already, and return the child's pid.
 
     A user namespace belongs to the uid that made it, and what is used inside (inotify instances, namespaces,
     locked memory, pending signals) counts against that uid's limits outside. Made by root, every plugin could
     use up root's. CLONE_PARENT: the child is the runner's own all the same.
+
+    The maker owns the namespace, so it can map the ids. Root could do that only with CAP_SYS_ADMIN, which it
+    does not have in most containers.
+
+    The maker keeps the *file system* uid of root, and the child inherits it. It lets the maker open its own
+    child in /proc, and lets the child start the program in a cgroup that belongs to root. It gives no
+    capability, and both processes drop it before any other program runs.
     """
     born_r, born_w = os.pipe2(os.O_CLOEXEC)
     try:
@@ -194,36 +234,65 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
         os.close(born_w)
         raise SpawnError("start a process", error.errno or errno.EAGAIN) from None
     if maker == 0:
-        dropped, made = False, -errno.EIO
+        stage, code, made = 0, errno.EIO, 0
         try:
             os.close(born_r)
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)
-            # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works.
-            libc = ctypes.PyDLL(None)
+            libc = ctypes.PyDLL(None, use_errno=True)
             libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
             os.setresuid(order.uid, order.uid, order.uid)
-            dropped = True
-            admin = _CAPABILITIES.pack(_CAP_SYS_ADMIN, _CAP_SYS_ADMIN, 0, 0, 0, 0)
-            libc.capset(_CAPABILITY_HEADER, admin)  # where root itself lacks it, the clone will say so
+            _keep_root_file_access(libc)
+            stage = 1
             made = clone(_CLONE_PARENT | _CLONE_NEWUSER | _CLONE_NEWPID, born_w)
+            if made < 0:
+                raise OSError(-made, "")
+            stage = 2
+            _map_ids(made, order)
+            code = 0
         except OSError as error:
-            made = -(error.errno or errno.EIO)
+            code = error.errno or errno.EIO
         finally:
             try:
-                os.write(born_w, _FAULT.pack(dropped, made))
+                os.write(born_w, _MADE.pack(stage, code, made))
             finally:
                 os._exit(0)  # also if the runner is gone: below us is its own stack
     os.close(born_w)
-    answer = os.read(born_r, _FAULT.size)
+    answer = os.read(born_r, _MADE.size)
     os.close(born_r)
     os.waitpid(maker, 0)
-    if len(answer) < _FAULT.size:
-        raise SpawnError("drop the user id", errno.EIO)  # somebody killed it
-    dropped, made = _FAULT.unpack(answer)
-    if not dropped:
-        raise SpawnError("drop the user id", -made)
+    if len(answer) < _MADE.size:
+        raise SpawnError(_MAKER_STAGES[0], errno.EIO)  # somebody killed it
+    stage, code, made = _MADE.unpack(answer)
+    if code:
+        if made > 0:
+            _reap(made)
+        raise SpawnError(_MAKER_STAGES[stage], code)
     return int(made)
+
+
+def _keep_root_file_access(libc: ctypes.CDLL) -> None:
+    """Become root again for the file system only, after the uid was dropped with its capabilities kept."""
+    # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. Root in a
+    # container lacks it and, without AppArmor, does not need it.
+    for wanted in (_CAP_SYS_ADMIN | _CAP_SETUID, _CAP_SETUID):
+        if libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(wanted, wanted, 0, 0, 0, 0)) == 0:
+            break
+    libc.setfsuid(0)
+    if _file_system_uid(libc) != 0:
+        raise OSError(errno.EPERM, "")
+
+
+def _drop_root_file_access(order: Order, libc: ctypes.CDLL) -> None:
+    if order.drop:
+        libc.setfsuid(order.uid)
+    if _file_system_uid(libc) != order.uid:
+        raise OSError(errno.EPERM, "")
+
+
+def _file_system_uid(libc: ctypes.CDLL) -> int:
+    """setfsuid tells the uid in force before the call; -1 is no uid, so that this call changes nothing."""
+    return int(libc.setfsuid(-1))
 
 
 def read_ending(fd: int) -> Ending | None:
@@ -235,9 +304,28 @@ def read_ending(fd: int) -> Ending | None:
     return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written)
 
 
-def join_cgroups(doors: Sequence[int]) -> None:
-    """Each a descriptor of a cgroup.procs."""
-    for door in doors:
+def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
+    """Fork: the child's pid (0 in the child), and whether it is in its v2 cgroup from birth.
+
+    The child has to be single-threaded, as after every fork.
+    """
+    if doors.unified >= 0 and (numbers := _SYSCALLS.get(os.uname().machine)) is not None:
+        arguments = (ctypes.c_uint64 * _CLONE_ARGS_WORDS)()
+        arguments[_CLONE_ARGS_FLAGS] = _CLONE_INTO_CGROUP
+        arguments[_CLONE_ARGS_SIGNAL] = signal.SIGCHLD
+        arguments[_CLONE_ARGS_CGROUP] = doors.unified
+        libc = ctypes.PyDLL(None)
+        pid: int = libc.syscall(numbers.clone3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+        if pid >= 0:
+            return pid, True
+        # A container's filter, most likely: Docker's own refuses clone3. What else is in the way is told when
+        # the child joins by cgroup.procs.
+    return os.fork(), False
+
+
+def join_cgroups(doors: CgroupDoors, *, born_inside: bool) -> None:
+    """This process, which must have one thread only."""
+    for door in doors.tasks if born_inside else doors.files:
         os.write(door, b"0")
 
 
@@ -274,10 +362,9 @@ def _reap(pid: int) -> None:
 
 
 def _map_ids(pid: int, order: Order) -> None:
-    """One id, onto itself. Written from outside: only there may root map an id that is not its own."""
-    if not order.drop:
-        # The kernel's rule for an unprivileged gid_map: setgroups must be given up first.
-        _write(f"/proc/{pid}/setgroups", b"deny")
+    """One id, onto itself. Written from outside by a process that has these ids: the kernel lets it map them
+    without any capability, if setgroups is given up first."""
+    _write(f"/proc/{pid}/setgroups", b"deny")
     _write(f"/proc/{pid}/uid_map", b"%d %d 1" % (order.uid, order.uid))
     _write(f"/proc/{pid}/gid_map", b"%d %d 1" % (order.gid, order.gid))
 
@@ -305,18 +392,20 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
     """In the child. Never returns: it keeps the program until its end, or says where it stuck and dies."""
     done = 0
     try:
-        account = _open_account(libc)
+        account = _open_account()
         for step in _steps(order, libc, numbers, fault_w, go_r, account):
             step()
             done += 1
-        program = os.fork()
+        program, born_inside = fork_into(order.cgroups)
         done += 1
         if program == 0:
             # The keeper stays outside of the cgroups: it must not be throttled with, or killed for, those it
             # is to end.
-            for step in _program_steps(order):
+            for step in _program_steps(order, libc, born_inside):
                 step()
                 done += 1
+        _drop_root_file_access(order, libc)
+        _follow_runner(libc, fault_w)  # again: changing an id has disarmed it
         os.close(fault_w)
         os._exit(_keep(program, order, account))
     except OSError as error:
@@ -327,21 +416,26 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
         os._exit(125)
 
 
-def _open_account(libc: ctypes.CDLL) -> int:
+def _open_account() -> int:
     """Where the kernel counts what we and all we have waited for read and wrote.
 
-    A process that has changed its uid may not open even its own, unless it may be dumped; so it may, for this
-    one moment, in which there is no other process of that uid.
+    Opened while root's access to files lasts: these files belong to root if a process has changed its uid.
     """
-    dumpable = libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1  # a kernel that does not count
-    finally:
-        if dumpable != 1:
-            libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+    # getppid() is 0 in a pid namespace's init, so a runner that died before the call above shows only as a
+    # pipe that nobody reads any more.
+    watch = select.poll()
+    watch.register(fault_w, 0)
+    if watch.poll(0):
+        os._exit(125)
 
 
 def _read_account(fd: int) -> tuple[int, int]:
@@ -354,7 +448,7 @@ def _read_account(fd: int) -> tuple[int, int]:
 
 def _keep(program: int, order: Order, account: int) -> int:
     """Wait until nothing is left, say what it used, and give the status to leave with."""
-    for fd in {0, 1, 2, *order.keep, *order.cgroups, order.stderr} - {order.ending, *order.hold}:
+    for fd in {0, 1, 2, *order.keep, *order.cgroups.files, order.stderr} - {order.ending, *order.hold}:
         os.close(fd)
     before = _read_account(account)
     status, expired = 0, False
@@ -400,15 +494,6 @@ def _steps(
         if result < 0:
             raise OSError(ctypes.get_errno(), "")
 
-    def follow_runner() -> None:
-        call(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-        # getppid() is 0 in a pid namespace's init, so a runner that died before the call above shows
-        # only as a pipe that nobody reads any more.
-        watch = select.poll()
-        watch.register(fault_w, 0)
-        if watch.poll(0):
-            os._exit(125)
-
     def wait_for_ids() -> None:
         if os.read(go_r, 1) != b"g":  # EOF: the runner is gone, or could not map us. Never start.
             os._exit(125)
@@ -419,6 +504,12 @@ def _steps(
         # would appear inside, writable. A copy that receives nothing has nothing to pass on.
         call(libc.unshare(_CLONE_NEWNS))
         call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+
+    def fresh_proc() -> None:
+        # bwrap looks its child up in /proc by the number the child has in our pid namespace. The host's /proc
+        # has another process of that number, or none.
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        call(libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
     def join_keyring() -> None:
         if order.keyring:
@@ -431,19 +522,16 @@ def _steps(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
 
+    # The maker has dropped them, before there was a namespace. Here it is seen to have worked.
     def drop_groups() -> None:
-        if order.drop:
-            os.setgroups([])
+        if order.drop and os.getgroups():
+            raise OSError(errno.EPERM, "")
 
     def drop_gid() -> None:
-        if order.drop:
-            os.setresgid(order.gid, order.gid, order.gid)
         if os.getresgid() != (order.gid,) * 3:
             raise OSError(errno.EPERM, "")
 
     def drop_uid() -> None:
-        if order.drop:
-            os.setresuid(order.uid, order.uid, order.uid)
         if os.getresuid() != (order.uid,) * 3:
             raise OSError(errno.EPERM, "")
 
@@ -453,10 +541,10 @@ def _steps(
             raise OSError(errno.EPERM, "")
         # Exec would take them from bwrap, but the keeper never execs.
         call(libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(0, 0, 0, 0, 0, 0)))
-        follow_runner()  # again: changing ids has disarmed it
 
     def close_others() -> None:
-        held = {fault_w, account, order.ending, order.stderr, *order.keep, *order.hold, *order.cgroups}
+        held = {fault_w, account, order.ending, order.stderr, *order.keep, *order.hold}
+        held.update(order.cgroups.files)
         kept = sorted(fd for fd in held if fd > 2)
         low = 3
         for fd in kept:
@@ -472,9 +560,10 @@ def _steps(
             raise OSError(errno.EBADF, "")
 
     return (
-        follow_runner,
+        lambda: _follow_runner(libc, fault_w),
         wait_for_ids,
         private_mounts,
+        fresh_proc,
         os.setsid,
         join_keyring,
         reset,
@@ -486,7 +575,7 @@ def _steps(
     )
 
 
-def _program_steps(order: Order) -> Sequence[Callable[[], Any]]:
+def _program_steps(order: Order, libc: ctypes.CDLL, born_inside: bool) -> Sequence[Callable[[], Any]]:
     """The steps of the process that becomes bwrap, in the order of _STAGES."""
 
     def start() -> NoReturn:
@@ -498,7 +587,8 @@ def _program_steps(order: Order) -> Sequence[Callable[[], Any]]:
         os.execve(order.program, order.argv, {})
 
     return (
-        lambda: join_cgroups(order.cgroups),
+        lambda: _drop_root_file_access(order, libc),
+        lambda: join_cgroups(order.cgroups, born_inside=born_inside),
         lambda: be_found(order.membership),
         lambda: set_rlimits(order.rlimits),
         start,

@@ -19,6 +19,7 @@ from sandbox.hierarchies import CONTROLLERS, DELEGATE, READ_ONLY, Lack, Survey, 
 from sandbox.host import Finding, Status
 from sandbox.mounts import Mounts, read_mounts
 from sandbox.policy import LimitRule, Policy
+from sandbox.spawner import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
 from sandbox.value import NamedTuple
 
@@ -123,12 +124,12 @@ def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
 
 def _join(cgroup: Cgroup) -> None:
     """In each group a process that ends at once. Raises CgroupFault."""
-    with cgroup.doors() as doors:
-        for group, door in zip(cgroup.groups, doors, strict=True):
-            member = os.fork()
+    for group in cgroup.groups:
+        with Cgroup([group]).doors() as doors:
+            member, born_inside = fork_into(doors)
             if member == 0:
                 try:
-                    os.write(door, b"0")
+                    join_cgroups(doors, born_inside=born_inside)
                     os._exit(0)
                 except OSError as error:
                     os._exit(error.errno or errno.EIO)

@@ -191,8 +191,8 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
                 mode, path = os.O_RDONLY, f"{cgroup.groups[-1].path}/cgroup.procs"
                 if how == "a door to nowhere":
                     mode, path = os.O_WRONLY, "/dev/null"
-                os.dup2(os.open(path, mode), opened[-1])
-                yield opened
+                os.dup2(os.open(path, mode), opened.files[-1])
+                yield opened._replace(unified=-1)  # not born there: it has to go through the door
 
         if how.startswith("a door"):
             cgroup.doors = broken  # type: ignore[method-assign]

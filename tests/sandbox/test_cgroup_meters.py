@@ -226,7 +226,7 @@ def out_of_memory(size: int) -> Any:
         with cgroup.doors() as doors:
             pid = os.fork()
             if pid == 0:
-                for door in doors:
+                for door in doors.files:
                     os.write(door, b"0")
                 child = os.fork()
                 if child == 0:
@@ -296,7 +296,7 @@ def spinning() -> Any:
         with cgroup.doors() as doors:
             pid = os.fork()
             if pid == 0:
-                for door in doors:
+                for door in doors.files:
                     os.write(door, b"0")
                 os.fork()
                 while True:

@@ -287,7 +287,7 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
                 try:
                     if os.geteuid() == 0:
                         os.setresuid(65534, 65534, 65534)
-                    for door in doors:
+                    for door in doors.files:
                         os.write(door, b"0")
                     os.write(ready_w, b"!")
                     os.execv("/bin/sleep", ["sleep", "1000"])
@@ -467,7 +467,7 @@ def counted() -> dict[str, Any]:
         with cgroup.doors() as doors:
             pid = os.fork()
             if pid == 0:
-                for door in doors:
+                for door in doors.files:
                     os.write(door, b"0")
                 held = bytearray(16 << 20)
                 started, heard = time.process_time(), False
@@ -540,7 +540,7 @@ def stopped_and_lifted(how: str) -> list[Any]:
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                for door in doors:
+                for door in doors.files:
                     os.write(door, b"0")
                 while True:
                     os.write(write, b".")
