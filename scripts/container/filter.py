@@ -5,7 +5,7 @@
 
 It is what Docker allows by default to a container without added capabilities, plus the calls the cage is
 built with (ADDITIONS). The form is the common one of Docker, Podman and Kubernetes: a flat list. Docker's own
-file makes entries depend on capabilities ("includes"); containerd ignores those words and would allow them all.
+file has entries that depend on capabilities ("includes"); containerd ignores that word and would allow all.
 
 The list is put together from our own verdicts: what the profile for plugins allows (policies/seccomp/
 default.toml), and what Docker allows beyond that. So the container refuses no call that a plugin may make.

@@ -126,7 +126,7 @@ def _build_stage(stage: Stage, root: Path, context: Path, roots: dict[str, Path]
                 directory = os.path.join(directory, step.rest)
                 (root / directory.lstrip("/")).mkdir(parents=True, exist_ok=True)
             case "ENV":
-                environment.update(word.split("=", 1) for word in step.words)
+                environment.update((name, value) for name, _, value in (w.partition("=") for w in step.words))
             case "USER":
                 user = step.rest
             case "ENTRYPOINT":

@@ -1,8 +1,8 @@
 """The image of the Dockerfile in containers of every kind, and what plugins do there: one row for each.
 
-Two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid namespaces of its
-own, builds the image and runs the containers: when it ends, however it ends, the kernel has removed its mounts
-and processes, and what is left are files and empty cgroups.
+Two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid namespaces of
+its own, builds the image and runs the containers: when it ends, however it ends, the kernel has removed its
+mounts and processes, and what is left are files and empty cgroups.
 """
 
 from __future__ import annotations
