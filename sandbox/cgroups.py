@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from sandbox.hierarchies import Site
+from sandbox.hierarchies import Site, own_hierarchies
+from sandbox.mounts import Mounts
 from sandbox.spawner import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
@@ -128,6 +129,10 @@ class Cgroup:
 
     # --- what happens in it ---
 
+    @property
+    def counts_memory(self) -> bool:
+        return "memory" in self._by
+
     def processes(self) -> list[int]:
         return self.groups[0].processes() if self.groups else []
 
@@ -227,6 +232,32 @@ class Cgroup:
     def left(self) -> tuple[int, ...]:
         """Who is in it still."""
         return tuple(sorted({pid for group in self.groups for pid in group.processes()}))
+
+
+class OomAround:
+    """OOM kills in the group that the runner itself is in: where a plugin has no memory group of its own, it
+    shares this one. In a container its limit is the container's."""
+
+    def __init__(self, mounts: Mounts) -> None:
+        self._file = ""
+        for own in own_hierarchies(mounts):
+            if "memory" in own.controllers:
+                name = "memory.events" if own.version == 2 else "memory.oom_control"
+                self._file = f"{own.directory}/{name}"
+        self._before = self._count()
+
+    def since(self) -> int | None:
+        """Kills since this was made. None: nobody counts them."""
+        now = self._count()
+        return None if now is None or self._before is None else now - self._before
+
+    def _count(self) -> int | None:
+        try:
+            with open(self._file, encoding="ascii") as file:
+                words = file.read().split()
+        except OSError:  # no such group, or the highest one, in which nothing is counted
+            return None
+        return next((int(value) for key, value in zip(words, words[1:], strict=False) if key == "oom_kill"), None)
 
 
 def _oom_kills(memory: Group) -> int | None:
