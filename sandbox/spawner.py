@@ -44,6 +44,7 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _CAPABILITIES = struct.Struct("=6I")
 _CAP_SETUID = 1 << 7
+_CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _OOM_SCORE = 500  # before anything of the host's
 
@@ -273,9 +274,9 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
 
 def _keep_root_file_access(libc: ctypes.CDLL) -> None:
     """Become root again for the file system only, after the uid was dropped with its capabilities kept."""
-    # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. Root in a
-    # container lacks it and, without AppArmor, does not need it.
-    for wanted in (_CAP_SYS_ADMIN | _CAP_SETUID, _CAP_SETUID):
+    # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. A /proc mounted
+    # with hidepid shows the child only to CAP_SYS_PTRACE. Root in a container rarely has or needs either.
+    for wanted in (_CAP_SETUID | _CAP_SYS_ADMIN | _CAP_SYS_PTRACE, _CAP_SETUID | _CAP_SYS_ADMIN, _CAP_SETUID):
         if libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(wanted, wanted, 0, 0, 0, 0)) == 0:
             break
     libc.setfsuid(0)

@@ -19,8 +19,8 @@ DOCKER_CAPABILITIES = (
     *("net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap"),
 )
 
-# In a pid namespace of its own, with a /proc of its own, the runner is process 1. The processes it starts have
-# numbers that no process has inside the cage.
+# In a pid namespace of its own, with a /proc of its own, the runner is process 1. The processes it starts
+# have numbers that no process has inside the cage.
 _ALONE = (
     *("/usr/bin/unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("/bin/sh", "-c", 'for each in 1 2 3 4 5 6 7 8; do /bin/true; done; exec "$@"', "sh"),
@@ -64,6 +64,12 @@ def test_a_proc_without_the_numbers_of_the_cage(runner_as: Caller, echo: Path, b
     """bwrap looks its child up in /proc by the number it has in the pid namespace around the cage. On a host
     there is by chance always somebody with that number; in a container there is nobody."""
     answers(behind(runner_as, *_ALONE), echo, bare)
+
+
+@pytest.mark.needs("root", "user")
+def test_a_proc_that_hides_the_processes_of_others(runner_as: Caller, echo: Path, bare: Path) -> None:
+    script = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    answers(behind(runner_as, "/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"), echo, bare)
 
 
 @pytest.mark.needs("root")
