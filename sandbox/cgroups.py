@@ -257,7 +257,9 @@ class OomAround:
                 words = file.read().split()
         except OSError:  # no such group, or the highest one, in which nothing is counted
             return None
-        return next((int(value) for key, value in zip(words, words[1:], strict=False) if key == "oom_kill"), None)
+        return next(
+            (int(value) for key, value in zip(words, words[1:], strict=False) if key == "oom_kill"), None
+        )
 
 
 def _oom_kills(memory: Group) -> int | None:
