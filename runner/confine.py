@@ -66,7 +66,7 @@ class Confined(NamedTuple):
         return self._with_oom_around(end), writable
 
     def _with_oom_around(self, end: End) -> End:
-        """Who was killed with SIGKILL while the group around the runner killed for memory, was killed for that."""
+        """SIGKILL ended the plugin while the group around the runner killed for memory: that is why."""
         ended = end.exit
         if self.oom_around is None or end.reason is not None or end.forced:
             return end
@@ -176,8 +176,9 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
     if found is None:
         return outcome
     said = outcome.message.partition(";")[0]
+    hint = " ".join(found.remedy.split())  # the doctor has room for lines
     message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
-    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=found.remedy)
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
 
 
 def _relay(limits: Limits) -> Relay | None:

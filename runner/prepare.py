@@ -261,7 +261,7 @@ def _require_capabilities(uid_range: tuple[int, int]) -> None:
 
     found = first_obstacle(os.environ, uid_range=uid_range)
     if found is not None and found.layer == "uid_drop":
-        raise LayerUnavailable(found.layer, found.summary, found.remedy) from None
+        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
 
 
 def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack) -> None:

@@ -257,9 +257,8 @@ class OomAround:
                 words = file.read().split()
         except OSError:  # no such group, or the highest one, in which nothing is counted
             return None
-        return next(
-            (int(value) for key, value in zip(words, words[1:], strict=False) if key == "oom_kill"), None
-        )
+        told = dict(zip(words[::2], words[1::2], strict=False))
+        return int(told["oom_kill"]) if "oom_kill" in told else None
 
 
 def _oom_kills(memory: Group) -> int | None:

@@ -23,8 +23,8 @@ _PODMAN = f"start the container with: podman run {_FLAGS} unmask=ALL …"
 _KUBERNETES = """in the container's securityContext:
   seccompProfile: {type: Localhost, localhostProfile: FILE}, procMount: Unmasked,
   appArmorProfile: {type: Unconfined}; and for the pod hostUsers: false"""
-_WHY = f"""FILE is the runner's {FILTER} (in its image /usr/local/share/runner/seccomp.json);
-without it: seccomp=unconfined. docs/containers.md says what each of these is for.
+_WHY = f"""FILE: the runner's {FILTER}, in its image /usr/local/share/runner/seccomp.json;
+without it seccomp=unconfined. What each of these is for: docs/containers.md.
 The plugins stay confined: the runner brings its own filter, masks and namespaces"""
 
 _CAP_SETFCAP = 31
