@@ -70,6 +70,15 @@ def _rows() -> tuple[Row, ...]:
             user_namespace=True,
         ),
         Row("and no capability", users=(1000,), seccomp=shipped, no_new_privileges=True, capabilities=()),
+        Row(
+            "and all of these",
+            users=(1000,),
+            seccomp=shipped,
+            read_only=True,
+            no_new_privileges=True,
+            user_namespace=True,
+            capabilities=(),
+        ),
         Row("and CAP_SYS_ADMIN", seccomp=shipped, capabilities=(*DOCKER_CAPABILITIES, "CAP_SYS_ADMIN")),
         # What cannot work, and has to say why.
         Row("no capability", users=(0,), seccomp=shipped, capabilities=(), says=("CAP_SETUID", "--cap-add")),
@@ -248,7 +257,25 @@ def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
     return _fine(done, "12 of 12 as it should be"), done
 
 
-_ONCE: dict[str, Check] = {"memory": _oom, "SIGTERM": _terminated, "state": _state, "cache": _cached}
+def _core_pattern(bench: Bench, case: Case) -> tuple[str, Done]:
+    """Why not as root: what the documentation says of it is true. Opened and not written."""
+    for shared in (True, False):
+        row = case.row._replace(user_namespace=not shared)
+        script = "if true >> /proc/sys/kernel/core_pattern; then echo open; else echo shut; fi"
+        done = bench.run(case._replace(row=row), argv=("/bin/sh", "-c", script))
+        expected = "open" if case.user == 0 and shared else "shut"
+        if wrong := _fine(done, expected):
+            break
+    return wrong, done
+
+
+_ONCE: dict[str, Check] = {
+    "core_pattern": _core_pattern,
+    "memory": _oom,
+    "SIGTERM": _terminated,
+    "state": _state,
+    "cache": _cached,
+}
 
 _GREEDY = """#!/usr/bin/python3
 held = []
