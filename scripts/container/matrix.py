@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CANNOT_RUN = 77
 _NEEDED = {"mmdebstrap": "mmdebstrap", "runc": "runc", "unshare": "util-linux"}
 _CGROUP_SECONDS = 5.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OWNED = ("uid=1000", "gid=1000")  # as docs/containers.md has it for --tmpfs
 
 _OK, _UNAVAILABLE, _NO_CAGE = 0, 22, 125
@@ -374,7 +375,7 @@ def _context(work: Path) -> Path:
 
 
 def outer(arguments: argparse.Namespace) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, _leave)
     work = Path(tempfile.mkdtemp(prefix="runner-test-container-", dir="/var/tmp"))
     work.chmod(0o711)
@@ -396,6 +397,8 @@ def outer(arguments: argparse.Namespace) -> int:
     try:
         return child.wait()
     finally:
+        for number in _ENDING:  # a second ^C does not keep us from cleaning up
+            signal.signal(number, signal.SIG_IGN)
         child.kill()
         child.wait()
         _clean(work)
