@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from scripts.container import filter as container_filter
@@ -30,9 +31,13 @@ CANNOT_RUN = 77
 _NEEDED = {"mmdebstrap": "mmdebstrap", "runc": "runc", "unshare": "util-linux"}
 _CGROUP_SECONDS = 5.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIX = ("CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL")
 _OWNED = ("uid=1000", "gid=1000")  # as docs/containers.md has it for --tmpfs
 
 _OK, _UNAVAILABLE, _NO_CAGE = 0, 22, 125
+
+
+_HOMES = {0: "/root", 1000: "/home/runner"}  # as the image's /etc/passwd has them
 
 
 class Row(NamedTuple):
@@ -80,6 +85,7 @@ def _rows() -> tuple[Row, ...]:
             user_namespace=True,
             capabilities=(),
         ),
+        Row("and six capabilities", users=(0,), seccomp=shipped, capabilities=_SIX),
         Row("and CAP_SYS_ADMIN", seccomp=shipped, capabilities=(*DOCKER_CAPABILITIES, "CAP_SYS_ADMIN")),
         # What cannot work, and has to say why.
         Row("no capability", users=(0,), seccomp=shipped, capabilities=(), says=("CAP_SETUID", "--cap-add")),
@@ -120,6 +126,7 @@ class Bench:
         memory: int | None = None,
         scratch: bool = True,
         argv: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         end_after: str | None = None,
         plugins: Path = ROOT / "tests/plugins",
     ) -> Done:
@@ -136,7 +143,7 @@ class Bench:
             config = Config(
                 root=root,
                 argv=argv or (*self._image.entrypoint, *words),
-                environment={**self._image.environment, "HOME": "/home/runner" if case.user else "/root"},
+                environment={**self._image.environment, "HOME": _HOMES.get(case.user, "/"), **environment},
                 user=(case.user, case.user),
                 capabilities=row.capabilities,
                 seccomp=row.seccomp,
@@ -235,15 +242,25 @@ def _terminated(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _state(bench: Bench, case: Case) -> tuple[str, Done]:
-    """A volume keeps state from one container to the next."""
-    state = Path(tempfile.mkdtemp(dir=bench._work))
-    os.chown(state, 1000, 1000)  # as the engine copies it from the image
-    state.chmod(0o711)
-    for expected in ("run number 1", "run number 2"):
-        done = bench.run(case, "exec", "/plugins/demo", said="\n", state=state)
-        if wrong := _fine(done, expected):
-            break
-    return wrong, done
+    """A volume keeps state from one container to the next. Engines give it the owner and mode it has in the
+    image, Kubernetes gives an emptyDir to everybody."""
+    for owner, mode in ((1000, 0o711), (0, 0o777)):
+        state = Path(tempfile.mkdtemp(dir=bench._work))
+        os.chown(state, owner, owner)
+        state.chmod(mode)
+        for expected in ("run number 1", "run number 2"):
+            done = bench.run(case, "exec", "/plugins/demo", said="\n", state=state)
+            if wrong := _fine(done, expected):
+                return wrong, done
+    return "", done
+
+
+def _another_uid(bench: Bench, case: Case) -> tuple[str, Done]:
+    """One that the image does not know, with a home and a place for state."""
+    places = {"HOME": "/tmp", "XDG_STATE_HOME": "/tmp"}
+    other = case._replace(user=4711)
+    done = bench.run(other, "exec", "/plugins/demo", "--", "/home", said="\n", environment=places)
+    return _fine(done, "12 of 12 as it should be"), done
 
 
 def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
@@ -275,6 +292,7 @@ _ONCE: dict[str, Check] = {
     "memory": _oom,
     "SIGTERM": _terminated,
     "state": _state,
+    "another uid": _another_uid,
     "cache": _cached,
 }
 
