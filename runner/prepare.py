@@ -233,7 +233,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     if not rehearse and prepared.budgets.sites:
         _group(prepared, found, opened.plan, stack)
     if not rehearse and (prepared.cgroup is None or not prepared.cgroup.counts_memory):
-        prepared.oom_around = OomAround(mounts)
+        prepared.oom_around = OomAround(found.own)
     prepared.timings.mark("plan")
     return opened
 

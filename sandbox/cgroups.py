@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from sandbox.hierarchies import Site, own_hierarchies
-from sandbox.mounts import Mounts
+from sandbox.hierarchies import Hierarchy, Site
 from sandbox.spawner import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
@@ -238,9 +237,9 @@ class OomAround:
     """OOM kills in the group that the runner itself is in: where a plugin has no memory group of its own, it
     shares this one. In a container its limit is the container's."""
 
-    def __init__(self, mounts: Mounts) -> None:
+    def __init__(self, hierarchies: Iterable[Hierarchy]) -> None:
         self._file = ""
-        for own in own_hierarchies(mounts):
+        for own in hierarchies:
             if "memory" in own.controllers:
                 name = "memory.events" if own.version == 2 else "memory.oom_control"
                 self._file = f"{own.directory}/{name}"
