@@ -1,42 +1,14 @@
 # A small image whose command is `runner`.
 #
 #   docker build -t runner .
-#   docker run --rm -i \
-#       --security-opt seccomp=unconfined \
+#   docker run --rm -i --init \
+#       --security-opt seccomp=policies/container/seccomp.json \
 #       --security-opt apparmor=unconfined \
 #       --security-opt systempaths=unconfined \
-#       -v "$PWD/my-plugin:/plugin:ro" runner exec /plugin
+#       -v "$PWD/my-plugin:/plugin:ro" -v plugin-state:/var/lib/runner runner exec /plugin
 #
-# bubblewrap builds its cage out of namespaces and mounts, and Docker's defaults forbid exactly those:
-#
-#   seccomp=unconfined       Docker's filter refuses clone and unshare with namespace flags, mount, umount2 and
-#                            pivot_root to a process without CAP_SYS_ADMIN. A copy of Docker's own profile that adds
-#                            these five calls and keyctl is enough, and better: --security-opt seccomp=that-profile.json.
-#                            keyctl gives each plugin a session keyring of its own, and Docker's default refuses it; a
-#                            policy with [layers] session_keyring = "prefer" does without.
-#                            Plugins do not gain by it: the runner puts its own, stricter filter on each of them.
-#   apparmor=unconfined      the docker-default AppArmor profile denies every mount. No effect where there is no
-#                            AppArmor. On Ubuntu 23.10 and later the host must allow unprivileged user namespaces too:
-#                            sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a profile for bwrap.
-#   systempaths=unconfined   Docker hides parts of /proc under other mounts, and the kernel then refuses a fresh
-#                            procfs in a new user namespace, because it would show what is hidden. The plugin's own
-#                            /proc needs a fresh one. The runner masks what Docker would have masked.
-#   -i                       the plugin's standard input is the caller's.
-#
-# Why not --privileged: it would also give the container every capability, every device of the host and a writable
-# /sys. The three options above give none of these; a hole in the cage would still end in an ordinary container.
-#
-# As root in the container (the default here) each plugin gets a uid of its own from 61184-65519 and the runner's files
-# are out of its reach by ownership as well. With `--user 1000:1000` it works too, with one uid for all plugins; give
-# it a home then: `-e HOME=/tmp`. State that is to outlive the container: `-v plugin-state:/var/lib/runner`.
-#
-# Budgets: Docker shows a container its cgroups read-only, so the runner can limit the memory of a plugin only process by
-# process. The shipped default policy would not start a plugin as root then; the image's own policy, which
-# differs in nothing else, prefers these two budgets, and every report says what is missing. Put bounds on the container
-# as a whole (--memory, --pids-limit), or make its cgroups writable (Docker 28: --security-opt writable-cgroups=true) and
-# use `--policy default`.
-#
-# `docker run … runner doctor` says what is missing, layer by layer.
+# What each option is for, what it costs, Podman and Kubernetes: docs/containers.md.
+# What is missing in a container, layer by layer: docker run … runner doctor.
 
 FROM debian:bookworm-slim AS build
 RUN apt-get update \
@@ -60,8 +32,20 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap libcap2 python3 \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/runner /opt/runner
-RUN ln -s /opt/runner/bin/runner /usr/local/bin/runner
-COPY policies/default.toml /etc/runner/policy.toml
-RUN sed -i 's/^mode = "delegated"/mode = "prefer"/' /etc/runner/policy.toml
+# --chmod: COPY keeps the modes of the checkout, and the runner refuses a policy that its group can write.
+COPY --chmod=0644 policies/default.toml /etc/runner/policy.toml
+COPY --chmod=0644 policies/container/seccomp.json /usr/local/share/runner/seccomp.json
+# Container engines show cgroups read-only. The default policy requires budgets of root that need writable ones;
+# the image's policy, which differs in nothing else, prefers them, and every report says what is missing.
+RUN sed -i 's/^mode = "delegated"/mode = "prefer"/' /etc/runner/policy.toml \
+ && chmod 0755 /etc/runner \
+ && ln -s /opt/runner/bin/runner /usr/local/bin/runner \
+ && useradd --uid 1000 --create-home runner \
+ && install -d -o 1000 -g 1000 -m 0711 /var/lib/runner
+# State lies in /var/lib/runner, as for root, so that one volume is right for both.
+ENV XDG_STATE_HOME=/var/lib
+# Not root, which could write /proc/sys of the host where systempaths=unconfined. A number, because Kubernetes'
+# runAsNonRoot cannot look a name up.
+USER 1000:1000
 ENTRYPOINT ["runner"]
 CMD ["--help"]

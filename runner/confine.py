@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.watch import Clocks, End
 from sandbox.cell import Bounds, Cell, launched
 from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
-from sandbox.cgroups import Cgroup
+from sandbox.cgroups import Cgroup, OomAround
 from sandbox.limits import rlimits
 from sandbox.meter import Meter
 from sandbox.plan import OpenPlan
@@ -43,6 +44,7 @@ class Confined(NamedTuple):
     relay: Relay | None  # of its stderr, where output is limited
     disk: DiskMeter | None
     inspection: Inspection | None = None
+    oom_around: OomAround | None = None
 
     def settle(self, end: End) -> tuple[End, bool]:
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
@@ -61,7 +63,18 @@ class Confined(NamedTuple):
             end = end._replace(reason="limit", limit=late[0])
         if self.disk is not None and end.limit == "disk":
             end = end._replace(detail=self.disk.why or f"in {self.disk.where}")
-        return end, writable
+        return self._with_oom_around(end), writable
+
+    def _with_oom_around(self, end: End) -> End:
+        """SIGKILL ended the plugin while the group around the runner killed for memory: that is why."""
+        ended = end.exit
+        if self.oom_around is None or end.reason is not None or end.forced:
+            return end
+        if ended.code != 128 + signal.SIGKILL and ended.signal != signal.SIGKILL:
+            return end
+        kills = self.oom_around.since()
+        counters = ended.counters._replace(oom_kills=kills)
+        return end._replace(exit=ended._replace(counters=counters)) if kills else end
 
     @staticmethod
     def _inspected(inspection: Inspection, end: End) -> End:
@@ -123,7 +136,7 @@ def confine(
             stack.callback(meter.close)
         # The inspection after the relay: it adds up what both have seen.
         meters += [meter for meter in (relay, inspection, disk) if meter is not None]
-        yield Confined(cell, clocks, tuple(meters), relay, disk, inspection)
+        yield Confined(cell, clocks, tuple(meters), relay, disk, inspection, prepared.oom_around)
 
 
 def unlaunched(error: Exception) -> tuple[Outcome, int]:
@@ -143,6 +156,29 @@ def unlaunched(error: Exception) -> tuple[Outcome, int]:
     text = f"{type(error).__name__}: {error}"
     hint = "RUNNER_DEBUG=1 shows where; please report it"
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
+
+
+def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
+    """A launch that the machine refused, in the doctor's words.
+
+    What the spawner or bubblewrap said names a step; which layer refused it has to be tried. That takes a
+    moment, and only a launch that has failed.
+    """
+    policy, granted = prepared.policy, prepared.grant
+    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
+        return outcome
+    if policy is None or granted is None or granted.unsandboxed:
+        return outcome
+    from sandbox.doctor.probes import first_obstacle
+
+    preferred = [name for name, mode in policy.layers if mode == "prefer"]
+    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
+    if found is None:
+        return outcome
+    said = outcome.message.partition(";")[0]
+    hint = " ".join(found.remedy.split())  # the doctor has room for lines
+    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
 
 
 def _relay(limits: Limits) -> Relay | None:

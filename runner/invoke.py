@@ -26,7 +26,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         return Outcome("crashed", "run", message, "oom", _RAISE), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
-        return Outcome("crashed", "run", message, "oom", "look what else takes the memory there"), status
+        return Outcome("crashed", "run", message, "oom", _AROUND), status
     if end.breach is not None:
         violation = end.breach.violation
         outcome = Outcome(
@@ -102,6 +102,10 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
     return Outcome("crashed", "run", f"the plugin {words}", cause)
 
 
+_AROUND = (
+    "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
+    "MemoryMax= of a unit), or give the plugin a smaller memory budget"
+)
 _RAISE = "give it more, if it deserves more: in its manifest, or by option, up to the policy's ceiling"
 
 

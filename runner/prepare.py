@@ -17,7 +17,7 @@ from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, O
 from sandbox import cache
 from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budgets, assign
-from sandbox.cgroups import Cgroup, CgroupFault, made, sweep
+from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
 from sandbox.denylist import Denylist, homes
 from sandbox.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
@@ -87,6 +87,7 @@ class Prepared:
         self.owner: Owner | None = None
         self.budgets = Budgets()
         self.cgroup: Cgroup | None = None
+        self.oom_around: OomAround | None = None
         self.layers: tuple[Layer, ...] = ()
         self.bwrap = ""
         self.state_dir: str | None = None
@@ -231,6 +232,8 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         _require_room(opened, granted.limits.disk)
     if not rehearse and prepared.budgets.sites:
         _group(prepared, found, opened.plan, stack)
+    if not rehearse and (prepared.cgroup is None or not prepared.cgroup.counts_memory):
+        prepared.oom_around = OomAround(found.own)
     prepared.timings.mark("plan")
     return opened
 
@@ -245,9 +248,20 @@ def _claim(state_dir: str | None, granted: Grant, layers: Layers, stack: ExitSta
     try:
         return stack.enter_context(owned_state(state_dir, layers.uid_range, parts))
     except OSError as error:
+        if isinstance(error, PermissionError) and layers.uid_range is not None:
+            _require_capabilities(layers.uid_range)
         raise StateRefused(
             f"{error.filename or state_dir}: {error.strerror}", "choose a writable place with --state-dir"
         ) from None
+
+
+def _require_capabilities(uid_range: tuple[int, int]) -> None:
+    """Of a root that may not write everywhere. Raises LayerUnavailable if it may not drop its uid either."""
+    from sandbox.doctor.probes import first_obstacle
+
+    found = first_obstacle(os.environ, uid_range=uid_range)
+    if found is not None and found.layer == "uid_drop":
+        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
 
 
 def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack) -> None:

@@ -31,7 +31,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
 from runner.account import explained, report
-from runner.confine import Confined, confine, unlaunched
+from runner.confine import Confined, confine, diagnosed, unlaunched
 from runner.invoke import TIMEOUT, judge
 from runner.plugin_codec import encode
 from runner.prepare import Invocation, Prepared, ready
@@ -224,6 +224,8 @@ def _kept(gear: Gear, control: Control) -> dict[str, Any]:
     finally:
         before.stop()
         streams.close()
+    if prepared is not None:
+        outcome = diagnosed(outcome, prepared)
     told = _told(prepared, outcome, status, lived)
     told["explanation"] += trace
     return told

@@ -3,6 +3,9 @@
 A directory that others can write to, or a link, is not used. Being unable to write is no fault, and an entry
 that cannot be trusted is no entry. Names are fingerprints of everything an entry depends on, so
 nothing here ever goes stale: it is only forgotten, the oldest first.
+
+Where the user's own directory cannot be written, as in a read-only image, one named by uid in /run (root) or
+/tmp is used. There is never more than one: `directory` decides, and what it names no plugin is given.
 """
 
 from __future__ import annotations
@@ -18,10 +21,36 @@ _OPEN_ENTRY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_ENTRY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+# For who has no directory of their own that can be written: root, and everybody else.
+_SHARED = ("/run", "/tmp")
+
+
 def directory() -> str | None:
-    """Where entries are kept, whether or not it exists yet. None: there is no such place, or it is off."""
+    """Where entries are kept, whether or not it exists yet. None: it is off."""
     if os.environ.get("RUNNER_CACHE", "").lower() == "off":
         return None
+    own = _own_directory()
+    if own is not None and _can_be_written(own):
+        return own
+    uid = os.geteuid()
+    return f"{_SHARED[uid != 0]}/runner-cache-{uid}"
+
+
+def unusable(path: str) -> str:
+    """Why nothing can be kept in `path`, which `directory` gave; empty if it can. Makes nothing."""
+    parent = os.path.dirname(path)
+    if os.path.lexists(path):
+        try:
+            os.close(_open_checked(path))
+        except (OSError, ValueError) as error:
+            return getattr(error, "strerror", None) or str(error)
+        return "" if os.access(path, os.W_OK | os.X_OK) else "it cannot be written"
+    if parent in _SHARED and not _can_be_written(path):
+        return f"{parent} cannot be written"
+    return ""
+
+
+def _own_directory() -> str | None:
     if os.geteuid() == 0:
         return "/var/cache/runner"
     # A relative XDG_CACHE_HOME is invalid by its specification and ignored.
@@ -29,6 +58,13 @@ def directory() -> str | None:
     if not base.startswith("/"):
         base = os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "runner") if base.startswith("/") else None
+
+
+def _can_be_written(path: str) -> bool:
+    """`path`, or where it does not exist the directory in which it would be made."""
+    while not os.path.lexists(path) and path != "/":
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK | os.X_OK)
 
 
 def code_mark(*files: str) -> str:
@@ -103,13 +139,36 @@ def _open_directory(*, create: bool) -> int | None:
                 os.mkdir(path, 0o700)
             except FileExistsError:
                 pass
-        folder = os.open(path, _OPEN_DIRECTORY)
+        return _open_checked(path)
     except (OSError, ValueError):
         return None
-    if _is_ours(os.fstat(folder)):
+
+
+def _open_checked(path: str) -> int:
+    """Raises OSError, and ValueError if it is not ours alone to write."""
+    parent, name = os.path.split(path)
+    shared = os.open(parent, _OPEN_DIRECTORY) if parent in _SHARED else None
+    try:
+        if shared is not None:
+            _check_shared(os.fstat(shared), parent)
+        # By the parent that was checked, and through no link.
+        folder = os.open(path if shared is None else name, _OPEN_DIRECTORY, dir_fd=shared)
+    finally:
+        if shared is not None:
+            os.close(shared)
+    status = os.fstat(folder)
+    if _is_ours(status) and (shared is None or not status.st_mode & 0o077):
         return folder
     os.close(folder)
-    return None
+    raise ValueError("it belongs to somebody else, or others can use it")
+
+
+def _check_shared(status: os.stat_result, parent: str) -> None:
+    """Without the sticky bit whoever can write to the parent could put another directory in our place."""
+    if status.st_uid not in (0, os.geteuid()) or (
+        status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+    ):
+        raise ValueError(f"others can replace what lies in {parent}")
 
 
 def _is_ours(status: os.stat_result) -> bool:

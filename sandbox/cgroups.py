@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from sandbox.hierarchies import LEAF, PREFIX, Site, is_leaf
+from sandbox.hierarchies import LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.spawner import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
@@ -126,6 +126,10 @@ class Cgroup:
 
     # --- what happens in it ---
 
+    @property
+    def counts_memory(self) -> bool:
+        return "memory" in self._by
+
     def processes(self) -> list[int]:
         return self.groups[0].processes() if self.groups else []
 
@@ -225,6 +229,33 @@ class Cgroup:
     def left(self) -> tuple[int, ...]:
         """Who is in it still."""
         return tuple(sorted({pid for group in self.groups for pid in group.processes()}))
+
+
+class OomAround:
+    """OOM kills in the group that the runner itself is in: where a plugin has no memory group of its own, it
+    shares this one. In a container its limit is the container's."""
+
+    def __init__(self, hierarchies: Iterable[Hierarchy]) -> None:
+        self._file = ""
+        for own in hierarchies:
+            if "memory" in own.controllers:
+                name = "memory.events" if own.version == 2 else "memory.oom_control"
+                self._file = f"{own.directory}/{name}"
+        self._before = self._count()
+
+    def since(self) -> int | None:
+        """Kills since this was made. None: nobody counts them."""
+        now = self._count()
+        return None if now is None or self._before is None else now - self._before
+
+    def _count(self) -> int | None:
+        try:
+            with open(self._file, encoding="ascii") as file:
+                words = file.read().split()
+        except OSError:  # no such group, or the highest one, in which nothing is counted
+            return None
+        told = dict(zip(words[::2], words[1::2], strict=False))
+        return int(told["oom_kill"]) if "oom_kill" in told else None
 
 
 def _oom_kills(memory: Group) -> int | None:

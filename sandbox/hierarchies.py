@@ -66,6 +66,7 @@ class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
     delegated: bool  # root, or somebody has handed us a group: budgets can be expected to work
+    own: tuple[Hierarchy, ...] = ()  # where this process itself is
 
     def site(self, controller: str) -> Site | None:
         return next((site for site in self.sites if controller in site.controllers), None)
@@ -123,7 +124,7 @@ def survey(mounts: Mounts) -> Survey:
     for name in wanted - (site.controllers if site is not None else frozenset()):
         lacks[name] = _not_handed_down(site.directory, name) if site is not None and site.controllers else why
     handed = any(site.version == 1 or site.controllers for site in sites)
-    return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed)
+    return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed, found)
 
 
 def _read_only(own: Hierarchy) -> Lack | None:

@@ -67,8 +67,9 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
             policy,
             "session_keyring",
             can_join_keyring,
-            "a session keyring cannot be joined here: the plugin would share the caller's keys",
-            "let the container's seccomp profile allow keyctl",
+            "a session keyring cannot be joined here, and the plugin would share the caller's keys: keyctl "
+            "is refused, in a container by the seccomp filter around the runner",
+            "in a container --security-opt seccomp=policies/container/seccomp.json (docs/containers.md)",
         ),
         uid_range=_uid_range(policy),
     )

@@ -33,28 +33,27 @@ _MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument(
-        "--policy", metavar="NAME|FILE", help="judge by this policy instead of the default one"
+        "--policy",
+        metavar="NAME|FILE",
+        help="judge by this policy; default: the one in force, as for runner exec",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        # The uid range is that of the policy in force. The verdict is about the default policy that comes
-        # with the runner, unless another one is named.
         policy = load_policy(args.policy, os.environ)
-        judged = policy if args.policy else load_policy("default", {})
     except DocumentError as error:
         for diagnostic in error.diagnostics:
             print(f"runner doctor: {diagnostic.text()}", file=sys.stderr)
             if diagnostic.hint:
                 print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
         return USAGE_ERROR
-    findings = examine(os.environ, uid_range=policy.uids, limits=judged.limits)
-    lacking = unmet(findings, (name for name, mode in judged.layers if mode == "prefer"))
+    findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits)
+    lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":
-        print(json.dumps(document(findings, lacking, judged.name), indent=2))
+        print(json.dumps(document(findings, lacking, policy.name), indent=2))
     else:
-        print(text(findings, lacking, judged.name, _unicode(sys.stdout), _colour(sys.stdout)))
+        print(text(findings, lacking, policy.name, _unicode(sys.stdout), _colour(sys.stdout)))
     return EXIT["sandbox_unavailable" if lacking else "ok"]
 
 

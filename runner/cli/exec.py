@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.confine import Confined, confine, unlaunched
+from runner.confine import Confined, confine, diagnosed, unlaunched
 from runner.invoke import TIMEOUT, judge
 from runner.prepare import Prepared, ready
 from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if os.environ.get("RUNNER_DEBUG"):
             raise
         outcome, status = unlaunched(error)
+    outcome = diagnosed(outcome, prepared)
     # The report first: whoever reads stderr may be gone, and that must cost neither report nor status.
     with suppress(OSError):
         try:

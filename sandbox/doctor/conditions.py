@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
+from sandbox import cache
 from sandbox.denylist import homes, lexical_hit
 from sandbox.doctor.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.doctor.trial import in_child, system_call
@@ -14,6 +15,7 @@ from sandbox.host import Finding
 
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _SECCOMP_MODE_FILTER = 2
+_CACHE_PLACES = "its home, XDG_CACHE_HOME, or /tmp (root: /var/cache or /run; in a container --tmpfs)"
 _INTERPRETERS = ("python3", "node")
 
 
@@ -96,6 +98,22 @@ def _denied(path: str, denied_homes: tuple[str, ...]) -> tuple[str, str]:
         if hit := lexical_hit(spelling, denied_homes):
             return hit, spelling
     return "", path
+
+
+def remembered() -> Finding:
+    """What a launch saves by what the last one worked out: more than half of its time."""
+    place = cache.directory()
+    if place is None:
+        return Finding("cache", "info", "off: RUNNER_CACHE=off")
+    if why := cache.unusable(place):
+        return Finding(
+            "cache",
+            "degraded",
+            f"{place} is not used: {why}",
+            "manifest and policy are read anew at each launch, which takes two to three times as long",
+            f"make a directory writable for this user: {_CACHE_PLACES}",
+        )
+    return Finding("cache", "ok", place)
 
 
 def surroundings(around: Surroundings) -> Finding:

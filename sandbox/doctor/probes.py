@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import budgets, conditions
-from sandbox.doctor.refusal import Surroundings, look_around, refusal
+from sandbox.doctor.refusal import FILTER, Surroundings, look_around, refusal
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
     PR_SET_NO_NEW_PRIVS,
@@ -173,6 +173,29 @@ def examine(
     return tuple(findings)
 
 
+# What a launch needs first comes first: what fails after that may fail for the same reason.
+_OF_A_LAUNCH = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
+
+
+def first_obstacle(
+    environ: Mapping[str, str], *, uid_range: tuple[int, int], preferred: Iterable[str] = ()
+) -> Finding | None:
+    """Which layer keeps plugins from being started here: asked when a launch has just failed.
+
+    None: none of them, as far as can be told. `preferred`: the policy's layers it would do without.
+    """
+    try:
+        machine = Machine(environ, find_bwrap(environ), look_around(), uid_range)
+    except (BwrapUnusable, OSError):
+        return None
+    spared = tuple(preferred)
+    for layer in _OF_A_LAUNCH:
+        for found in unmet(guarded(layer, _PROBES[layer], machine), spared):
+            if found.cause != "probe_failed":
+                return found
+    return None
+
+
 def guarded(
     layer: str, probe: Callable[[Machine], Finding | list[Finding]], machine: Machine
 ) -> list[Finding]:
@@ -290,7 +313,7 @@ def pid_namespace(machine: Machine) -> Finding:
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
         return Finding("pid_namespace", "ok", "the spawner gave a program a pid namespace of its own")
-    remedy = "see the remedies for user namespaces and uid drop"
+    remedy = "see the remedies for user namespaces, fresh proc and uid drop"
     return Finding("pid_namespace", "missing", told(run), remedy=remedy, cause="spawner")
 
 
@@ -449,7 +472,6 @@ def _filtered_getppid(marker: int, note: Note) -> None:
 
 def session_keyring(machine: Machine) -> Finding:
     """A key left in an inherited session keyring by one plugin is read by the next."""
-    del machine
     outcome = in_child(
         lambda note: note("join", system_call("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
     )
@@ -468,10 +490,11 @@ def session_keyring(machine: Machine) -> Finding:
     return Finding(
         "session_keyring",
         "missing",
-        f"no new session keyring can be joined ({what})",
+        f"no new session keyring can be joined: keyctl is answered with {what}"
+        + (", most likely by the seccomp filter around this process" if machine.around.seccomp else ""),
         remedy=(
-            "allow keyctl to the runner (docker: --security-opt seccomp=unconfined); "
-            "for EDQUOT raise kernel.keys.maxkeys"
+            "for EDQUOT raise kernel.keys.maxkeys; else a filter around the runner refuses keyctl: in a "
+            f"container --security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
         ),
         cause="keyring",
     )
@@ -489,6 +512,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
+    "cache": lambda machine: conditions.remembered(),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),

@@ -12,19 +12,20 @@ import os
 import signal
 import sys
 
-from sandbox.doctor.trial import NAMESPACES, Outcome, apparmor_label
+from sandbox.doctor.trial import NAMESPACES, NONSENSE, Outcome, apparmor_label
 from sandbox.uids import id_is_mapped
 from sandbox.value import NamedTuple
 
-DOCKER_OPTIONS = " ".join(
-    f"--security-opt {option}=unconfined" for option in ("seccomp", "apparmor", "systempaths")
-)
-_CONTAINER_REMEDY = f"""start the container with: docker run {DOCKER_OPTIONS} …
-(podman: the same, but --security-opt unmask=ALL instead of systempaths)
-seccomp=unconfined: the engine's filter refuses clone and unshare with a user namespace
-apparmor=unconfined: the docker-default profile refuses every mount
-systempaths=unconfined: the kernel lets nobody mount a fresh /proc while parts of the visible one are masked
-the plugins stay confined: the runner brings its own filter, masks and namespaces"""
+FILTER = "policies/container/seccomp.json"
+_FLAGS = "--security-opt seccomp=FILE --security-opt apparmor=unconfined --security-opt"
+_DOCKER = f"start the container with: docker run {_FLAGS} systempaths=unconfined …"
+_PODMAN = f"start the container with: podman run {_FLAGS} unmask=ALL …"
+_KUBERNETES = """in the container's securityContext:
+  seccompProfile: {type: Localhost, localhostProfile: FILE}, procMount: Unmasked,
+  appArmorProfile: {type: Unconfined}; and for the pod hostUsers: false"""
+_WHY = f"""FILE: the runner's {FILTER}, in its image /usr/local/share/runner/seccomp.json;
+without it seccomp=unconfined. What each of these is for: docs/containers.md.
+The plugins stay confined: the runner brings its own filter, masks and namespaces"""
 
 _CAP_SETFCAP = 31
 
@@ -127,7 +128,15 @@ def container() -> str:
     ):
         if word in groups:
             return engine
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
     return os.environ.get("container", "")  # noqa: SIM112 -- systemd's convention
+
+
+def container_remedy(engine: str) -> str:
+    """How to start a container in which the cage can be built."""
+    ways = {"podman": (_PODMAN,), "kubernetes": (_KUBERNETES,), "docker": (_DOCKER,)}
+    return "\n".join((*ways.get(engine, (_DOCKER, f"or: {_PODMAN.partition(': ')[2]}")), _WHY))
 
 
 def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap") -> Refusal | None:
@@ -140,18 +149,34 @@ def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap
         )
     if outcome.error:
         return Refusal("error", outcome.error, "")
-    for call in ("clone", "unshare"):
-        answer = outcome.number(f"{call}_nonsense")
-        if answer not in (errno.EINVAL, None):
-            return _seccomp(
-                f"answers {call}(CLONE_NEWUSER) with {errno.errorcode.get(answer, answer)}", around
-            )
-    for step in ("create", "map", *NAMESPACES, "slave", "tmpfs", "proc"):
+    filtered = _filtered(outcome, around, "clone", "unshare", "mount", "umount2")
+    if filtered is not None:
+        return filtered
+    for step in ("create", "map", *NAMESPACES, "filter", "slave", "tmpfs", "proc"):
+        if step == "filter" and (filtered := _filtered(outcome, around, "pivot_root", "sethostname")):
+            return filtered
         number = outcome.number(step)
         if number:
             label = str(outcome.steps.get("label", ""))
             return _kernel_refusal(step, number, label, around, bwrap)._replace(step=step)
     return None
+
+
+def _filtered(outcome: Outcome, around: Surroundings, *calls: str) -> Refusal | None:
+    """A seccomp filter, if one of the calls got another answer than the kernel's own."""
+    refused = [
+        (call, answer)
+        for call in calls
+        if (answer := outcome.number(f"{call}_nonsense")) not in (NONSENSE[call], None)
+    ]
+    if not refused:
+        return None
+    told = " and ".join(
+        f"{call}{'(CLONE_NEWUSER)' if call in ('clone', 'unshare') else ''} with "
+        f"{errno.errorcode.get(answer or 0, answer)}"
+        for call, answer in refused
+    )
+    return _seccomp(f"answers {told}", around)
 
 
 def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> Refusal:
@@ -161,7 +186,7 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
             "container",
             f"a fresh /proc may not be mounted ({name}): {len(around.masked_proc)} parts of the visible one "
             f"are masked, e.g. {around.masked_proc[0]}",
-            _CONTAINER_REMEDY,
+            container_remedy(around.container),
         )
     if step == "create":
         if number in (errno.ENOSPC, errno.EUSERS):
@@ -220,13 +245,13 @@ def _security_module(step: str, number: int, label: str, around: Surroundings, b
             f"AppArmor refuses {what} ({name}"
             + (f", profile {confined}" if confined else "")
             + (", kernel.apparmor_restrict_unprivileged_userns = 1)" if around.apparmor_restricts else ")"),
-            _CONTAINER_REMEDY if "docker" in confined else apparmor_remedy(bwrap, around.uid),
+            container_remedy("docker") if "docker" in confined else apparmor_remedy(bwrap, around.uid),
         )
     if around.container:
         return Refusal(
             "container",
             f"{what} is refused ({name}), and this looks like a {around.container} container",
-            _CONTAINER_REMEDY,
+            container_remedy(around.container),
         )
     if number == errno.EACCES:
         return Refusal(
@@ -255,12 +280,12 @@ def _limit(name: str, around: Surroundings) -> Refusal:
 
 def _seccomp(what: str, around: Surroundings) -> Refusal:
     if around.container:
-        remedy = _CONTAINER_REMEDY
+        remedy = container_remedy(around.container)
     else:
         remedy = (
             "start the runner without that filter: in a systemd unit, RestrictNamespaces=no and a "
-            "SystemCallFilter= that allows @mount, clone and unshare; in a container, "
-            "--security-opt seccomp=unconfined"
+            "SystemCallFilter= that allows @mount, clone, unshare and sethostname; in a container, "
+            f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
         )
     return Refusal("outer_seccomp", f"a seccomp filter around this process {what}", remedy)
 

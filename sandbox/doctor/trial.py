@@ -44,13 +44,37 @@ PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SILENT, MS_SLAVE = 2, 4, 8, 16384, 32768, 1 << 19
 
+# What the kernel itself says to the nonsense that user_namespace tries.
+NONSENSE: Mapping[str, int] = {
+    "clone": errno.EINVAL,
+    "unshare": errno.EINVAL,
+    "mount": errno.EFAULT,
+    "umount2": errno.EINVAL,
+    "pivot_root": errno.EFAULT,
+    "sethostname": errno.EINVAL,
+}
+_NOWHERE = 1  # an address at which there is never anything
+_NO_SUCH_FLAG = 1 << 20
+
 TIMEOUT = 10.0  # seconds: a trial takes milliseconds; ten seconds is a machine on its knees
 _POLL = 0.002
 
 # The few system calls that have no wrapper in every libc, by machine.
 _NUMBERS: Mapping[str, Mapping[str, int]] = {
-    "x86_64": {"clone": 56, "keyctl": 250, "getppid": 110, "landlock_create_ruleset": 444},
-    "aarch64": {"clone": 220, "keyctl": 219, "getppid": 173, "landlock_create_ruleset": 444},
+    "x86_64": {
+        "clone": 56,
+        "keyctl": 250,
+        "getppid": 110,
+        "landlock_create_ruleset": 444,
+        "pivot_root": 155,
+    },
+    "aarch64": {
+        "clone": 220,
+        "keyctl": 219,
+        "getppid": 173,
+        "landlock_create_ruleset": 444,
+        "pivot_root": 41,
+    },
 }
 
 Note = Callable[[str, int | str], None]
@@ -94,6 +118,10 @@ def system_call(name: str, *arguments: int) -> int:
 def unshare(flags: int) -> int:
     """0 or an errno. os.unshare exists only from Python 3.12 on."""
     return ctypes.get_errno() if _libc.unshare(flags) else 0
+
+
+def _errno(result: int) -> int:
+    return ctypes.get_errno() if result < 0 else 0
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> int:
@@ -190,14 +218,15 @@ def reap(child: int, deadline: float) -> int | None:
 def user_namespace(uid: int | None, note: Note) -> None:
     """Create a user namespace and use it as bwrap would, noting the errno of each step (0: it worked).
 
-    The first two steps tell who says no. clone(NEWUSER|FS) and unshare(NEWUSER|CHILD_SETTID) are nonsense
-    that the kernel refuses with EINVAL before it asks any sysctl or security module; another answer comes
-    from a seccomp filter, which speaks before the kernel.
+    The steps called nonsense tell who says no. The kernel refuses them with the errno in NONSENSE before it
+    asks any sysctl or security module; another answer is a seccomp filter's, which speaks before the kernel.
     """
     if uid is not None:
         drop_to(uid)
     note("clone_nonsense", -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
     note("unshare_nonsense", unshare(CLONE_NEWUSER | CLONE_CHILD_SETTID))
+    note("mount_nonsense", _errno(_libc.mount(None, b"/", ctypes.c_void_p(_NOWHERE), 0, None)))
+    note("umount2_nonsense", _errno(_libc.umount2(b"/", _NO_SUCH_FLAG)))
     own_uid, own_gid = os.getuid(), os.getgid()
     if note_errno(note, "create", unshare(CLONE_NEWUSER)):
         return
@@ -206,6 +235,9 @@ def user_namespace(uid: int | None, note: Note) -> None:
         return
     for name, flag in NAMESPACES.items():
         note(name, unshare(flag))
+    # These two ask for the right to do it first, which there is only here.
+    note("pivot_root_nonsense", -system_call("pivot_root", _NOWHERE, _NOWHERE))
+    note("sethostname_nonsense", _errno(_libc.sethostname(b"", ctypes.c_size_t(-1))))
     if note_errno(note, "slave", mount("none", "/", None, MS_SILENT | MS_SLAVE | MS_REC)):
         return
     note("tmpfs", mount("tmpfs", "/tmp" if os.path.isdir("/tmp") else "/", "tmpfs", MS_NOSUID | MS_NODEV))

@@ -193,6 +193,99 @@ def test_what_another_user_owns_is_not_used(folder: Path) -> None:
     assert manifest_cache.load("k" * 64) is None
 
 
+# --- where a directory of one's own cannot be written -------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for /tmp, and no other place that can be written: not even for root, who may write in all
+    that is not read-only."""
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(0o1777)
+    monkeypatch.setattr(cache, "_SHARED", (str(path), str(path)))
+    monkeypatch.setattr(cache, "_own_directory", lambda: "/proc/self/runner")
+    return path / f"runner-cache-{os.geteuid()}"
+
+
+def test_a_directory_by_uid_serves_where_ones_own_cannot_be_written(shared: Path) -> None:
+    assert cache.directory() == str(shared)
+    assert cache.unusable(str(shared)) == "" and not shared.exists()
+    manifest_cache.store("k" * 64, FULL, WARNINGS)
+    assert manifest_cache.load("k" * 64) == (FULL, WARNINGS)
+    [entry] = stored(shared)
+    assert shared.stat().st_mode & 0o777 == 0o700 and entry.stat().st_mode & 0o777 == 0o600
+    assert cache.unusable(str(shared)) == ""
+
+
+def test_a_directory_of_ones_own_is_preferred(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then nothing is looked for in the shared place: what lies there is nobody's word."""
+    manifest_cache.store("k" * 64, FULL, ())
+    monkeypatch.setattr(cache, "_own_directory", lambda: str(tmp_path / "new/cache/runner"))
+    assert cache.directory() == str(tmp_path / "new/cache/runner")
+    assert manifest_cache.load("k" * 64) is None
+
+
+def test_it_can_be_switched_off_there_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", "off")
+    manifest_cache.store("k" * 64, FULL, ())
+    assert cache.directory() is None and not shared.exists()
+
+
+@pytest.mark.needs("root")
+def test_who_squats_its_name_is_not_believed(shared: Path) -> None:
+    """Somebody else's directory under our name, with an entry that would be taken if it were ours."""
+    manifest_cache.store("k" * 64, FULL, ())
+    assert manifest_cache.load("k" * 64) is not None  # the control
+    os.chown(shared, 54321, 54321)
+    assert manifest_cache.load("k" * 64) is None
+    manifest_cache.store("j" * 64, FULL, ())
+    assert len(stored(shared)) == 1  # and nothing is given to them
+    assert "somebody else" in cache.unusable(str(shared))
+
+
+def test_a_link_under_its_name_is_not_followed(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    shared.symlink_to(tmp_path / "elsewhere")
+    manifest_cache.store("k" * 64, FULL, ())
+    assert stored(tmp_path / "elsewhere") == []
+    assert manifest_cache.load("k" * 64) is None
+    assert cache.unusable(str(shared)) != ""
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o750, 0o705])
+def test_one_that_others_can_use_is_not_used(shared: Path, mode: int) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    shared.chmod(mode)
+    assert manifest_cache.load("k" * 64) is None
+    shared.chmod(0o700)
+    assert manifest_cache.load("k" * 64) is not None
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o0777, False), (0o0775, False), (0o1777, True), (0o0755, True)])
+def test_a_parent_in_which_others_could_replace_it_is_not_used(shared: Path, mode: int, used: bool) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    shared.parent.chmod(mode)
+    assert (manifest_cache.load("k" * 64) is not None) is used
+    assert (cache.unusable(str(shared)) == "") is used
+
+
+@pytest.mark.needs("root")
+def test_a_parent_of_somebody_else_is_not_used(shared: Path) -> None:
+    manifest_cache.store("k" * 64, FULL, ())
+    os.chown(shared.parent, 54321, 54321)
+    assert manifest_cache.load("k" * 64) is None
+
+
+def test_no_plugin_is_given_the_place_in_use(shared: Path) -> None:
+    """A plugin that could write there would write the next policy."""
+    from runner.prepare import _own_places
+
+    assert str(shared) in _own_places(os.environ)
+
+
 def test_failure_to_write_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for place in (str(tmp_path / "file"), str(tmp_path / "file" / "x"), "/proc/nope/x", None):

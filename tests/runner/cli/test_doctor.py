@@ -358,7 +358,7 @@ def test_a_container_that_masks_proc_is_told(runner_as_root: Caller) -> None:
     assert examined(runner_as_root, private)["ok"] is True  # the control
     masked = f'{textwrap.dedent(private)}\nmount("/dev/null", "/proc/timer_list", None, 4096)  # MS_BIND'
     result = examined(runner_as_root, masked)
-    assert result["unmet"] == ["fresh_proc", "masked_proc"]
+    assert result["unmet"] == ["fresh_proc", "pid_namespace", "cage"]
     assert finding(result, "fresh_proc")["cause"] == "container"
     assert "systempaths=unconfined" in finding(result, "fresh_proc")["remedy"]
 
@@ -451,19 +451,42 @@ def test_text_comes_out_in_any_locale(runner_as: Caller) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_named_policy_decides_what_is_required(
+def test_the_policy_in_force_decides_what_is_required(
     runner_as_root: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
+    """As for a launch: --policy, then RUNNER_POLICY, then the machine's own, then the default."""
     text = 'version = 1\n[user]\nuids = [900000, 900001]\n[layers]\nuid = "prefer"\n'
-    policy = write_file(plugin_dir / "lenient.toml", text)
-    env = {"RUNNER_POLICY": str(policy)}
+    policy = str(write_file(plugin_dir / "lenient.toml", text))
     small = 'user_namespace("0 0 65536")'  # in which the policy's uids do not exist
-    result = examined(runner_as_root, small, env=env)
-    assert (result["policy"], result["unmet"]) == ("default", ["pid_namespace", "uid_drop", "cage"])
-    assert "900000-900001" in finding(result, "uid_drop")["summary"]
-    result = examined(runner_as_root, small, arguments=("--policy", str(policy)))
-    assert (result["policy"], "uid_drop" in result["unmet"]) == (str(policy), False)
-    assert finding(result, "uid_drop")["status"] == "missing"
+    for env, arguments in (
+        ({"RUNNER_POLICY": policy}, ()),
+        ({"RUNNER_POLICY": "strict"}, ("--policy", policy)),
+    ):
+        result = examined(runner_as_root, small, env=env, arguments=arguments)
+        assert (result["policy"], "uid_drop" in result["unmet"]) == (policy, False)
+        assert finding(result, "uid_drop")["status"] == "missing"
+        assert "900000-900001" in finding(result, "uid_drop")["summary"]
+    result = examined(runner_as_root, small, env={"RUNNER_POLICY": policy}, arguments=("--policy", "default"))
+    assert result["policy"] == "default"
+    assert examined(runner_as_root)["policy"] == "default"
+
+
+@pytest.mark.needs("root")
+def test_the_machines_own_policy_is_judged_and_named(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """/etc/runner/policy.toml, in a mount namespace of the test's own."""
+    folder = plugin_dir / "etc"
+    write_file(
+        folder / "runner/policy.toml", 'version = 1\n[limits.memory]\ndefault = "1G"\nmode = "prefer"\n'
+    )
+    show = f"""
+        must(libc.unshare(NEWNS))
+        mount("none", "/", None, 1 << 18 | 16384)
+        mount("{folder}", "/etc", None, 4096)
+    """
+    assert examined(runner_as_root, show)["policy"] == "/etc/runner/policy.toml"
+    assert "the policy /etc/runner/policy.toml" in doctor.verdict([], [], "/etc/runner/policy.toml")
 
 
 MODES = {

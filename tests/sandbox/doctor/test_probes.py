@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import policy
+from sandbox import cache, policy
 from sandbox.doctor import conditions, probes, rehearsal
-from sandbox.doctor.refusal import Surroundings, apparmor_remedy, refusal
+from sandbox.doctor.refusal import (
+    FILTER,
+    Surroundings,
+    apparmor_remedy,
+    container,
+    container_remedy,
+    refusal,
+)
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
 from sandbox.uids import id_is_mapped
@@ -110,6 +117,37 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
             FREE._replace(container="docker"),
             "outer_seccomp",
             "systempaths=unconfined",
+        ),
+        (
+            {**NONSENSE, "mount_nonsense": errno.EPERM},
+            FREE._replace(container="docker"),
+            "outer_seccomp",
+            "policies/container/seccomp.json",
+        ),
+        (
+            {**NONSENSE, "mount_nonsense": errno.EFAULT, "umount2_nonsense": errno.ENOSYS},
+            FREE._replace(container="podman"),
+            "outer_seccomp",
+            "unmask=ALL",
+        ),
+        (
+            {**MADE, "map": 0, "uts": 0, "sethostname_nonsense": errno.EPERM},
+            FREE._replace(container="kubernetes"),
+            "outer_seccomp",
+            "localhostProfile",
+        ),
+        (
+            {**MADE, "map": 0, "pivot_root_nonsense": errno.EPERM, "proc": errno.EPERM},
+            FREE._replace(masked_proc=("/proc/acpi",)),
+            "outer_seccomp",  # first: what a filter hides the kernel was not asked
+            "SystemCallFilter=",
+        ),
+        # Without the right to it the kernel itself answers EPERM: what failed before is the reason.
+        (
+            {**MADE, "map": errno.EPERM, "sethostname_nonsense": errno.EPERM},
+            FREE._replace(uid=0),
+            "capabilities",
+            "capability",
         ),
         (
             {**NONSENSE, "create": errno.ENOSPC},
@@ -449,3 +487,55 @@ def test_an_interpreter_below_a_denied_path_is_a_warning(plugin_dir: Path, tmp_p
     assert status(hidden) == "degraded"
     assert status(plugin_dir / "linked") == "degraded"
     assert status(tmp_path) == "info"
+
+
+# --- what stands around -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("docker", ("docker run", "systempaths=unconfined")),
+        ("podman", ("podman run", "unmask=ALL")),
+        ("kubernetes", ("securityContext", "procMount: Unmasked", "hostUsers: false")),
+        ("lxc", ("docker run", "podman run")),
+    ],
+)
+def test_the_remedy_is_in_the_words_of_the_engine(engine: str, words: tuple[str, ...]) -> None:
+    remedy = container_remedy(engine)
+    assert all(word in remedy for word in (*words, "docs/containers.md", FILTER))
+
+
+def test_a_pod_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cgroup v2 a pod's own cgroup has no name that tells."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    monkeypatch.setenv("container", "other")
+    found = []
+    for variable in ("SOMETHING_ELSE", "KUBERNETES_SERVICE_HOST"):
+        with monkeypatch.context() as patch:
+            patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+            patch.setenv(variable, "10.0.0.1")
+            patch.setattr("builtins.open", refuse)
+            found.append(container())
+    assert found == ["other", "kubernetes"]
+
+
+def test_the_place_of_the_cache_is_told_and_why_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", "off")
+    assert conditions.remembered().status == "info"
+    monkeypatch.delenv("RUNNER_CACHE")
+    monkeypatch.setattr(cache, "_own_directory", lambda: str(tmp_path / "cache"))
+    assert conditions.remembered() == Finding("cache", "ok", str(tmp_path / "cache"))
+    # A home and a /tmp that are read-only, as far as this process can see.
+    monkeypatch.setattr(cache, "_own_directory", lambda: "/proc/self/runner")
+    monkeypatch.setattr(cache, "_SHARED", ("/proc", "/proc"))
+    found = conditions.remembered()
+    assert (found.status, "/proc cannot be written" in found.summary) == ("degraded", True), found
+    assert "--tmpfs" in found.remedy
+    assert os.listdir(tmp_path) == []

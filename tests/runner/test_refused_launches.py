@@ -1,0 +1,176 @@
+"""A launch that the surroundings refuse says who refused it, and by which option that is mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.container import filter as container_filter
+from tests.conftest import ROOT, Caller
+from tests.sandbox.doctor.groups import in_groups_of_their_own, with_read_only_groups
+
+MANIFEST = """\
+[plugin]
+id = "small"
+version = "1.0.0"
+name = "Small"
+description = "d"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin"
+"""
+STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
+# Budgets as in the image: made do with where cgroups are read-only.
+POLICY = 'version = 1\n[limits.memory]\ndefault = "1G"\nmode = "prefer"\n'
+
+
+def behind(caller: Caller, *words: str) -> Caller:
+    """The same caller, whose every command goes by way of these words, as who runs the tests."""
+    return dataclasses.replace(caller, prefix=(*words, *caller.prefix))
+
+
+def filtered(caller: Caller, profile: Path) -> Caller:
+    # By absolute path: env finds what the prefix calls by name.
+    return behind(caller, sys.executable, str(ROOT / "tests/filtered.py"), str(profile), "/usr/bin/env")
+
+
+@pytest.fixture
+def plugin(plugin_dir: Path, write_file: Callable[..., Path]) -> Callable[[str], Path]:
+    def make(script: str) -> Path:
+        write_file(plugin_dir / "plugin", f"#!/bin/sh\n{script}\n").chmod(0o755)
+        return write_file(plugin_dir / "nexo-plugin.toml", MANIFEST)
+
+    return make
+
+
+# --- filters ------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_filter_lets_plugins_start(runner_as: Caller, plugin: Callable[[str], Path]) -> None:
+    done = filtered(runner_as, container_filter.OUTPUT)("exec", plugin("grep ^Seccomp: /proc/self/status"))
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["Seccomp:", "2"], "")
+
+
+def test_each_call_that_the_filter_adds_is_needed_and_missed_by_name(
+    runner_as: Caller, plugin: Callable[[str], Path], plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    manifest = plugin("true")
+    for name in container_filter.ADDITIONS:
+        others = tuple(each for each in container_filter.ADDITIONS if each != name)
+        text = container_filter.text(container_filter.profile(others))
+        done = filtered(runner_as, write_file(plugin_dir / "filter.json", text))("exec", manifest)
+        assert done.returncode == 125, (name, done.stderr)
+        said = next(line for line in done.stderr.splitlines() if line.startswith("runner: "))
+        assert said.startswith("runner: sandbox_unavailable: ") and name in said, (name, said)
+        assert "seccomp filter" in said
+        assert "--security-opt seccomp=" in done.stderr, name
+        assert str(container_filter.OUTPUT.relative_to(ROOT)) in done.stderr, name
+
+
+def test_a_refusal_reaches_who_calls_and_the_report(
+    runner_as: Caller, plugin: Callable[[str], Path], plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    others = tuple(each for each in container_filter.ADDITIONS if each != "sethostname")
+    profile = write_file(plugin_dir / "filter.json", container_filter.text(container_filter.profile(others)))
+    caller = filtered(runner_as, profile)
+    done = caller("call", "--json", plugin("cat"), "anything")
+    assert done.returncode == 22, done.stderr
+    told = json.loads(done.stderr.splitlines()[-1])
+    assert (told["code"], told["phase"], told["cause"]) == (
+        "sandbox_unavailable",
+        "launch",
+        "user_namespaces",
+    )
+    assert "sethostname" in told["message"] and "seccomp=" in told["hint"] and "\n" not in told["hint"]
+    report = runner_as.home / "report.json"
+    assert caller("exec", "--report", report, plugin("true")).returncode == 125
+    assert json.loads(report.read_text())["outcome"]["cause"] == "user_namespaces"
+
+
+# --- /proc and capabilities ---------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_masked_proc_is_named(runner_as: Caller, plugin: Callable[[str], Path]) -> None:
+    mask = 'mount --bind /dev/null /proc/timer_list; exec "$@"'
+    caller = behind(runner_as, "/usr/bin/unshare", "--mount", "/bin/sh", "-ec", mask, "sh")
+    done = caller("exec", plugin("true"))
+    assert done.returncode == 125
+    assert "sandbox_unavailable" in done.stderr and "masked, e.g. /proc/timer_list" in done.stderr
+    # By the engine whose container this looks like.
+    options = ("--security-opt systempaths=unconfined", "--security-opt unmask=ALL", "procMount: Unmasked")
+    assert any(option in done.stderr for option in options), done.stderr
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("state", ["", STATE], ids=["without state", "with state"])
+def test_a_root_without_capabilities_is_told_which(
+    runner_as_root: Caller,
+    plugin: Callable[[str], Path],
+    plugin_dir: Path,
+    write_file: Callable[..., Path],
+    state: str,
+) -> None:
+    """Also where it is refused earlier, because it may not write in a directory of somebody else."""
+    manifest = plugin("true")
+    manifest.write_text(MANIFEST + state)
+    caller = behind(runner_as_root, "/usr/bin/setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
+    hide = "mount -t tmpfs -o uid=1000,mode=755 none /var/lib; " if state else ""
+    caller = behind(caller, "/usr/bin/unshare", "--mount", "/bin/sh", "-ec", f'{hide}exec "$@"', "sh")
+    done = caller("exec", "--policy", write_file(plugin_dir / "policy.toml", POLICY), manifest)
+    assert done.returncode == 125, done.stderr
+    assert "sandbox_unavailable" in done.stderr and "CAP_SETUID" in done.stderr
+    assert "--cap-add SETUID" in done.stderr
+
+
+def test_a_launch_that_fails_for_another_reason_accuses_nobody(
+    runner_as: Caller, plugin: Callable[[str], Path]
+) -> None:
+    done = runner_as("exec", "--limit", "open_files=3", plugin("true"))
+    assert done.returncode not in (0, 22)
+    assert "sandbox_unavailable" not in done.stderr
+
+
+# --- memory of the container --------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("exec python3 -c 'held = []\nwhile True: held.append(b\"x\" * (8 << 20))'", "oom"),
+        ("kill -9 $$", "signal:9"),  # the control: nobody ran out of anything
+    ],
+    ids=["memory", "kill"],
+)
+def test_a_kill_for_the_memory_of_the_container_is_told_from_others(
+    runner_as: Caller,
+    plugin: Callable[[str], Path],
+    plugin_dir: Path,
+    write_file: Callable[..., Path],
+    script: str,
+    cause: str,
+) -> None:
+    policy = write_file(plugin_dir / "policy.toml", POLICY)
+    report = runner_as.home / "report.json"
+    with in_groups_of_their_own(with_read_only_groups(runner_as), owned=False) as (caller, groups):
+        limits = [
+            each for group in groups for each in (group / "memory.limit_in_bytes", group / "memory.max")
+        ]
+        limit = next((path for path in limits if path.exists()), None)
+        if limit is None:
+            pytest.skip("no memory controller in a group that can be made here")
+        limit.write_text(str(128 << 20))
+        done = caller("exec", "--policy", policy, "--report", report, plugin(script))
+    assert done.returncode == 137, done.stderr
+    outcome = json.loads(report.read_text())["outcome"]
+    assert (outcome["code"], outcome["cause"]) == ("crashed", cause), outcome
+    if cause == "oom":
+        assert "a group around the runner, ran out of memory" in done.stderr
+        assert "docker run --memory" in done.stderr

@@ -1,0 +1,178 @@
+"""What can be said of the Dockerfile and of the container's filter without a container engine.
+
+That plugins start in the image is tried by scripts/test-container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import seccomp, state, syscalls
+from sandbox.policy_file import SYSTEM_POLICY
+from sandbox.policy_text import parse_policy
+from scripts.container import filter as container_filter
+from scripts.container.image import BuildError, Stage, packages, read_dockerfile
+from tests.conftest import ROOT
+
+STAGES = read_dockerfile((ROOT / "Dockerfile").read_text())
+IMAGE = STAGES[-1]
+
+
+def steps(word: str, stage: Stage = IMAGE) -> list[str]:
+    return [step.rest for step in stage.instructions if step.word == word]
+
+
+def test_every_word_is_one_that_the_container_test_knows() -> None:
+    known = {"RUN", "COPY", "WORKDIR", "ENV", "USER", "ENTRYPOINT", "CMD"}
+    assert {step.word for stage in STAGES for step in stage.instructions} <= known
+    with pytest.raises(BuildError, match="FROM alpine"):
+        read_dockerfile("FROM alpine\n")
+
+
+def test_what_is_copied_exists_and_nothing_keeps_the_modes_of_the_checkout() -> None:
+    """A checkout made with umask 002 has group-writable files. Where the runner checks modes they are set."""
+    for stage in STAGES:
+        for step in stage.instructions:
+            if step.word != "COPY" or "from" in step.flags:
+                continue
+            *sources, target = step.words
+            assert all((ROOT / source).exists() for source in sources), step
+            if target.startswith("/"):
+                assert step.flags.get("chmod") == "0644", step
+    assert SYSTEM_POLICY in [step.words[-1] for step in IMAGE.instructions if "chmod" in step.flags]
+
+
+def test_the_image_runs_what_it_needs_and_not_as_root() -> None:
+    assert packages(IMAGE) == ("bubblewrap", "libcap2", "python3")
+    assert steps("USER") == ["1000:1000"]
+    assert steps("ENTRYPOINT") == ['["runner"]']
+    # The last word is about who runs it, not about who builds it.
+    order = [step.word for step in IMAGE.instructions]
+    assert order.index("USER") > max(number for number, word in enumerate(order) if word == "RUN")
+    assert "useradd --uid 1000" in " ".join(steps("RUN"))
+
+
+def test_one_volume_holds_the_state_of_root_and_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = dict(word.split("=", 1) for step in steps("ENV") for word in step.split())
+    roots = []
+    for uid in (0, 1000):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        roots.append(state.state_root({**environ, "HOME": "/home/runner"}))
+    assert roots == ["/var/lib/runner/plugins"] * 2
+    assert "install -d -o 1000 -g 1000 -m 0711 /var/lib/runner" in " ".join(steps("RUN"))
+
+
+def test_the_images_policy_differs_from_the_default_in_who_needs_budgets_and_in_nothing_else() -> None:
+    [change] = re.findall(r"sed -i '([^']+)' (\S+)", " ".join(steps("RUN")))
+    assert change[1] == SYSTEM_POLICY
+    before = (ROOT / "policies/default.toml").read_bytes()
+    after = subprocess.run(["sed", change[0]], input=before, capture_output=True, check=True).stdout
+    old, new = (parse_policy("/p", raw, name="p") for raw in (before, after))
+    assert [(name, rule.mode) for name, rule in old.limits if rule.mode == "delegated"] != []
+    softened = tuple(
+        (name, rule._replace(mode="prefer") if rule.mode == "delegated" else rule)
+        for name, rule in old.limits
+    )
+    assert new == old._replace(limits=softened)
+
+
+def test_the_command_in_the_dockerfile_names_the_file_that_is_shipped() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert f"seccomp={container_filter.OUTPUT.relative_to(ROOT)}" in text
+    assert "docs/containers.md" in text and (ROOT / "docs/containers.md").exists()
+
+
+# --- the filter ---------------------------------------------------------------------------------------------
+
+FILTER = json.loads(container_filter.OUTPUT.read_text())
+
+
+def allowed(document: dict[str, object] = FILTER) -> Iterator[str]:
+    entries = document["syscalls"]
+    assert isinstance(entries, list)
+    for entry in entries:
+        if entry["action"] == "SCMP_ACT_ALLOW":
+            yield from entry["names"]
+
+
+def test_the_file_is_what_the_script_writes() -> None:
+    assert container_filter.OUTPUT.read_text() == container_filter.text(container_filter.profile()), (
+        "run scripts/container-filter"
+    )
+
+
+def test_it_is_the_form_that_docker_podman_and_containerd_read_alike() -> None:
+    """containerd knows neither archMap nor includes, and would take the entries without their conditions."""
+    assert set(FILTER) == {"defaultAction", "defaultErrnoRet", "architectures", "syscalls"}
+    for entry in FILTER["syscalls"]:
+        assert set(entry) <= {"names", "action", "args", "errnoRet"}
+    assert (FILTER["defaultAction"], FILTER["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
+
+
+def test_it_adds_seven_calls_to_what_docker_allows_and_no_other() -> None:
+    plain = container_filter.profile(())
+    assert set(allowed()) - set(allowed(plain)) == set(container_filter.ADDITIONS) - {"clone"}
+    assert len(container_filter.ADDITIONS) == 7
+    [clone] = [entry for entry in plain["syscalls"] if entry["names"] == ["clone"]]
+    assert clone["args"] == [{"index": 0, "value": 0x7E020000, "op": "SCMP_CMP_MASKED_EQ", "valueTwo": 0}]
+    [keyctl] = [entry for entry in FILTER["syscalls"] if entry["names"] == ["keyctl"]]
+    assert keyctl["args"] == [{"index": 0, "value": 1, "op": "SCMP_CMP_EQ"}]
+
+
+def test_what_reaches_the_host_stays_refused() -> None:
+    """What Docker's documentation lists as blocked for the host's sake, but for the seven."""
+    blocked = {
+        *("acct", "add_key", "bpf", "clock_settime", "create_module", "delete_module", "finit_module"),
+        *("get_kernel_syms", "init_module", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load"),
+        *("lookup_dcookie", "mbind", "move_pages", "nfsservctl", "open_by_handle_at", "perf_event_open"),
+        *("query_module", "quotactl", "reboot", "request_key", "setns", "settimeofday", "swapon", "swapoff"),
+        *("sysfs", "_sysctl", "uselib", "userfaultfd", "ustat", "syslog", "vhangup", "setdomainname"),
+        *("io_uring_setup", "io_uring_enter", "io_uring_register", "pidfd_getfd", "fanotify_init"),
+        *("open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+    }
+    assert blocked & set(allowed()) == set()
+
+
+@pytest.mark.parametrize("name", seccomp.PROFILES)
+def test_it_refuses_nothing_that_a_plugin_may_do(name: str) -> None:
+    profile = tomllib.loads((ROOT / f"policies/seccomp/{name}.toml").read_text())
+    wanted = {call for group in profile.get("allow", {}).values() for call in group}
+    wanted |= set(profile.get("rules", {}))
+    # The profile compat also allows what Docker refuses; its programs fall back in a container.
+    refused = (
+        {"clone3", "io_uring_setup", "io_uring_enter", "io_uring_register"} if name == "compat" else set()
+    )
+    assert wanted - set(allowed()) == refused
+
+
+def test_its_names_are_calls() -> None:
+    known = {name for arch in syscalls.ARCHES for name in syscalls.load(arch)}
+    assert set(allowed()) <= known
+    assert len(list(allowed())) - len(set(allowed())) == 4  # personality, once for each value
+
+
+def test_the_image_carries_the_filter() -> None:
+    source = str(container_filter.OUTPUT.relative_to(ROOT))
+    [copied] = [step for step in IMAGE.instructions if step.word == "COPY" and source in step.words]
+    from sandbox.doctor import refusal
+
+    assert copied.words[-1] in refusal.container_remedy("docker")
+    assert source == refusal.FILTER
+
+
+def test_the_container_test_says_what_it_needs(tmp_path: Path) -> None:
+    """Without its tools it is not passed over in silence, and nothing is left."""
+    for name in ("python3", "dirname", "sh"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+    argv = ["/bin/sh", str(ROOT / "scripts/test-container")]
+    done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 77, done.stderr
+    assert "mmdebstrap" in done.stderr and "apt-get install mmdebstrap runc" in done.stderr
