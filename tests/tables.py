@@ -17,6 +17,9 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 
+# Races are run this many times as often: RUNNER_TEST_REPEAT=10 before a release.
+REPEAT = int(os.environ.get("RUNNER_TEST_REPEAT", "1"))
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 

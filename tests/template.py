@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -29,7 +29,7 @@ _KNOWN = {"stdin", "stdout", "stderr", "pass_fds", "start_new_session", "bufsize
 _EARLY = ("PYTHON", "LD_", "GLIBC_")
 
 _PROGRAM = """\
-import ctypes, fcntl, gc, importlib, json, os, pkgutil, signal, socket, sys
+import atexit, ctypes, fcntl, gc, importlib, json, os, pkgutil, signal, socket, sys, threading, traceback
 
 import jsonschema_rs, pydantic, runner, runner.cli, sandbox, trio
 
@@ -69,8 +69,7 @@ def become(asked, received):
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    sys.argv = ["runner", *asked["words"]]
-    runner.cli.entry()
+    gc.unfreeze()
 
 
 control = socket.socket(fileno=int(sys.argv[1]))
@@ -83,14 +82,31 @@ while True:
         break
     pid = sibling()
     if pid == 0:
-        try:
-            become(json.loads(message), received)
-        finally:
-            os._exit(99)
+        break
     for fd in received:
         os.close(fd)
     control.send(str(pid).encode())
+if message:
+    asked = json.loads(message)
+    control.detach()
+    become(asked, received)
+    sys.argv = asked["argv"]
+    status = 0
+    try:
+        exec(asked["program"], {"__name__": "__main__"})
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    # As the interpreter does, but for taking every module apart, which takes longer than all the rest.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 """
+_RUNNER = "from runner.cli import entry\nentry()"
 
 
 class Template:
@@ -100,6 +116,7 @@ class Template:
         self.prefix, self.python, self.pythonpath = prefix, python, pythonpath
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(60)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # one message, one program
         with theirs:
             self._process = subprocess.Popen(
                 [*prefix, *python, "-c", _PROGRAM, str(theirs.fileno())],
@@ -128,9 +145,9 @@ class Template:
 class _Forked(subprocess.Popen[bytes]):
     """Popen, with a template in the place of fork and exec."""
 
-    def __init__(self, template: Template, words: list[str], **popen: Any) -> None:
-        self._template, self._words = template, words
-        super().__init__(["runner", *words], **popen)
+    def __init__(self, template: Template, program: str, argv: Sequence[str], **popen: Any) -> None:
+        self._template, self._program, self._argv = template, program, list(argv)
+        super().__init__(self._argv, **popen)
 
     def _execute_child(self, *words: Any) -> None:
         given = inspect.signature(subprocess.Popen._execute_child).bind(self, *words).arguments  # type: ignore[attr-defined]
@@ -138,7 +155,8 @@ class _Forked(subprocess.Popen[bytes]):
         streams = [number if end == -1 else end for number, end in enumerate(ends)]
         kept = sorted(given["pass_fds"])
         asked = {
-            "words": self._words,
+            "program": self._program,
+            "argv": self._argv,
             "env": given["env"],
             "cwd": os.fspath(given["cwd"]),
             "new_session": given["start_new_session"],
@@ -163,17 +181,27 @@ class _Quick(Caller):
         cwd: str | os.PathLike[str] = "/",
         **popen: Any,
     ) -> subprocess.Popen[bytes]:
-        template = _templates.get((self.prefix, self.python))
-        if (
-            template is None
-            or template.pythonpath != self.environ["PYTHONPATH"]
-            or not popen.keys() <= _KNOWN
-            or any(name.startswith(_EARLY) for name in env or {})
-        ):
+        template = self._template(env, popen)
+        if template is None:
             return super().start(*args, env=env, cwd=cwd, **popen)
+        argv = ["runner", *(os.fspath(arg) for arg in args)]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        words = [os.fspath(arg) for arg in args]
-        return _Forked(template, words, env={**self.environ, **(env or {})}, cwd=cwd, **{**streams, **popen})
+        environ = {**self.environ, **(env or {})}
+        return _Forked(template, _RUNNER, argv, env=environ, cwd=cwd, **{**streams, **popen})
+
+    def start_program(self, program: str, *args: str, env: Mapping[str, str], **popen: Any) -> Any:
+        """As `python -c PROGRAM ARG …`, with nothing added to the environment or the streams. None: it has to
+        be started."""
+        template = self._template(env, popen.keys() - {"cwd"}, whole=True)
+        return None if template is None else _Forked(template, program, ["-c", *args], env=env, **popen)
+
+    def _template(self, env: Mapping[str, str] | None, popen: Iterable[str], whole: bool = False) -> Any:
+        template = _templates.get((self.prefix, self.python))
+        path = self.environ["PYTHONPATH"]
+        early = {name: value for name, value in (env or {}).items() if name.startswith(_EARLY)}
+        if template is None or template.pythonpath != path or not set(popen) <= _KNOWN:
+            return None
+        return template if early == ({"PYTHONPATH": path} if whole else {}) else None
 
 
 _templates: dict[tuple[tuple[str, ...], tuple[str, ...]], Template] = {}
@@ -203,3 +231,21 @@ def templates(request: pytest.FixtureRequest) -> Iterator[None]:
             _templates[prefix, python] = template
         yield
         _templates.clear()
+
+
+# --- for modules that want it ------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="runner_as")
+def quick_runner(runner_as: Caller, templates: None) -> Caller:
+    return quick(runner_as)
+
+
+@pytest.fixture(name="runner_as_root")
+def quick_root(runner_as_root: Caller, templates: None) -> Caller:
+    return quick(runner_as_root)
+
+
+@pytest.fixture(name="runner_as_user")
+def quick_user(runner_as_user: Caller, templates: None) -> Caller:
+    return quick(runner_as_user)

@@ -14,6 +14,7 @@ from tests.budgets.cage import Box
 from tests.conftest import Caller
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, in_cage, invocation, is_sound, line, read, run, settled, summed
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

@@ -31,6 +31,7 @@ from sandbox.meter import VIOLATION
 from sandbox.relay import Relay
 from sandbox.spec import Limits, SandboxSpec
 from tests.conftest import Caller
+from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

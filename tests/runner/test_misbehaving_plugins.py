@@ -23,6 +23,7 @@ import pytest
 
 from tests.conftest import Caller
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, ID, PLUGIN, REQUESTS, TOOL, Contract, Moment, plugin
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -29,6 +29,7 @@ from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.wards import is_sound
+from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 MEBI = 1 << 20
 INPUT = {"text": "hello"}
