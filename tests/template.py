@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,12 +32,20 @@ _EARLY = ("PYTHON", "LD_", "GLIBC_")
 _PROGRAM = """\
 import atexit, ctypes, fcntl, gc, importlib, json, os, pkgutil, signal, socket, sys, threading, traceback
 
-import jsonschema_rs, pydantic, runner, runner.cli, sandbox, trio
+import runner.cli, sandbox
 
+# Not trio: before it is there, `runner call` forks a helper. What trio imports itself may be there.
+for name in ("attr", "idna", "jsonschema_rs", "outcome", "pydantic", "sniffio", "sortedcontainers", "ssl"):
+    importlib.import_module(name)
+sys.modules["trio"] = None
 for package in (runner, sandbox):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
         if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as missing:
+                assert missing.name == "trio", missing
+del sys.modules["trio"]
 
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -114,6 +123,7 @@ class Template:
 
     def __init__(self, prefix: tuple[str, ...], python: tuple[str, ...], pythonpath: str) -> None:
         self.prefix, self.python, self.pythonpath = prefix, python, pythonpath
+        self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(60)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # one message, one program
@@ -132,8 +142,9 @@ class Template:
             raise RuntimeError(f"no template: {self._process.stderr.read().decode(errors='replace')}")
 
     def fork(self, asked: Mapping[str, Any], descriptors: list[int]) -> int:
-        socket.send_fds(self._control, [json.dumps(asked).encode()], descriptors)
-        answer = self._control.recv(64)
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(asked).encode()], descriptors)
+            answer = self._control.recv(64)
         assert answer, "the template has ended"
         return int(answer)
 
