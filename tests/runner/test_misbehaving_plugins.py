@@ -13,7 +13,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 
 from tests.conftest import Caller
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, ID, PLUGIN, REQUESTS, TOOL, Contract, Moment, plugin
+from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -142,9 +142,7 @@ class Talk:
 
     def sits(self) -> None:
         """Waits until it sleeps (or is stopped) with all it was sent read or not: it will do nothing more."""
-        deadline = time.monotonic() + _SECONDS
-        while self.state() not in "ST" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: self.state() in "ST", _SECONDS)
         assert self.process.poll() is None
 
     def state(self) -> str:
@@ -419,8 +417,7 @@ def twice(talk: Talk) -> None:
 def late(talk: Talk) -> None:
     talk.ask()
     # Read, and kept: nothing is on its way although the question is no longer in the pipe.
-    while _unread(talk.stdin):
-        time.sleep(0.01)
+    assert wait_for(lambda: not _unread(talk.stdin), _SECONDS)
     talk.sits()
     assert not select.select([talk.stdout], [], [], 0)[0]
     if talk.one_shot:
@@ -476,10 +473,7 @@ def oom(talk: Talk) -> None:
 
 def stop(talk: Talk) -> None:
     talk.ask()
-    deadline = time.monotonic() + _SECONDS
-    while talk.state() != "T" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert talk.state() == "T"
+    assert wait_for(lambda: talk.state() == "T", _SECONDS)
 
 
 def stubborn(talk: Talk) -> None:

@@ -29,6 +29,7 @@ from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.wards import is_sound
+from tests.tables import REPEAT
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 MEBI = 1 << 20
@@ -364,11 +365,10 @@ def test_a_flood_does_not_fill_the_host(
 # --- Answers and ends at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("contract", "count"), [("rune", 250), ("nexo", 250)])
-def test_no_answer_is_lost_to_an_end(
-    plugin_dir: Path, sessions: None, contract: Contract, count: int
-) -> None:
+@pytest.mark.parametrize("contract", ["rune", "nexo"])
+def test_no_answer_is_lost_to_an_end(plugin_dir: Path, sessions: None, contract: Contract) -> None:
     """It exits in the instant it has answered."""
+    count = 50 * REPEAT
     manifest = misbehaviour.plugin(plugin_dir, "answer_and_exit", contract)
     answers: list[tuple[str, str, str]] = []
 
