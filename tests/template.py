@@ -3,7 +3,8 @@
 A launch whose manifest is new costs some 340 ms of processor time, three quarters of it imports. Forked from
 a template it costs 100. It is the same program: a process of its own and a child of ours, with its own
 streams, environment, working directory and session. What is not shown this way is that a fresh interpreter
-imports what it needs. `tests/runner/cli` shows that, and so does everything with RUNNER_TEST_FRESH=1.
+imports what it needs. `tests/runner/cli/test_usage.py` and `tests/test_readme.py` show that for every verb,
+and so does everything with RUNNER_TEST_FRESH=1.
 """
 
 from __future__ import annotations

@@ -156,9 +156,10 @@ class Talk:
             try:
                 written += os.write(self.stdin.fileno(), b" " * 4095 + b"\n")
             except BlockingIOError:
-                # For who reads, this is long; for who does not, it is as good as for ever.
-                if not select.select([], [self.stdin], [], 2.0)[1]:
-                    return True
+                # Who reads does not sleep (or is stopped) before a full pipe.
+                while not select.select([], [self.stdin], [], 0.1)[1]:
+                    if self.state() in "ST" and not select.select([], [self.stdin], [], 0.1)[1]:
+                        return True
         return False
 
 
