@@ -21,8 +21,12 @@ Act = Callable[..., Any]
 
 
 def command(caller: Caller, act: Act, *args: object, using: tuple[Act, ...] = ()) -> list[str]:
+    return [*caller.prefix, *caller.python, "-c", program(act, using), json.dumps(args)]
+
+
+def program(act: Act, using: tuple[Act, ...] = ()) -> str:
     sources = [textwrap.dedent(inspect.getsource(each)) for each in (*using, act)]
-    program = "\n".join(
+    return "\n".join(
         (
             "from __future__ import annotations",
             *sources,
@@ -30,7 +34,6 @@ def command(caller: Caller, act: Act, *args: object, using: tuple[Act, ...] = ()
             f"print(_json.dumps({act.__name__}(*_json.loads(_sys.argv[1]))))",
         )
     )
-    return [*caller.prefix, *caller.python, "-c", program, json.dumps(args)]
 
 
 def start(
@@ -43,11 +46,12 @@ def start(
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
     """`act(*args)` as a living process whose stdout is a pipe to us."""
-    return subprocess.Popen(
-        command(caller, act, *args, using=using),
-        env={**caller.environ, **(env or {})},
-        cwd=cwd,
-        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "bufsize": 0, **popen},
+    environ = {**caller.environ, **(env or {})}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "bufsize": 0, **popen}
+    forks = getattr(caller, "start_program", None)  # one of tests/template.py
+    process = forks and forks(program(act, using), json.dumps(args), env=environ, cwd=cwd, **streams)
+    return process or subprocess.Popen(
+        command(caller, act, *args, using=using), env=environ, cwd=cwd, **streams
     )
 
 

@@ -11,8 +11,7 @@ import json
 import math
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -386,13 +385,3 @@ def rlimit_of(pid: int, name: str) -> int | None:
     (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith(name))
     hard = line[len(name) :].split()[1]
     return None if hard == "unlimited" else int(hard)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.02) -> bool:
-    """Whether it came true. The bound is for a machine that hangs, not for one that is slow."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(step)
-    return True

@@ -9,11 +9,14 @@ import pytest
 
 from tests.budgets.cage import Box
 from tests.conftest import Caller
+from tests.template import quick, templates
+
+__all__ = ("box", "templates")
 
 
 @pytest.fixture
-def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Iterator[Box]:
+def box(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> Iterator[Box]:
     """Once as root, once as an ordinary user."""
-    box = Box(runner_as, plugin_dir)
+    box = Box(quick(runner_as), plugin_dir)
     yield box
     assert box.groups_left() == []

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.budgets.cage import BY_CGROUP, SH, Box, by_cgroup, held, policy, rlimit_of, wait_for
+from tests.budgets.cage import BY_CGROUP, SH, Box, by_cgroup, held, policy, rlimit_of
 from tests.conftest import SYSTEM_PATH, Caller, descendants
+from tests.tables import wait_for
 
 OK = ("ok", "run", "")
 LIMITS = {"memory": "64M", "pids": 16, "cpu": 1, "cpu_time": "10s"}

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.budgets.altered import altered
-from tests.budgets.cage import PREFER, PYTHON, SH, Box, Result, Running, wait_for
+from tests.budgets.cage import PREFER, PYTHON, SH, Box, Result, Running
 from tests.conftest import Caller, descendants
+from tests.tables import wait_for
 
 TIMEOUT = ("timeout", "invocation", "deadline")
 # The clock starts with the runner. Where the machine is so busy that half of the time has passed before all

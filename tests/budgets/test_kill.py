@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.budgets.altered import altered
-from tests.budgets.cage import PREFER, SH, Box, Result, by_cgroup, group_of, wait_for
+from tests.budgets.cage import PREFER, SH, Box, Result, by_cgroup, group_of
 from tests.conftest import lacks
 from tests.sandbox import pens
 from tests.sandbox.pens import Freezer
+from tests.tables import wait_for
 
 TIMEOUT = ("timeout", "invocation", "deadline")
 

@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 
 from tests.budgets.altered import altered
-from tests.budgets.cage import PREFER, SH, Box, Running, wait_for
+from tests.budgets.cage import PREFER, SH, Box, Running
 from tests.conftest import Caller, descendants, lacks, vanished
 from tests.sandbox import pens
 from tests.sandbox.pens import Pen, pen
+from tests.tables import REPEAT, wait_for
 
 BUDGETS = ("--memory", "64M", "--pids", "20", "--cpu", "1")
 SLEEPS = f"{SH}setsid sleep 1000 & echo ready; sleep 1000\n"
@@ -165,7 +166,8 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
         assert running.line() == "ready"
         took = time.monotonic() - began
         killed(running)
-    moments = [took * 1.2 * number / 24 for number in range(24)]
+    kills = 12 * REPEAT
+    moments = [took * 1.2 * number / kills for number in range(kills)]
     random.Random(5).shuffle(moments)
     for start in range(0, len(moments), 4):
         with ExitStack() as stack:

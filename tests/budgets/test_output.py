@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.budgets.cage import Box, Result, Running, wait_for
+from tests.budgets.cage import Box, Result, Running
+from tests.tables import wait_for
 
 OUTPUT = ("crashed", "run", "output")
 KILLED = 128 + signal.SIGKILL

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.budgets.cage import Box, Result, Running, by_cgroup, held, wait_for
+from tests.budgets.cage import Box, Result, Running, by_cgroup, held
 from tests.conftest import descendants
+from tests.tables import wait_for
 
 OK = ("ok", "run", "")
 

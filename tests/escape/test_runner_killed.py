@@ -16,8 +16,11 @@ import pytest
 
 from tests.conftest import Caller, descendants, vanished
 from tests.escape.cage import Cage, make_cage, sandbox_table
+from tests.tables import REPEAT
 
-KILLS = 100  # for each of the two callers: 200 in all
+# For each of the two callers, spread evenly over a launch. Three times as many before a release, with
+# RUNNER_TEST_REPEAT=3: then the moments lie some 5 ms apart.
+KILLS = 36 * REPEAT
 AT_ONCE = 4
 # Beyond the moment the plugin says it is ready, so that some kills meet it in full swing.
 STRETCH = 1.3
@@ -55,8 +58,8 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
             left = descendants() - before
             assert vanished(left), f"still there: {[_cmdline(pid) for pid in left]}"
         seen -= own_namespaces
-        assert sizes[1] >= 5, f"no kill met the runner before it had started anything: {sizes}"
-        assert sum(n for size, n in sizes.items() if size >= WHOLE_TREE) >= 5, (
+        assert sizes[1] >= 2, f"no kill met the runner before it had started anything: {sizes}"
+        assert sum(n for size, n in sizes.items() if size >= WHOLE_TREE) >= 2, (
             f"no kill met a plugin: {sizes}"
         )
         assert seen, "no namespaces were seen, so their absence says nothing"

@@ -14,6 +14,8 @@ from tests.budgets.cage import Box
 from tests.conftest import Caller
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, in_cage, invocation, is_sound, line, read, run, settled, summed
+from tests.tables import REPEAT
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 
@@ -393,7 +395,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
 
 
 def test_cancelled_at_any_point(box: Box) -> None:
-    assert run(box, interrupted, wards.given(box, SLEEPS), 60) == [0, True, []]
+    assert run(box, interrupted, wards.given(box, SLEEPS), 25 * REPEAT) == [0, True, []]
 
 
 # --- many --------------------------------------------------------------------------------------------------
@@ -438,7 +440,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
     return trio.run(main)
 
 
-@pytest.mark.parametrize(("count", "at_once"), [(200, 4), (65, 64)])
+@pytest.mark.parametrize(("count", "at_once"), [(50 * REPEAT, 4), (65, 64)])
 def test_many(box: Box, count: int, at_once: int) -> None:
     said, more, streams, held = run(box, many, wards.given(box, CAT), count, at_once, timeout=300)
     assert said == [f"ok {number}" for number in range(count)]

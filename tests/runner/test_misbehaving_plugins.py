@@ -13,7 +13,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ import pytest
 
 from tests.conftest import Caller
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, ID, PLUGIN, REQUESTS, TOOL, Contract, Moment, plugin
+from tests.tables import wait_for
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -141,9 +142,7 @@ class Talk:
 
     def sits(self) -> None:
         """Waits until it sleeps (or is stopped) with all it was sent read or not: it will do nothing more."""
-        deadline = time.monotonic() + _SECONDS
-        while self.state() not in "ST" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: self.state() in "ST", _SECONDS)
         assert self.process.poll() is None
 
     def state(self) -> str:
@@ -157,9 +156,10 @@ class Talk:
             try:
                 written += os.write(self.stdin.fileno(), b" " * 4095 + b"\n")
             except BlockingIOError:
-                # For who reads, this is long; for who does not, it is as good as for ever.
-                if not select.select([], [self.stdin], [], 2.0)[1]:
-                    return True
+                # Who reads does not sleep (or is stopped) before a full pipe.
+                while not select.select([], [self.stdin], [], 0.1)[1]:
+                    if self.state() in "ST" and not select.select([], [self.stdin], [], 0.1)[1]:
+                        return True
         return False
 
 
@@ -418,8 +418,7 @@ def twice(talk: Talk) -> None:
 def late(talk: Talk) -> None:
     talk.ask()
     # Read, and kept: nothing is on its way although the question is no longer in the pipe.
-    while _unread(talk.stdin):
-        time.sleep(0.01)
+    assert wait_for(lambda: not _unread(talk.stdin), _SECONDS)
     talk.sits()
     assert not select.select([talk.stdout], [], [], 0)[0]
     if talk.one_shot:
@@ -475,10 +474,7 @@ def oom(talk: Talk) -> None:
 
 def stop(talk: Talk) -> None:
     talk.ask()
-    deadline = time.monotonic() + _SECONDS
-    while talk.state() != "T" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert talk.state() == "T"
+    assert wait_for(lambda: talk.state() == "T", _SECONDS)
 
 
 def stubborn(talk: Talk) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Caller
+from tests.template import quick_root, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

@@ -21,6 +21,7 @@ from sandbox.cell import Exit, Usage
 from sandbox.spec import SIZES, Grant, Limits, Network
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
+from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

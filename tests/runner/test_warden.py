@@ -24,6 +24,7 @@ from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, holding, in_cage, invocation, line, summed
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 
 @pytest.fixture

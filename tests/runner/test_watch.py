@@ -25,6 +25,7 @@ from sandbox.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -15,6 +15,7 @@ from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards
 from tests.runner.wards import CAT, in_cage, invocation, line, settled, summed, zygote_pid
+from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import itertools
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from sandbox.hierarchies import CONTROLLERS, Hierarchy, own_hierarchies, survey
 from sandbox.mounts import read_mounts
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 _JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 99; shift; done; shift; exec "$@"'
 _numbers = itertools.count()
@@ -240,9 +240,5 @@ def _demolish(place: Path) -> None:
         _until(emptied)
 
 
-def _until(condition: object, seconds: float = 20.0) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.005)
+def _until(condition: Callable[[], object]) -> None:
+    assert wait_for(condition, 20), "it did not come true"

@@ -25,6 +25,7 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import pens
 from tests.sandbox.pens import Pen, pen
+from tests.tables import wait_for
 
 DISKS = ((8, 0), (253, 1))
 FULL = Limits(memory=64 << 20, pids=10, cpu=0.5, cpu_time=3.0, io=1 << 20)
@@ -453,7 +454,6 @@ def test_several_at_once(inside: Pen) -> None:
 def counted() -> dict[str, Any]:
     """What the kernel counts of a member that computes, forks and is refused a fork."""
     import os
-    import time
 
     from sandbox.cgroups import CAGE_PROCESSES, made
     from sandbox.hierarchies import survey
@@ -525,7 +525,6 @@ def stopped_and_lifted(how: str) -> list[Any]:
     import os
     import select
     import signal
-    import time
 
     from sandbox.cgroups import Cgroup, made
     from sandbox.hierarchies import survey
@@ -650,12 +649,12 @@ def leftover(place: Path, name: str = "runner-4000000-77-0") -> Path:
 
 def swept(place: Path, path: Path) -> bool:
     """A second runner may be needed: who was just killed takes a moment to be gone."""
-    for _ in range(1000):
+
+    def is_gone() -> bool:
         sweep(str(place))
-        if not path.exists():
-            return True
-        time.sleep(0.005)
-    return False
+        return not path.exists()
+
+    return wait_for(is_gone)
 
 
 both = pytest.mark.parametrize("where", ["place", "unified_place"])

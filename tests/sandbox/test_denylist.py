@@ -28,6 +28,7 @@ from sandbox.hierarchies import survey
 from sandbox.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
 from tests.conftest import Caller
+from tests.tables import Done, Line, check_rows, run_lines
 
 HOME = "/home/someone"
 
@@ -235,10 +236,18 @@ def test_a_link_as_denied_path_denies_its_target_by_name(tmp_path: Path) -> None
     assert found.name_hit(str(tmp_path / "other")) is None
 
 
+def only_policy(found: Denylist) -> Denylist:
+    """Searched are only folders of the policy, not /root and the like of this machine, which have as many
+    files as they like."""
+    found._roots = {root: entry for root, entry in found._roots.items() if entry.origin == "policy"}
+    assert found._roots
+    return found
+
+
 def test_nothing_stays_open(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     before = sorted(os.listdir("/proc/self/fd"))
-    found = Denylist(read_mounts(), policy=[str(tmp_path / "a"), str(tmp_path / "none")])
+    found = only_policy(Denylist(read_mounts(), policy=[str(tmp_path / "a"), str(tmp_path / "none")]))
     devices = {mount.device for mount in found.mounts.all}
     assert found.linked({(0, 0): "x"}, devices=devices, limit=10**7) is None
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -254,10 +263,7 @@ def test_hard_links_are_found_among_denied_directories_within_bounds(tmp_path: P
     device = next(read_mounts().covering(str(tmp_path.resolve()))).device
 
     def fresh() -> Denylist:
-        found = Denylist(read_mounts(), policy=[str(tmp_path / "vault")])
-        # Not /root and the like of this machine, which have as many files as they like.
-        found._roots = {root: entry for root, entry in found._roots.items() if entry.origin == "policy"}
-        return found
+        return only_policy(Denylist(read_mounts(), policy=[str(tmp_path / "vault")]))
 
     found = fresh().linked(wanted, devices=[device], limit=21)
     assert found is not None
@@ -363,7 +369,6 @@ def test_a_plugin_cannot_raise_its_own_budget(
         pytest.skip("needs a cgroup with the memory controller")
     folder, elsewhere, plain = (plugin_dir / name for name in ("plugin", "shared/deep/innocent", "plain"))
     write_file(folder / "raise", RAISE, 0o755)
-    manifest = write_file(folder / "nexo-plugin.toml", MANIFEST)
     policy = write_file(plugin_dir / "policy.toml", ANYTHING)
     elsewhere.mkdir(parents=True)
     plain.mkdir()
@@ -397,17 +402,34 @@ def test_a_plugin_cannot_raise_its_own_budget(
             assert f"raised {file}" in done.stdout and limit.read_text() != before
             limit.write_text(before)
 
-        for kind in ("read", "write"):
-            # The control: the policy does allow, and the plugin does write.
-            manifest.write_text(f'{MANIFEST}fs_{kind}_paths = ["{plain}"]\n')
-            said = caller("exec", "--policy", policy, folder, "--", str(plain / "limit"))
-            assert said.returncode == 0, said.stderr
-            assert f"seen {plain}/limit" in said.stdout
-            assert (f"raised {plain}/limit" in said.stdout) is (kind == "write")
-            assert "cgroup" not in said.stdout  # none is mounted inside
-            for name, file in names.items():
-                manifest.write_text(f'{MANIFEST}fs_{kind}_paths = ["{name}"]\n')
-                said = caller("exec", "--policy", policy, folder, "--", str(file))
-                assert (said.returncode, said.stdout) == (126, ""), name
+        # The control is the plain folder: the policy does allow it, and the plugin does write to it.
+        rows = [
+            (kind, name, file)
+            for kind in ("read", "write")
+            for name, file in {str(plain): plain / "limit", **names}.items()
+        ]
+        lines = []
+        for number, (kind, name, file) in enumerate(rows):
+            asking = plugin_dir / f"asking-{number}"
+            write_file(asking / "raise", RAISE, 0o755)
+            write_file(asking / "nexo-plugin.toml", f'{MANIFEST}fs_{kind}_paths = ["{name}"]\n')
+            lines.append(Line(("exec", "--policy", policy, asking, "--", file)))
+
+        def check(row: tuple[str, str, Path], said: Done) -> None:
+            kind, name, file = row
+            if name == str(plain):
+                assert said.returncode == 0, said.stderr
+                assert f"seen {file}" in said.stdout
+                assert (f"raised {file}" in said.stdout) is (kind == "write")
+                assert "cgroup" not in said.stdout  # none is mounted inside
+            else:
+                assert (said.returncode, said.stdout) == (126, ""), said.stderr
                 assert "denylist" in said.stderr
-                assert limit.read_text() == before
+
+        # Only who asks for the bind mount needs one.
+        mounts = [name.startswith(str(elsewhere.parent.parent)) for _, name, _ in rows]
+        for mounted in (False, True):
+            chosen = [index for index, each in enumerate(mounts) if each is mounted]
+            found = run_lines(caller if mounted else runner_as, [lines[index] for index in chosen])
+            check_rows(zip([rows[index] for index in chosen], found, strict=True), check)
+        assert limit.read_text() == before

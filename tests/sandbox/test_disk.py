@@ -23,6 +23,7 @@ from sandbox.folder import ENTRY
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.cages import cage, order, request
+from tests.tables import wait_for
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -510,13 +511,13 @@ class Frozen:
 def frozen() -> Iterator[Frozen]:
     group = Frozen()
     yield group
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
+
+    def is_removed() -> bool:
         with contextlib.suppress(OSError):
             group.path.rmdir()
-            return
-        time.sleep(0.01)
-    pytest.fail(f"{group.path} is left")
+        return not group.path.exists()
+
+    assert wait_for(is_removed), f"{group.path} is left"
 
 
 @pytest.mark.needs("root")
@@ -549,10 +550,7 @@ def _fails(_: object) -> Iterator[None]:
 
 
 def _becomes(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
-    return condition()
+    return wait_for(condition, 60, step=0.002)
 
 
 def test_without_a_cgroup_processes_are_stopped_and_go_on(

@@ -15,6 +15,7 @@ import pytest
 from sandbox.folder import DEPTH_LIMIT, ENTRY, Size, occupied, size
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import REPEAT
 
 MIB = 1 << 20
 
@@ -201,7 +202,7 @@ def test_what_moves_while_we_count_counts_once_at_most(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", STORM, place], stdout=subprocess.PIPE) as storm:
         try:
             elsewhere.line(storm)
-            seen = [counted(place) for _ in range(300)]
+            seen = [counted(place) for _ in range(60 * REPEAT)]
         finally:
             storm.kill()
     assert not [found.fault for found in seen if found.fault]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sandbox.halt import Halt
 from tests import elsewhere
+from tests.tables import wait_for
 
 # Stands for the keeper; below it a family of processes that do nothing, and one that has stopped itself.
 FAMILY = """
@@ -62,10 +63,7 @@ def state(pid: int) -> str:
 
 
 def become(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.005)
-    return condition()
+    return wait_for(condition, 60, step=0.005)
 
 
 @contextlib.contextmanager

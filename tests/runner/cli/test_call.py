@@ -22,6 +22,8 @@ from runner.report import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.test_report import faults
+from tests.tables import Done, Line, check_rows, run_lines, wait_for
+from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -116,46 +118,54 @@ def test_it_is_utf_8_whatever_the_locale(runner_as_user: Caller, copied: Copy) -
 CONTENT = [{"role": "user", "content": "one two"}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "given", "answer"),
-    [
-        ("tool", "bare_echo", {"text": "x"}, {"is_error": False}),
-        ("hook", "bare_hook", {"body": "a secret"}, {"abort": True, "decision": "block"}),
-        ("hook", "bare_hook", None, {}),
-        ("channel", "start", {"instance": "i"}, {"ok": True}),
-        ("channel", "send_outbound", {"msg": {"to": "you"}}, {"message_id": "m-1"}),
-        ("llm", "bare_llm", {"model": "m", "messages": CONTENT}, {"finish_reason": {"kind": "stop"}}),
-        ("memory", "vector_upsert", {"collection": "c", "records": []}, {"count": 0}),
-        ("method", "memory.vector_delete", {"collection": "c", "ids": []}, {"count": 0}),
-    ],
-)
-def test_each_kind_of_nexo(
-    runner_as_user: Caller, copied: Copy, kind: str, name: str, given: Any, answer: dict[str, Any]
-) -> None:
-    words = () if given is None else ("--input", json.dumps(given))
-    done = runner_as_user("call", "--kind", kind, copied("nexo_bare"), name, *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout).items() >= answer.items()
+NEXO_KINDS: list[tuple[str, str, Any, dict[str, Any]]] = [
+    ("tool", "bare_echo", {"text": "x"}, {"is_error": False}),
+    ("hook", "bare_hook", {"body": "a secret"}, {"abort": True, "decision": "block"}),
+    ("hook", "bare_hook", None, {}),
+    ("channel", "start", {"instance": "i"}, {"ok": True}),
+    ("channel", "send_outbound", {"msg": {"to": "you"}}, {"message_id": "m-1"}),
+    ("llm", "bare_llm", {"model": "m", "messages": CONTENT}, {"finish_reason": {"kind": "stop"}}),
+    ("memory", "vector_upsert", {"collection": "c", "records": []}, {"count": 0}),
+    ("method", "memory.vector_delete", {"collection": "c", "ids": []}, {"count": 0}),
+]
 
 
-@pytest.mark.parametrize("era", ["modern", "legacy"])
-@pytest.mark.parametrize(
-    ("kind", "name", "given", "answer"),
-    [
-        ("tool", "echo", {"a": [1, None]}, '"structuredContent": {"a": [1, null]}'),
-        ("tool", "echo", None, '"structuredContent": {}'),
-        ("prompt", "greet", {"who": "Ada"}, '"text": "Greet Ada."'),
-        ("resource", "bare://note", None, '"text": "a note"'),
-        ("method", "resources/list", None, '"uri": "bare://note"'),
-    ],
-)
-def test_each_kind_of_mcp(
-    runner_as_user: Caller, copied: Copy, era: str, kind: str, name: str, given: Any, answer: str
-) -> None:
-    words = () if given is None else ("--input", json.dumps(given))
-    done = runner_as_user("call", "--kind", kind, "--server", era, copied("mcp_bare"), name, *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert answer in done.stdout and len(done.stdout.splitlines()) == 1
+def asking(kind: str, name: str, given: Any, *words: str | Path) -> Line:
+    return Line(
+        ("call", "--kind", kind, *words, name, *(() if given is None else ("--input", json.dumps(given))))
+    )
+
+
+def test_each_kind_of_nexo(runner_as_user: Caller, copied: Copy) -> None:
+    plugin = copied("nexo_bare")
+    lines = [asking(kind, name, given, plugin) for kind, name, given, _ in NEXO_KINDS]
+
+    def check(row: tuple[str, str, Any, dict[str, Any]], done: Done) -> None:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout).items() >= row[3].items()
+
+    check_rows(zip(NEXO_KINDS, run_lines(runner_as_user, lines), strict=True), check)
+
+
+MCP_KINDS: list[tuple[str, str, Any, str]] = [
+    ("tool", "echo", {"a": [1, None]}, '"structuredContent": {"a": [1, null]}'),
+    ("tool", "echo", None, '"structuredContent": {}'),
+    ("prompt", "greet", {"who": "Ada"}, '"text": "Greet Ada."'),
+    ("resource", "bare://note", None, '"text": "a note"'),
+    ("method", "resources/list", None, '"uri": "bare://note"'),
+]
+
+
+def test_each_kind_of_mcp(runner_as_user: Caller, copied: Copy) -> None:
+    plugin = copied("mcp_bare")
+    rows = [(era, row) for era in ("modern", "legacy") for row in MCP_KINDS]
+    lines = [asking(*row[:3], "--server", era, plugin) for era, row in rows]
+
+    def check(row: tuple[str, tuple[str, str, Any, str]], done: Done) -> None:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert row[1][3] in done.stdout and len(done.stdout.splitlines()) == 1
+
+    check_rows(zip(rows, run_lines(runner_as_user, lines), strict=True), check)
 
 
 def test_all_kinds_are_tried() -> None:
@@ -199,48 +209,55 @@ def test_large_input(runner_as_user: Caller, copied: Copy, write_file: Write, pl
     assert len(done.stderr) < 1000 and done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("call", "{p}"), "runner tools MANIFEST lists"),
-        (("call",), "required: MANIFEST, NAME"),
-        (("call", "{p}", ""), "an empty word names nothing"),
-        (("call", "{p}", '{"text": "x"}'), "goes behind --input"),
-        (("call", "{p}", "echo", '{"text": "x"}'), "goes behind --input"),
-        (("call", "{p}", "echo", "--input", "hello"), """a text is written '"like this"'"""),
-        (("call", "{p}", "echo", "--input", "{p}"), "there is a file of that name: --input @"),
-        (("call", "{p}", "echo", "--input", "{'a': 1}"), "this is no JSON: Expecting property name"),
-        (("call", "{p}", "echo", "--input", '{"a": NaN}'), "NaN is no number in JSON"),
-        (("call", "{p}", "echo", "--input", "[" * 200 + "]" * 200), "nested more than 128 deep"),
-        (("call", "{p}", "echo", "--input", "@/nonexistent"), "--input @/nonexistent: No such file"),
-        (("call", "{p}", "echo", "--input", "@/tmp"), "--input @/tmp: Is a directory"),
-        (("call", "{p}", "echo", "--input", ""), "this is no JSON"),
-        (("call", "{p}", "echo", "--input", "-", "--config", "-"), "only one of --input"),
-        (("call", "{p}", "echo", "--context", "[]"), "an object is needed"),
-        (("call", "{p}", "echo", "--timeout", "soon"), "--timeout soon: 'soon' is not a duration"),
-        (("call", "{p}", "echo", "--timeout", "0"), "--timeout 0"),
-        (("call", "{p}", "echo", "--timeout", "-1"), "--timeout"),
-        (("call", "{p}", "echo", "--kind", "spell"), "--kind"),
-        (("call", "{p}", "echo", "--repeat", "0"), "--repeat 0: from 1"),
-        (("call", "{p}", "echo", "--repeat", "many"), "--repeat"),
-        (("call", "{p}", "echo", "--concurrency", "2"), "only with --repeat"),
-        (("call", "{p}", "echo", "--repeat", "2", "--concurrency", "0"), "--concurrency 0: from 1"),
-        (("call", "{p}", "echo", "--repeat", "2", "--report", "2"), "not for --repeat"),
-        (("call", "{p}", "echo", "--repeat", "2", "--events"), "not for --repeat"),
-        (("call", "{p}", "echo", "--report", "1"), "descriptors 0 and 1"),
-        (("call", "{p}", "echo", "--report", "/nonexistent/r"), "/nonexistent does not exist"),
-        (("call", "{p}", "echo", "--limit", "memroy=1G"), "did you mean 'memory'?"),
-        (("call", "{p}", "echo", "--input", "\x1b[31m"), r"--input: this is no JSON"),
-    ],
-)
-def test_wrong_words_are_one_line(
-    runner_as_user: Caller, copied: Copy, words: tuple[str, ...], said: str
-) -> None:
+WRONG_WORDS: list[tuple[tuple[str, ...], str]] = [
+    (("call", "{p}"), "runner tools MANIFEST lists"),
+    (("call",), "required: MANIFEST, NAME"),
+    (("call", "{p}", ""), "an empty word names nothing"),
+    (("call", "{p}", '{"text": "x"}'), "goes behind --input"),
+    (("call", "{p}", "echo", '{"text": "x"}'), "goes behind --input"),
+    (("call", "{p}", "echo", "--input", "hello"), """a text is written '"like this"'"""),
+    (("call", "{p}", "echo", "--input", "{p}"), "there is a file of that name: --input @"),
+    (("call", "{p}", "echo", "--input", "{'a': 1}"), "this is no JSON: Expecting property name"),
+    (("call", "{p}", "echo", "--input", '{"a": NaN}'), "NaN is no number in JSON"),
+    (("call", "{p}", "echo", "--input", "[" * 200 + "]" * 200), "nested more than 128 deep"),
+    (("call", "{p}", "echo", "--input", "@/nonexistent"), "--input @/nonexistent: No such file"),
+    (("call", "{p}", "echo", "--input", "@/tmp"), "--input @/tmp: Is a directory"),
+    (("call", "{p}", "echo", "--input", ""), "this is no JSON"),
+    (("call", "{p}", "echo", "--input", "-", "--config", "-"), "only one of --input"),
+    (("call", "{p}", "echo", "--context", "[]"), "an object is needed"),
+    (("call", "{p}", "echo", "--timeout", "soon"), "--timeout soon: 'soon' is not a duration"),
+    (("call", "{p}", "echo", "--timeout", "0"), "--timeout 0"),
+    (("call", "{p}", "echo", "--timeout", "-1"), "--timeout"),
+    (("call", "{p}", "echo", "--kind", "spell"), "--kind"),
+    (("call", "{p}", "echo", "--repeat", "0"), "--repeat 0: from 1"),
+    (("call", "{p}", "echo", "--repeat", "many"), "--repeat"),
+    (("call", "{p}", "echo", "--concurrency", "2"), "only with --repeat"),
+    (("call", "{p}", "echo", "--repeat", "2", "--concurrency", "0"), "--concurrency 0: from 1"),
+    (("call", "{p}", "echo", "--repeat", "2", "--report", "2"), "not for --repeat"),
+    (("call", "{p}", "echo", "--repeat", "2", "--events"), "not for --repeat"),
+    (("call", "{p}", "echo", "--report", "1"), "descriptors 0 and 1"),
+    (("call", "{p}", "echo", "--report", "/nonexistent/r"), "/nonexistent does not exist"),
+    (("call", "{p}", "echo", "--limit", "memroy=1G"), "did you mean 'memory'?"),
+    (("call", "{p}", "echo", "--input", "\x1b[31m"), r"--input: this is no JSON"),
+]
+
+
+def test_wrong_words_are_one_line(runner_as_user: Caller, copied: Copy) -> None:
     plugin = str(copied("rune_echo"))
-    done = runner_as_user(*(plugin if word == "{p}" else word for word in words))
+    lines = [Line([plugin if word == "{p}" else word for word in words]) for words, _ in WRONG_WORDS]
+
+    def check(row: tuple[tuple[str, ...], str], done: Done) -> None:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert row[1] in done.stderr and len(done.stderr.splitlines()) == 1
+        assert done.stderr.rstrip("\n").isprintable()
+
+    check_rows(zip(WRONG_WORDS, run_lines(runner_as_user, lines), strict=True), check)
+
+
+def test_wrong_words_to_the_real_program(runner_as: Caller) -> None:
+    done = runner_as("call", "/nonexistent", "echo", "--repeat", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr and len(done.stderr.splitlines()) == 1
-    assert done.stderr.rstrip("\n").isprintable()
+    assert done.stderr.startswith("runner call: ") and "--repeat 0: from 1" in done.stderr
 
 
 # --- every way to fail -------------------------------------------------------------------------------------
@@ -554,20 +571,30 @@ WAYS: dict[str, Way] = {
 }
 
 
-def fail(caller: Caller, folder: Path, write_file: Write, way: Way, *more: str) -> tuple[Any, Any]:
-    plugin = way.make(folder, write_file)
+def fail(
+    caller: Caller, folder: Path, write_file: Write, names: Sequence[str], *more: str
+) -> list[tuple[str, tuple[Done, Any]]]:
+    """Name, what came of it, and its report."""
+    lines, reports = [], []
+    for name in names:
+        way, place = WAYS[name], folder / name.replace(" ", "-")
+        place.mkdir()
+        place.chmod(0o755)
+        plugin = way.make(place, write_file)
+        reports.append(caller.home / f"{place.name}.json")
+        options = [option.replace("{folder}", str(place)) for option in way.options]
+        words = [*options, *more, "--report", str(reports[-1]), str(plugin), way.name]
+        lines.append(Line(["call", *words], env=dict(way.env)))
     caller.give(folder)
-    where = caller.home / "report.json"
-    options = [option.replace("{folder}", str(folder)) for option in way.options]
-    words = [*options, *more, "--report", str(where), str(plugin), way.name]
-    done = caller("call", *words, env=dict(way.env), timeout=120)
-    return done, json.loads(where.read_text())
+    found = run_lines(caller, lines, at_once=4, timeout=120)
+    return [
+        (name, (done, json.loads(report.read_text())))
+        for name, done, report in zip(names, found, reports, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_every_way_to_fail(runner_as: Caller, plugin_dir: Path, write_file: Write, name: str) -> None:
-    way = WAYS[name]
-    done, report = fail(runner_as, plugin_dir, write_file, way)
+def failed_as_it_should(name: str, found: tuple[Done, Any]) -> None:
+    way, (done, report) = WAYS[name], found
     assert (done.returncode, done.stdout) == (EXIT[way.code], ""), done.stderr
     assert re.match(f"runner: .*{way.said}", done.stderr, re.DOTALL), done.stderr
     assert "Traceback" not in done.stderr
@@ -584,6 +611,10 @@ def test_every_way_to_fail(runner_as: Caller, plugin_dir: Path, write_file: Writ
     assert report["exit"]["status"] == done.returncode
 
 
+def test_every_way_to_fail(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    check_rows(fail(runner_as, plugin_dir, write_file, list(WAYS)), failed_as_it_should)
+
+
 def test_every_code_that_can_be_had_is_among_them() -> None:
     """quarantined and overloaded have nobody yet who says so; internal is for accidents."""
     assert {way.code for way in WAYS.values()} == set(EXIT) - {
@@ -591,22 +622,23 @@ def test_every_code_that_can_be_had_is_among_them() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["refused", "died", "silent", "manifest", "policy", "no such tool of mcp"])
-def test_failures_for_programs(
-    runner_as_user: Caller, plugin_dir: Path, write_file: Write, name: str
-) -> None:
-    way = WAYS[name]
-    done, report = fail(runner_as_user, plugin_dir, write_file, way, "--json")
-    assert (done.returncode, done.stdout) == (EXIT[way.code], "")
-    [line] = done.stderr.splitlines()
-    said = json.loads(line)
-    assert line.isascii()
-    assert {key: said[key] for key in report["outcome"]} == report["outcome"]
-    assert way.tail in said["stderr_tail"]
-    assert bool(said["diagnostics"]) == (name == "manifest")
-    assert [denial["asked"] for denial in said["denials"]] == (["/srv"] if name == "policy" else [])
-    if name == "refused":
-        assert (said["cause"], said["kind"], said["message"]) == ("-33403", "execution_failed", "no way")
+def test_failures_for_programs(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> None:
+    names = ["refused", "died", "silent", "manifest", "policy", "no such tool of mcp"]
+
+    def check(name: str, found: tuple[Done, Any]) -> None:
+        way, (done, report) = WAYS[name], found
+        assert (done.returncode, done.stdout) == (EXIT[way.code], "")
+        [line] = done.stderr.splitlines()
+        said = json.loads(line)
+        assert line.isascii()
+        assert {key: said[key] for key in report["outcome"]} == report["outcome"]
+        assert way.tail in said["stderr_tail"]
+        assert bool(said["diagnostics"]) == (name == "manifest")
+        assert [denial["asked"] for denial in said["denials"]] == (["/srv"] if name == "policy" else [])
+        if name == "refused":
+            assert (said["cause"], said["kind"], said["message"]) == ("-33403", "execution_failed", "no way")
+
+    check_rows(fail(runner_as_user, plugin_dir, write_file, names, "--json"), check)
 
 
 def test_a_result_for_programs_is_one_line(runner_as_user: Caller, copied: Copy) -> None:
@@ -1004,9 +1036,7 @@ def test_many_calls_can_be_interrupted(runner_as: Caller, plugin_dir: Path, writ
     state = plugin_dir / "kept"
     words = ("call", "--repeat", "100000", "--state-dir", state, plugin, "own_tool")
     with runner_as.start(*words, stdin=subprocess.DEVNULL) as process:
-        until = time.monotonic() + _SECONDS
-        while not (state / "called").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        assert wait_for((state / "called").exists, _SECONDS)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=_SECONDS)
     assert process.returncode == EXIT["cancelled"]

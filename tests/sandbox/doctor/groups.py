@@ -13,6 +13,7 @@ from pathlib import Path
 from sandbox.hierarchies import survey
 from sandbox.mounts import read_mounts
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 
 @contextlib.contextmanager
@@ -49,14 +50,13 @@ def made_in(group: Path) -> list[Path]:
 
 def _remove(group: Path) -> None:
     """Its members may have ended a moment ago."""
-    until = time.monotonic() + 10
-    while True:
-        try:
-            return group.rmdir()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.005)
+
+    def is_removed() -> bool:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    assert wait_for(is_removed, 10), f"{group} is left"
 
 
 def with_read_only_groups(caller: Caller) -> Caller:

@@ -1,0 +1,72 @@
+"""Tables of near-identical cases: one test for all of them, which names every row that is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+from tests.conftest import Caller
+
+# Races are run this many times as often: RUNNER_TEST_REPEAT=10 before a release.
+REPEAT = int(os.environ.get("RUNNER_TEST_REPEAT", "1"))
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: Callable[..., None]) -> None:
+    """`check(key, value)` for every row. Fails once, and names every row that is wrong."""
+    pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
+    assert pairs, "a table without rows shows nothing"
+    wrong: dict[Key, str] = {}
+    for key, value in pairs:
+        try:
+            check(key, value)
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            wrong[key] = f"{type(error).__name__}: {error}"
+    if wrong:
+        told = "\n\n".join(f"{key!r}:\n{error}" for key, error in wrong.items())
+        pytest.fail(f"{len(wrong)} of {len(pairs)} rows are wrong.\n\n{told}", pytrace=False)
+
+
+class Line(NamedTuple):
+    """A command line of the runner."""
+
+    words: Sequence[str | os.PathLike[str]]
+    env: Mapping[str, str] = {}
+    input: str | None = None
+    cwd: str = "/"
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run_lines(
+    caller: Caller, lines: Sequence[Line], *, at_once: int = 2, timeout: float = 60.0
+) -> list[Done]:
+    """What came of each line, in the order of the lines, some of them at once. `timeout` is for each."""
+
+    def run(line: Line) -> Done:
+        return caller(*line.words, env=line.env, input=line.input, cwd=line.cwd, timeout=timeout)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(run, lines))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.01) -> bool:
+    """Whether it came true. For what the kernel sends no event for.
+
+    The bound is for a machine that hangs, not for one that is slow.
+    """
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(step)
+    return True

@@ -1,0 +1,263 @@
+"""Runners that are forked from a process which has imported the runner once: a template.
+
+A launch whose manifest is new costs some 340 ms of processor time, three quarters of it imports. Forked from
+a template it costs 100. It is the same program: a process of its own and a child of ours, with its own
+streams, environment, working directory and session. What is not shown this way is that a fresh interpreter
+imports what it needs. `tests/runner/cli/test_usage.py` and `tests/test_readme.py` show that for every verb,
+and so does everything with RUNNER_TEST_FRESH=1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, SYSTEM_PATH, Caller, _become_user, lacks
+
+# What a template can do for a process; with anything else it starts on its own.
+_KNOWN = {"stdin", "stdout", "stderr", "pass_fds", "start_new_session", "bufsize"}
+# What an interpreter or the loader reads before we could say so.
+_EARLY = ("PYTHON", "LD_", "GLIBC_")
+
+_PROGRAM = """\
+import atexit, ctypes, fcntl, gc, importlib, json, os, pkgutil, signal, socket, sys, threading, traceback
+
+import runner.cli, sandbox
+
+# Not trio: before it is there, `runner call` forks a helper. What trio imports itself may be there.
+for name in ("attr", "idna", "jsonschema_rs", "outcome", "pydantic", "sniffio", "sortedcontainers", "ssl"):
+    importlib.import_module(name)
+sys.modules["trio"] = None
+for package in (runner, sandbox):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as missing:
+                assert missing.name == "trio", missing
+del sys.modules["trio"]
+
+CLONE_PARENT = 0x8000
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+python = ctypes.pythonapi  # keeps the interpreter's lock
+libc = ctypes.PyDLL(None)
+libc.syscall.restype = ctypes.c_long
+
+
+def sibling():
+    '''fork(), but the child's parent is ours: who asked can wait for it.'''
+    python.PyOS_BeforeFork()
+    words = (ctypes.c_long(word) for word in (SYS_CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    pid = libc.syscall(*words)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
+    return pid
+
+
+def become(asked, received):
+    '''The process that was asked for, as far as a program can see.'''
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 512) for fd in received]
+    os.closerange(0, 512)
+    for fd, number in zip(high, asked["numbers"]):
+        os.dup2(fd, number)
+    os.closerange(512, 1024)
+    if asked["new_session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    gc.unfreeze()
+
+
+control = socket.socket(fileno=int(sys.argv[1]))
+gc.collect()
+gc.freeze()
+control.send(b"ready")
+while True:
+    message, received, _, _ = socket.recv_fds(control, 1 << 20, 32)
+    if not message:
+        break
+    pid = sibling()
+    if pid == 0:
+        break
+    for fd in received:
+        os.close(fd)
+    control.send(str(pid).encode())
+if message:
+    asked = json.loads(message)
+    control.detach()
+    become(asked, received)
+    sys.argv = asked["argv"]
+    status = 0
+    try:
+        exec(asked["program"], {"__name__": "__main__"})
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    # As the interpreter does, but for taking every module apart, which takes longer than all the rest.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+"""
+_RUNNER = "from runner.cli import entry\nentry()"
+
+
+class Template:
+    """One for each kind of caller."""
+
+    def __init__(self, prefix: tuple[str, ...], python: tuple[str, ...], pythonpath: str) -> None:
+        self.prefix, self.python, self.pythonpath = prefix, python, pythonpath
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(60)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # one message, one program
+        with theirs:
+            self._process = subprocess.Popen(
+                [*prefix, *python, "-c", _PROGRAM, str(theirs.fileno())],
+                env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/", "PYTHONPATH": pythonpath},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+        if self._control.recv(16) != b"ready":
+            assert self._process.stderr is not None
+            raise RuntimeError(f"no template: {self._process.stderr.read().decode(errors='replace')}")
+
+    def fork(self, asked: Mapping[str, Any], descriptors: list[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(asked).encode()], descriptors)
+            answer = self._control.recv(64)
+        assert answer, "the template has ended"
+        return int(answer)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.communicate(timeout=60)
+
+
+class _Forked(subprocess.Popen[bytes]):
+    """Popen, with a template in the place of fork and exec."""
+
+    def __init__(self, template: Template, program: str, argv: Sequence[str], **popen: Any) -> None:
+        self._template, self._program, self._argv = template, program, list(argv)
+        super().__init__(self._argv, **popen)
+
+    def _execute_child(self, *words: Any) -> None:
+        given = inspect.signature(subprocess.Popen._execute_child).bind(self, *words).arguments  # type: ignore[attr-defined]
+        ends = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        streams = [number if end == -1 else end for number, end in enumerate(ends)]
+        kept = sorted(given["pass_fds"])
+        asked = {
+            "program": self._program,
+            "argv": self._argv,
+            "env": given["env"],
+            "cwd": os.fspath(given["cwd"]),
+            "new_session": given["start_new_session"],
+            "numbers": [0, 1, 2, *kept],
+        }
+        try:
+            self.pid = self._template.fork(asked, [*streams, *kept])
+            self._child_created = True
+        finally:
+            names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Quick(Caller):
+    """A caller whose runners are forked, where nothing asks for more."""
+
+    def start(
+        self,
+        *args: str | os.PathLike[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "/",
+        **popen: Any,
+    ) -> subprocess.Popen[bytes]:
+        template = self._template(env, popen)
+        if template is None:
+            return super().start(*args, env=env, cwd=cwd, **popen)
+        argv = ["runner", *(os.fspath(arg) for arg in args)]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environ = {**self.environ, **(env or {})}
+        return _Forked(template, _RUNNER, argv, env=environ, cwd=cwd, **{**streams, **popen})
+
+    def start_program(self, program: str, *args: str, env: Mapping[str, str], **popen: Any) -> Any:
+        """As `python -c PROGRAM ARG …`, with nothing added to the environment or the streams. None: it has to
+        be started."""
+        template = self._template(env, popen.keys() - {"cwd"}, whole=True)
+        return None if template is None else _Forked(template, program, ["-c", *args], env=env, **popen)
+
+    def _template(self, env: Mapping[str, str] | None, popen: Iterable[str], whole: bool = False) -> Any:
+        template = _templates.get((self.prefix, self.python))
+        path = self.environ["PYTHONPATH"]
+        early = {name: value for name, value in (env or {}).items() if name.startswith(_EARLY)}
+        if template is None or template.pythonpath != path or not set(popen) <= _KNOWN:
+            return None
+        return template if early == ({"PYTHONPATH": path} if whole else {}) else None
+
+
+_templates: dict[tuple[tuple[str, ...], tuple[str, ...]], Template] = {}
+
+
+def quick(caller: Caller) -> Caller:
+    """The same caller, whose runners come from a template. The fixture `templates` has to be there."""
+    return _Quick(**{field.name: getattr(caller, field.name) for field in fields(Caller)})
+
+
+@pytest.fixture(scope="session")
+def templates(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Before a test looks at what is there: they stay to the end of the session."""
+    if os.environ.get("RUNNER_TEST_FRESH"):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        kinds: list[tuple[tuple[str, ...], tuple[str, ...], str]] = []
+        if not lacks("root"):
+            kinds.append(((), (sys.executable,), str(ROOT)))
+        if not lacks("user"):
+            python, pythonpath = request.getfixturevalue("_code_for_everybody")
+            kinds.append((tuple(_become_user()), tuple(python), pythonpath))
+        for prefix, python, pythonpath in kinds:
+            template = Template(prefix, python, pythonpath)
+            stack.callback(template.close)
+            _templates[prefix, python] = template
+        yield
+        _templates.clear()
+
+
+# --- for modules that want it ------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="runner_as")
+def quick_runner(runner_as: Caller, templates: None) -> Caller:
+    return quick(runner_as)
+
+
+@pytest.fixture(name="runner_as_root")
+def quick_root(runner_as_root: Caller, templates: None) -> Caller:
+    return quick(runner_as_root)
+
+
+@pytest.fixture(name="runner_as_user")
+def quick_user(runner_as_user: Caller, templates: None) -> Caller:
+    return quick(runner_as_user)
