@@ -58,7 +58,7 @@ Heard = Asked | Answered
 
 
 class Overheard:
-    """`words`: the contract's own keys in the parts of a message. A host that ignores the case of letters would
+    """`words`: the contract's own keys in the parts of a message. A host that ignores case would
     find them under other names."""
 
     def __init__(self, words: frozenset[str] = frozenset()) -> None:
@@ -206,8 +206,8 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
 
 
 def odd_key(table: Any, words: frozenset[str]) -> str:
-    """What is wrong with an object in which some hosts find another value than others do. Nothing is wrong with
-    values of other types: they have no keys."""
+    """What is wrong with an object in which some hosts find another value than others do. Nothing is wrong
+    with values of other types: they have no keys."""
     if not isinstance(table, dict):
         return ""
     spelled = {word.casefold(): word for word in words}
