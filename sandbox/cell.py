@@ -140,6 +140,13 @@ class Cell:
         except (IndexError, OSError):
             return False
 
+    def member(self) -> int | None:
+        """A process that is in all of the plugin's namespaces: bwrap's own init, which ends last."""
+        try:
+            return children(children(self.pid)[0])[0]
+        except (IndexError, OSError):
+            return None
+
     def signal_program(self, number: int) -> bool:
         """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
 

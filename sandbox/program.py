@@ -440,8 +440,8 @@ def _home_of(executable: str) -> str | None:
     return None
 
 
-# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's etc/npmrc),
-# or the data of services (Linuxbrew's var).
+# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's
+# etc/npmrc), or the data of services (Linuxbrew's var).
 _PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
 _NODE_PARTS = ("bin", "lib/node_modules")
 _DISPENSABLE = ("/libexec", "/include", "/share")
