@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.disk", "sandbox.relay"),
     ("sandbox.streams",),
     ("sandbox.blockdevices", "sandbox.folder", "sandbox.halt", "sandbox.nameless", "sandbox.socket_meter"),
-    ("sandbox.meter",),
+    ("sandbox.descriptor_flags", "sandbox.meter"),
     ("sandbox.bwrap",),
     ("sandbox.plan",),
     ("sandbox.budgets",),
