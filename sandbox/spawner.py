@@ -462,8 +462,8 @@ def _forbid_privileges(libc: ctypes.CDLL) -> None:
 
 
 def _make_folders(order: Order, libc: ctypes.CDLL) -> None:
-    """By the program, after it has dropped the file system uid of root: in a user namespace nobody can write to
-    what belongs to a uid without a mapping."""
+    """By the program, after it has dropped the file system uid of root: in a user namespace nobody can write
+    to what belongs to a uid without a mapping."""
     if not order.folders:
         return
     ids = f"uid={order.uid},gid={order.gid}"

@@ -130,6 +130,31 @@ def test_usr_is_read_only(cage: Cage) -> None:
     assert "ro" in options["/usr"]
 
 
+def test_empty_files_are_bounded(cage: Cage) -> None:
+    """They take the kernel's memory, and nothing of a folder's size."""
+    tables = '[plugin.limits]\ntmp = "8M"\nshm = "4M"\n'
+    tmp, shm = cage.attacks(
+        ["empty_files", "/tmp", "4000"], ["empty_files", "/dev/shm", "4000"], tables=tables
+    )
+    # Two of them are the folder itself and what the kernel keeps for the root's parent.
+    assert 2000 < tmp.done[0] <= 2048 and tmp.done[1] == "ENOSPC"
+    assert 1000 < shm.done[0] <= 1024 and shm.done[1] == "ENOSPC"
+    # The control: of bytes there is room for more.
+    more, _ = cage.attacks(["empty_files", "/tmp", "4000"], ["words"])
+    assert more.done == [4000, ""]
+
+
+def test_no_pseudo_terminals(cage: Cage) -> None:
+    """There is one number of them for the whole machine."""
+    assert cage.attack("terminals", "3").done == 0
+    policy = 'version = 1\n[seccomp]\ndefault = "compat"\nceiling = "compat"\n'
+    path = cage.folder / "compat.toml"
+    path.write_text(policy)
+    path.chmod(0o644)
+    # The control: the profile for debuggers and terminals has them.
+    assert cage.attack("terminals", "3", options=["--policy", str(path)]).done == 3
+
+
 def test_tmp_and_shm_are_writable(cage: Cage) -> None:
     for place in ("/tmp/x", "/dev/shm/x"):
         assert cage.attack("write", place).done is True
