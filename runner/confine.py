@@ -134,6 +134,9 @@ def confine(
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
         for meter in meters:
             stack.callback(meter.close)
+        if limits.memory is not None and not prepared.grant.unsandboxed:
+            sockets = _socket_meter(stack, opened, limits.memory, prepared, cell)
+            meters += [] if sockets is None else [sockets]
         # The inspection after the relay: it adds up what both have seen.
         meters += [meter for meter in (relay, inspection, disk) if meter is not None]
         yield Confined(cell, clocks, tuple(meters), relay, disk, inspection, prepared.oom_around)
@@ -198,6 +201,24 @@ def _inspection(prepared: Prepared, limits: Limits, relay: Relay | None) -> Insp
     declare = prepared.policy.capabilities.declare
     setting = Setting(prepared.plugin, limits, os.environ, declare)
     return Inspection(inspector_of(setting), limits, relay)
+
+
+def _socket_meter(
+    stack: ExitStack, opened: OpenPlan, limit: int, prepared: Prepared, cell: Cell
+) -> Meter | None:
+    """For what waits in TCP sockets, if the kernel does not bound it and the filter lets them be made."""
+    if opened.plan.seccomp == "strict":
+        return None
+    from sandbox.socket_meter import SocketMeter, SocketTables
+
+    cgroup = prepared.cgroup
+    if cgroup is not None and cgroup.memory_with_sockets() is not None:
+        return SocketMeter(limit, cgroup.memory_with_sockets)
+    if "memory" not in prepared.budgets.fallbacks or opened.plan.share_network:
+        return None
+    tables = SocketTables(cell.member)
+    stack.callback(tables.close)
+    return SocketMeter(limit, tables.held)
 
 
 def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:

@@ -17,6 +17,7 @@ from typing import Any
 from runner import wire
 from runner.dialect import Violation
 from runner.jsonrpc import IDENTITY
+from sandbox.diagnostic import quoted
 from sandbox.value import NamedTuple
 
 # Questions of the host's that are open. Of more, the oldest is forgotten, and its answer is a stray.
@@ -30,7 +31,7 @@ MOST_IN_STRAY = 1000
 MOST_PIECES = 10_000
 
 _KEYS = IDENTITY | {"params"}
-_LONGEST_KEY = max(map(len, _KEYS))
+_PARTS = ("params", "result", "error")
 # Where some readers end a line: those of str.splitlines, and what ends a string in C.
 _ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
 _STREAM = json.JSONDecoder()
@@ -57,7 +58,11 @@ Heard = Asked | Answered
 
 
 class Overheard:
-    def __init__(self) -> None:
+    """`words`: the contract's own keys in the parts of a message. A host that ignores case would
+    find them under other names."""
+
+    def __init__(self, words: frozenset[str] = frozenset()) -> None:
+        self._words = words
         self._open: dict[tuple[type, Any], str] = {}
         self._strays: dict[str, int] = {}
 
@@ -95,7 +100,7 @@ class Overheard:
         """`batch`: how many messages may come in one array; 0: there are no such arrays."""
         if not raw.strip():
             return []
-        value, cause, detail = wire.message(raw, identity=_KEYS)
+        value, cause, detail = wire.message(raw, identity=_KEYS, unique=True)
         if cause not in (None, "bad_json"):
             return Violation("malformed_response", f"a line that is not right: {detail}", cause)
         if hides(raw, is_json=cause is None, is_message=_is_message):
@@ -114,9 +119,12 @@ class Overheard:
                 "malformed_response", f"more than {most} messages in one array", "batch_too_large"
             )
         for message in said:
-            if isinstance(message, dict) and (double := _double_meaning(message)):
+            if isinstance(message, dict) and (double := _double_meaning(message) or self._odd_part(message)):
                 return _ambiguous(double)
         return list(self._from_plugin(said, is_stray=isinstance(value, list) and not batch))
+
+    def _odd_part(self, message: Mapping[str, Any]) -> str:
+        return next((odd for part in _PARTS if (odd := odd_key(message.get(part), self._words))), "")
 
     def _from_plugin(self, messages: list[Any], *, is_stray: bool) -> Iterator[Heard]:
         for message in messages:
@@ -191,9 +199,28 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
     kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
     if len(kinds) > 1:
         return f"a message with both {kinds[0]} and {kinds[1]}"
-    folded = {key.casefold(): value for key, value in message.items() if len(key) <= _LONGEST_KEY}
-    if "jsonrpc" in folded and _is_message(folded) and not _KEYS.isdisjoint(folded.keys() - message.keys()):
-        return "a message whose keys are written with capital letters"
+    if isinstance(method := message.get("method"), str) and "\0" in method:
+        return "a method with a NUL in its name, where some hosts end it"
+    folded = {key.casefold(): value for key, value in message.items()}
+    return odd_key(message, _KEYS) if "jsonrpc" in folded and _is_message(folded) else ""
+
+
+def odd_key(table: Any, words: frozenset[str]) -> str:
+    """What is wrong with an object in which some hosts find another value than others do. Nothing is wrong
+    with values of other types: they have no keys."""
+    if not isinstance(table, dict):
+        return ""
+    spelled = {word.casefold(): word for word in words}
+    seen: set[str] = set()
+    for key in table:
+        if "\0" in key:
+            return "a key with a NUL in it, where some hosts end it"
+        folded = key.casefold()
+        if folded in seen:
+            return "an object with two keys that differ in capital letters only"
+        if spelled.get(folded, key) != key:
+            return f"a message whose keys are written with capital letters: {quoted(key)}"
+        seen.add(folded)
     return ""
 
 

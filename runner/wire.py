@@ -41,11 +41,12 @@ class WireFault(ValueError):
         return f"{self.cause}: {self.detail}"
 
 
-def decode(raw: bytes, *, identity: frozenset[str] = frozenset()) -> Any:
+def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Any:
     """The value of `raw`. Raises WireFault.
 
     Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
     counts, but those of `identity` may be in the outermost object only once: they say what a message is.
+    `unique`: no object at any depth may have a key twice.
     """
     if raw.startswith(b"\xef\xbb\xbf"):
         raise WireFault("bom", "it begins with a byte order mark; JSON on a stream has none")
@@ -56,7 +57,8 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset()) -> Any:
         raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
     hooks = _Hooks()
     decoder = hooks.decoder(
-        numbers=_may_have_bad_numbers(outline.rest), keys=_may_repeat(raw, outline.strings, identity)
+        numbers=_may_have_bad_numbers(outline.rest),
+        keys=unique or _may_repeat(raw, outline.strings, identity),
     )
     try:
         value = decoder.decode(_without_lone_surrogates(raw).decode("utf-8", "replace"))
@@ -67,15 +69,19 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset()) -> Any:
     if hooks.bad_number:
         raise WireFault("bad_number", hooks.bad_number)
     repeated = hooks.repeated(identity) if isinstance(value, dict) else None
+    if unique and repeated is None:
+        repeated = hooks.doubled
     if repeated is not None:
         raise WireFault("duplicate_key", f"it has the key {json.dumps(repeated)} twice")
     return value
 
 
-def message(raw: bytes, *, identity: frozenset[str] = frozenset()) -> tuple[Any, Cause | None, str]:
+def message(
+    raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False
+) -> tuple[Any, Cause | None, str]:
     """The value, and None; or None, the cause, and its sentence."""
     try:
-        return decode(raw, identity=identity), None, ""
+        return decode(raw, identity=identity, unique=unique), None, ""
     except WireFault as fault:
         return None, fault.cause, fault.detail
 
@@ -97,6 +103,7 @@ class _Hooks:
 
     def __init__(self) -> None:
         self.bad_number = ""  # the first one
+        self.doubled: str | None = None  # a key that is twice in one object, the first one found
         self._outermost: list[tuple[str, Any]] = []
 
     def decoder(self, *, numbers: bool, keys: bool) -> json.JSONDecoder:
@@ -120,7 +127,11 @@ class _Hooks:
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self._outermost = pairs  # the outermost object is the last to be whole
-        return dict(pairs)
+        table = dict(pairs)
+        if len(table) != len(pairs) and self.doubled is None:
+            last = {key: place for place, (key, _) in enumerate(pairs)}
+            self.doubled = next(key for place, (key, _) in enumerate(pairs) if last[key] != place)
+        return table
 
     def _constant(self, name: str) -> None:
         self._refuse(f"{name} is no number in JSON")

@@ -26,6 +26,7 @@ class Slots(NamedTuple):
 
     sources: Mapping[str, int]  # by destination
     texts: Mapping[str, int]  # by destination
+    folders: Mapping[str, str]  # by destination: where each temporary folder is mounted already
     filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
 
@@ -124,6 +125,8 @@ def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
             # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
             # descriptor's, and gives up if they differ.
             return ("--bind-fd" if writable else "--ro-bind-fd", str(slots.sources[dest]), dest)
+        case Tmpfs(dest, _, _, inodes) if inodes:
+            return ("--bind", slots.folders[dest], dest)
         case _:
             return _plain(op, slots.texts)
 
@@ -140,7 +143,7 @@ def _plain(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
     match op:
         case Text(dest, _):
             return ("--perms", "0444", "--file", str(texts[dest]), dest)
-        case Tmpfs(dest, size, mode):
+        case Tmpfs(dest, size, mode, _):
             return ("--perms", f"{mode:04o}", "--size", str(size), "--tmpfs", dest)
         case Symlink(dest, target):
             return ("--symlink", target, dest)

@@ -140,6 +140,13 @@ class Cell:
         except (IndexError, OSError):
             return False
 
+    def member(self) -> int | None:
+        """A process that is in all of the plugin's namespaces: bwrap's own init, which ends last."""
+        try:
+            return children(children(self.pid)[0])[0]
+        except (IndexError, OSError):
+            return None
+
     def signal_program(self, number: int) -> bool:
         """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
 
@@ -298,6 +305,7 @@ def launched(
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={text.dest: _data(stack, text.content, lowest) for text in texts},
+            folders={op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)},
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
         )
@@ -333,6 +341,7 @@ def _order(
         rlimits=(),
         keyring=plan.layers.session_keyring,
         ending=ending,
+        folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
         # The uid is given back when the last process that has it is gone, not when the runner is.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )

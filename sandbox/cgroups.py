@@ -167,6 +167,18 @@ class Cgroup:
                 return user / 1e9, system / 1e9
         return None, None
 
+    def memory_with_sockets(self) -> int | None:
+        """What its processes have allocated, and what waits in their TCP sockets. Only for v1, which counts
+        and limits the latter on its own. Without the page cache, which makes room for others."""
+        memory = self._by.get("memory")
+        if memory is None or memory.site.version == 2:
+            return None
+        sockets = memory.number("memory.kmem.tcp.usage_in_bytes")
+        if sockets is None:
+            return None
+        stat = memory.table("memory.stat")
+        return sockets + stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+
     def oom_event(self) -> int | None:
         """A descriptor that becomes readable when memory runs out, where the kernel does not kill all of the
         group by itself: v1. To be closed by the caller."""

@@ -88,7 +88,8 @@ HOME_PATHS: tuple[str, ...] = (
 SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
 
 # Refused as a whole, while a directory below may be granted.
-WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/home")
+_HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
+WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *_HOME_BASES)
 
 # Refused for writing: what the host itself runs or obeys. A plugin that may write there is out of its cage
 # at the next login, cron job or package trigger.
@@ -212,8 +213,30 @@ def _is_person(account: _Account) -> bool:
     return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
 
 
+def _looked_up(who: int | str) -> list[str]:
+    """The home of an account that is not in /etc/passwd: of a directory server, or systemd's. Asked only for
+    the one or two accounts that matter: to list all of them could take for ever."""
+    import pwd
+
+    try:
+        return [(pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir]
+    except (KeyError, ValueError, OSError):
+        return []
+
+
+def _directories_in(base: str) -> list[str]:
+    try:
+        return [join(base, name) for name in os.listdir(base) if os.path.isdir(join(base, name))]
+    except OSError:
+        return []
+
+
 def homes(
-    environ: Mapping[str, str], *, euid: int | None = None, passwd: str = "/etc/passwd"
+    environ: Mapping[str, str],
+    *,
+    euid: int | None = None,
+    passwd: str = "/etc/passwd",
+    bases: Sequence[str] = _HOME_BASES,
 ) -> tuple[str, ...]:
     """Whose credentials are at stake: the runner's user, who called sudo, and for root everybody.
 
@@ -222,12 +245,15 @@ def homes(
     uid = os.geteuid() if euid is None else euid
     accounts = _accounts(passwd)
     found = [environ.get("HOME", "")]
-    found += [a.home for a in accounts if a.uid == uid]
+    found += [a.home for a in accounts if a.uid == uid] or _looked_up(uid)
     sudo_user = environ.get("SUDO_USER", "")
-    found += [a.home for a in accounts if sudo_user and a.name == sudo_user]
+    if sudo_user:
+        found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
     if uid == 0:
         # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
         found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
+        # Not every account is in /etc/passwd, and a directory there is somebody's.
+        found += [home for base in bases for home in _directories_in(base)]
     unique: dict[str, None] = {}
     for home in found:
         if lexical_fault(home) is not None:
@@ -263,7 +289,7 @@ class Hit(NamedTuple):
         said = {
             "name": f"it {place} {self.denied.path}",
             "identity": f"what it opens {place} {self.denied.path}",
-            "mount": f"it is a bind mount of something that {place} {self.denied.path}",
+            "mount": f"it is a mount of something that {place} {self.denied.path}",
             "mount below": f"a mount below it shows something that {place} {self.denied.path}",
             "hard link": f"it holds a hard link to a file of {self.denied.path}",
         }[self.how]
@@ -392,9 +418,11 @@ class Denylist:
 
     def _place(self, path: str, entry: Entry) -> None:
         for mount in self.mounts.covering(path):
-            device, place = mount.inside(path)
+            device, place = inside = mount.inside(path)
             if place.startswith("/"):  # nsfs and friends name things like "net:[4026531840]"
                 self._inside.add(device, place, entry)
+            for name in self.mounts.layered(inside):
+                self._names.add("", name, entry)
 
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
         """Judged by name alone: for a path that was not opened yet, or does not exist."""
@@ -428,11 +456,19 @@ class Denylist:
                 yield Hit(entry, "below", "identity")
         for entry in self._above.get(place.identity, ()):
             yield Hit(entry, "above", "identity")
-        for found, entry in self._inside.related(*place.inside):
-            yield Hit(entry, found, "mount")
+        yield from self._shown(place.inside, "mount")
         for below in place.mounted_below:
-            for found, entry in self._inside.related(*below):
-                yield Hit(entry, found, "mount below")
+            yield from self._shown(below, "mount below")
+
+    def _shown(self, inside: Inside, how: Literal["mount", "mount below"]) -> Iterator[Hit]:
+        for found, entry in self._inside.related(*inside):
+            yield Hit(entry, found, how)
+        for name in self.mounts.layered(inside):
+            for found, entry in self._names.related("", name):
+                yield Hit(entry, found, how)
+            for mount in self.mounts.covering(name):
+                for found, entry in self._inside.related(*mount.inside(name)):
+                    yield Hit(entry, found, how)
 
     # Hard links. A file below a denied directory may have a second name anywhere on its filesystem.
 

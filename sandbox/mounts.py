@@ -36,6 +36,7 @@ class Mount(NamedTuple):
     source: str
     writable: bool = True
     options: str = ""  # of the filesystem, not of this mount of it
+    layers: tuple[str, ...] = ()  # the directories an overlay is made of
 
     def inside(self, path: str) -> Inside:
         """The filesystem's own name for `path`, which must be at or below this mount's point."""
@@ -45,7 +46,7 @@ class Mount(NamedTuple):
 class Mounts:
     """One reading of the mount table. Immutable: mounts made later are not in it."""
 
-    __slots__ = ("_by_id", "_by_point", "all", "devices")
+    __slots__ = ("_by_id", "_by_point", "_layers", "all", "devices")
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.all = tuple(mounts)
@@ -54,6 +55,9 @@ class Mounts:
         for mount in self.all:
             self._by_point.setdefault(mount.point, []).append(mount)
         self.devices: dict[str, str] = {mount.device: mount.fstype for mount in self.all}
+        # Not those of the root itself: in a container they are names of the host, and mean nothing here.
+        roots = {mount.device for mount in self.all if mount.point == "/"}
+        self._layers = {m.device: m.layers for m in self.all if m.layers and m.device not in roots}
 
     def by_id(self, mount_id: int) -> Mount | None:
         return self._by_id.get(mount_id)
@@ -68,6 +72,11 @@ class Mounts:
         # By name, because hosts full of containers have thousands of mounts and we ask for fifty paths.
         for point in ancestry(path):
             yield from self._by_point.get(point, ())
+
+    def layered(self, inside: Inside) -> Iterator[str]:
+        """The paths that a place on an overlay is made of: the same files under other names and numbers."""
+        for layer in self._layers.get(inside.device, ()):
+            yield join(layer, inside.path.lstrip("/"))
 
     def below(self, path: str) -> tuple[Mount, ...]:
         """Mounts strictly below `path`: a recursive bind, which is what bwrap makes, takes them along."""
@@ -124,9 +133,29 @@ def _parse_line(line: bytes) -> Mount:
             source=_unescape(fields[dash + 2]),
             writable=b"ro" not in fields[5].split(b","),
             options=_unescape(fields[dash + 3]),
+            layers=tuple(_layers(fields[dash + 3])) if fields[dash + 1] == b"overlay" else (),
         )
     except (ValueError, IndexError):
         raise ValueError(f"unexpected line in {MOUNTINFO}: {line[:200]!r}") from None
+
+
+# A colon that is part of a path has a backslash before it.
+_LAYER = re.compile(r"((?:\\.|[^:\\])+)")
+
+
+def _layers(options: bytes) -> Iterator[str]:
+    """The absolute ones. A relative one is relative to where its mounter was, which nobody can tell."""
+    for option in options.split(b","):  # a comma in a path is escaped
+        name, _, value = option.partition(b"=")
+        paths: Iterable[str] = ()
+        if name in (b"lowerdir", b"lowerdir+", b"datadir+"):
+            paths = _LAYER.findall(_unescape(value))
+        elif name == b"upperdir":
+            paths = (_unescape(value),)
+        for path in paths:
+            plain = re.sub(r"\\(.)", r"\1", path)
+            if plain.startswith("/"):
+                yield "/" + plain.strip("/")
 
 
 def read_mounts(path: str = MOUNTINFO) -> Mounts:

@@ -19,6 +19,7 @@ from sandbox.mounts import contains, join, relative
 from sandbox.policy import Policy
 from sandbox.reach import unreachable
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
+from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, SeccompProfile
 from sandbox.value import NamedTuple
 
@@ -59,6 +60,7 @@ class Tmpfs(NamedTuple):
     dest: str
     size: int
     mode: int
+    inodes: int = 0  # 0: as many as the kernel thinks right, which is half as many as the machine has pages
 
 
 class Text(NamedTuple):
@@ -118,6 +120,11 @@ class LaunchPlan(NamedTuple):
     notes: tuple[str, ...]
     program_files: tuple[str, ...]
     scripts: tuple[str, ...]
+
+    @property
+    def folders(self) -> tuple[Tmpfs, ...]:
+        """The temporary folders whose inodes are bounded, which bwrap cannot do."""
+        return tuple(op for op in self.operations if isinstance(op, Tmpfs) and op.inodes)
 
     @property
     def filters(self) -> tuple[bytes, ...]:
@@ -460,15 +467,28 @@ def _operations(
         # the plugin's own namespaces are writable one by one; so is its own oom_score_adj.
         ReadOnly("/proc"),
         Dev(),
-        Tmpfs("/dev/shm", limits.shm or DEFAULT_SHM, 0o1777),
+        *(() if grant.seccomp == "compat" else _NO_TERMINALS),
+        _folder("/dev/shm", limits.shm or DEFAULT_SHM),
         ReadOnly("/dev"),
-        Tmpfs("/tmp", limits.tmp or DEFAULT_TMP, 0o1777),
+        _folder("/tmp", limits.tmp or DEFAULT_TMP),
         *(link for link in ways if link.dest not in _RUNTIME_LINKS),  # after /tmp: some are below it
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
         *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
         ReadOnly("/"),
     )
+
+
+# kernel.pty.max is one number for the whole machine: a plugin could take all pseudo-terminals there are.
+_NO_TERMINALS = (Tmpfs("/dev/pts", 4096, 0o755), ReadOnly("/dev/pts"))
+
+_BYTES_PER_INODE = 4096  # an empty file takes a kilobyte of the kernel's memory, and nothing of the size
+_FEWEST_INODES = 1024
+
+
+def _folder(dest: str, size: int) -> Tmpfs:
+    bounded = os.path.isdir(FOLDERS_ROOT)  # not in a chroot that somebody made by hand
+    return Tmpfs(dest, size, 0o1777, max(_FEWEST_INODES, size // _BYTES_PER_INODE) if bounded else 0)
 
 
 def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:

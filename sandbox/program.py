@@ -68,6 +68,7 @@ class _Search:
         self.search_path = search_path
         self.sight = sight
         self.trees: list[str] = []
+        self.prefixes: set[str] = set()  # installations of which parts are among the trees
         self.links: list[Link] = []
         self.path_dirs: list[str] = []
         self.files: list[str] = []
@@ -75,7 +76,7 @@ class _Search:
         self.notes: list[str] = []
 
     def covered(self, path: str) -> bool:
-        return any(contains(tree, path) for tree in (*self.roots, *self.trees))
+        return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))
 
     def show(self, path: str, *, trusted: bool) -> str:
         """Make `path` resolve inside as it does here; return the real file it leads to."""
@@ -88,22 +89,40 @@ class _Search:
                     self.links.append(link)
                 else:
                     self.add(home, path, trusted=trusted)
-        if not self.covered(real):
-            self.add(_home_of(real) or real, path, trusted=trusted)
+        home = _home_of(real)
+        if home is not None and not self.covered(real):
+            self.add(home, path, trusted=trusted)
+        if not self.covered(real):  # in sbin, which is no part of an installation that all programs need
+            self.add(real, path, trusted=trusted)
         self.files.append(real)
         return real
 
     def add(self, tree: str, what: str, *, trusted: bool) -> None:
-        reason = self.sight.denied(tree)
+        """Show a file, a folder, or of an installation the parts that its programs need."""
+        parts = _parts_of(tree)
         hint = "use a program below /usr or /opt, or in the plugin's own folder"
-        if reason is None and not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
+        reason = None
+        if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
             reason = "it lies outside of the plugin's folder, and the policy lets no plugin read there"
             hint += f", or let the policy's [read] ceiling include {tree}"
-        if reason is not None:
-            at = "" if contains(tree, what) else f" needs {tree}, which"
-            said = f"{what}{at} cannot be shown to the plugin: {reason}"
-            raise ProgramFault(said, hint, found=True, denied=True)
-        self.trees.append(tree)
+        for path in (f"{tree}/{part}" for part in parts) if parts else (tree,):
+            denied = self.sight.denied(path)
+            if denied is not None and path.endswith(_DISPENSABLE) and parts:
+                self.notes.append(f"{path} is not shown: {denied}")
+                continue
+            reason = denied or reason
+            if reason is not None:
+                at = "" if contains(tree, what) else f" needs {tree}, which"
+                said = f"{what}{at} cannot be shown to the plugin: {reason}"
+                raise ProgramFault(said, hint, found=True, denied=True)
+            if parts and os.path.islink(path):
+                # lib64 is mostly a link to lib. One that leads elsewhere is not part of the installation.
+                if contains(tree, os.path.realpath(path)):
+                    self.links.append(Link(path, os.readlink(path)))
+            elif not parts or os.path.exists(path):
+                self.trees.append(path)
+        if parts:
+            self.prefixes.add(tree)
         base = _venv_base(tree)
         if base is not None and not self.covered(base):
             # Never trusted: pyvenv.cfg came with the environment, and may name any folder.
@@ -421,11 +440,34 @@ def _home_of(executable: str) -> str | None:
     return None
 
 
+# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's
+# etc/npmrc), or the data of services (Linuxbrew's var).
+_PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
+_NODE_PARTS = ("bin", "lib/node_modules")
+_DISPENSABLE = ("/libexec", "/include", "/share")
+
+
+def _parts_of(prefix: str) -> tuple[str, ...]:
+    """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
+    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
+        return (*_PARTS, "pyvenv.cfg")
+    if _has_python(prefix):
+        return _PARTS
+    return _NODE_PARTS if _has_node(prefix) else ()
+
+
 def is_runtime(prefix: str) -> bool:
     """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
+    return _has_node(prefix) or _has_python(prefix)
+
+
+def _has_node(prefix: str) -> bool:
+    is_file = os.path.isfile(os.path.join(prefix, "bin/node"))
+    return is_file and os.path.isdir(os.path.join(prefix, "lib/node_modules/npm"))
+
+
+def _has_python(prefix: str) -> bool:
     library = os.path.join(prefix, "lib")
-    if os.path.isfile(os.path.join(prefix, "bin/node")):
-        return os.path.isdir(os.path.join(library, "node_modules/npm"))
     try:
         names = os.listdir(library)
     except OSError:

@@ -76,15 +76,21 @@ _STAGES = (
     "drop groups",
     "drop the group id",
     "drop the user id",
-    "forbid new privileges",
     "close other files",
     "start a process",
     "drop root's access to files",
+    "make its temporary folders",
+    "forbid new privileges",
     "join its cgroups",
     "be found in its cgroups",
     "set resource limits",
     "start bubblewrap",
 )
+
+
+# Where temporary folders are mounted for bwrap to bind: bwrap can bound their size, but not their inodes.
+# Only in the keeper's own mount namespace, in which nothing looks at the host's /sys.
+FOLDERS_ROOT = "/sys"
 
 
 # What the keeper says in the end: bwrap's wait status, whether time ran out, seconds of user and system time,
@@ -147,6 +153,11 @@ class Order(NamedTuple):
     membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
     deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
     stderr: int = 2  # what the program gets for it
+    folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
+
+
+def folder_path(number: int) -> str:
+    return f"{FOLDERS_ROOT}/{number}"
 
 
 def spawn(order: Order) -> int:
@@ -406,6 +417,7 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
                 step()
                 done += 1
         _drop_root_file_access(order, libc)
+        _forbid_privileges(libc)
         _follow_runner(libc, fault_w)  # again: changing an id has disarmed it
         os.close(fault_w)
         os._exit(_keep(program, order, account))
@@ -437,6 +449,34 @@ def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
     watch.register(fault_w, 0)
     if watch.poll(0):
         os._exit(125)
+
+
+def _forbid_privileges(libc: ctypes.CDLL) -> None:
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+    if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        raise OSError(errno.EPERM, "")
+    # Exec would take them from bwrap, but the keeper never execs.
+    if libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+
+def _make_folders(order: Order, libc: ctypes.CDLL) -> None:
+    """By the program, after it has dropped the file system uid of root: in a user namespace nobody can write
+    to what belongs to a uid without a mapping."""
+    if not order.folders:
+        return
+    ids = f"uid={order.uid},gid={order.gid}"
+    _mount_tmpfs(libc, FOLDERS_ROOT, f"size=64k,mode=755,{ids}")
+    for number, options in enumerate(order.folders):
+        os.mkdir(folder_path(number))
+        _mount_tmpfs(libc, folder_path(number), f"{options},{ids}")
+
+
+def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
+    flags = _MS_NOSUID | _MS_NODEV
+    if libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()) < 0:
+        raise OSError(ctypes.get_errno(), "")
 
 
 def _read_account(fd: int) -> tuple[int, int]:
@@ -536,13 +576,6 @@ def _steps(
         if os.getresuid() != (order.uid,) * 3:
             raise OSError(errno.EPERM, "")
 
-    def forbid_privileges() -> None:
-        call(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
-            raise OSError(errno.EPERM, "")
-        # Exec would take them from bwrap, but the keeper never execs.
-        call(libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(0, 0, 0, 0, 0, 0)))
-
     def close_others() -> None:
         held = {fault_w, account, order.ending, order.stderr, *order.keep, *order.hold}
         held.update(order.cgroups.files)
@@ -571,7 +604,6 @@ def _steps(
         drop_groups,
         drop_gid,
         drop_uid,
-        forbid_privileges,
         close_others,
     )
 
@@ -589,6 +621,8 @@ def _program_steps(order: Order, libc: ctypes.CDLL, born_inside: bool) -> Sequen
 
     return (
         lambda: _drop_root_file_access(order, libc),
+        lambda: _make_folders(order, libc),
+        lambda: _forbid_privileges(libc),
         lambda: join_cgroups(order.cgroups, born_inside=born_inside),
         lambda: be_found(order.membership),
         lambda: set_rlimits(order.rlimits),

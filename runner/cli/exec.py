@@ -17,6 +17,7 @@ from runner.invoke import TIMEOUT, judge
 from runner.prepare import Prepared, ready
 from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
+from sandbox.descriptor_flags import restored
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
 from sandbox.value import NamedTuple
@@ -142,6 +143,7 @@ def _watch(
         raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
     with (
         watched_signals() as signals,
+        restored((0, 1, 2)),
         confine(prepared, opened, started, inspected=inspected) as confined,
     ):
         prepared.timings.mark("launch")

@@ -130,6 +130,31 @@ def test_usr_is_read_only(cage: Cage) -> None:
     assert "ro" in options["/usr"]
 
 
+def test_empty_files_are_bounded(cage: Cage) -> None:
+    """They take the kernel's memory, and nothing of a folder's size."""
+    tables = '[plugin.limits]\ntmp = "8M"\nshm = "4M"\n'
+    tmp, shm = cage.attacks(
+        ["empty_files", "/tmp", "4000"], ["empty_files", "/dev/shm", "4000"], tables=tables
+    )
+    # Two of them are the folder itself and what the kernel keeps for the root's parent.
+    assert 2000 < tmp.done[0] <= 2048 and tmp.done[1] == "ENOSPC"
+    assert 1000 < shm.done[0] <= 1024 and shm.done[1] == "ENOSPC"
+    # The control: of bytes there is room for more.
+    more, _ = cage.attacks(["empty_files", "/tmp", "4000"], ["words"])
+    assert more.done == [4000, ""]
+
+
+def test_no_pseudo_terminals(cage: Cage) -> None:
+    """There is one number of them for the whole machine."""
+    assert cage.attack("terminals", "3").done == 0
+    policy = 'version = 1\n[seccomp]\ndefault = "compat"\nceiling = "compat"\n'
+    path = cage.folder / "compat.toml"
+    path.write_text(policy)
+    path.chmod(0o644)
+    # The control: the profile for debuggers and terminals has them.
+    assert cage.attack("terminals", "3", options=["--policy", str(path)]).done == 3
+
+
 def test_tmp_and_shm_are_writable(cage: Cage) -> None:
     for place in ("/tmp/x", "/dev/shm/x"):
         assert cage.attack("write", place).done is True
@@ -347,10 +372,10 @@ def test_its_neighbour_is_not(cage: Cage, denied: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_bind_mount_of_a_denied_folder_is_denied(
+def test_a_mount_of_a_denied_folder_is_denied(
     cage: Cage, denied: Path, write_file: Callable[..., Path]
 ) -> None:
-    """Of one below it, which neither its name nor its parents betray.
+    """Neither its name nor its parents betray it: bound elsewhere, or a layer of an overlay.
 
     In a mount namespace of its own, which takes the mount with it.
     """
@@ -371,11 +396,44 @@ def test_a_bind_mount_of_a_denied_folder_is_denied(
             timeout=60,
         )
 
-    refused = ran(f"mount --bind '{denied}/keys' '{alias}'")
-    assert refused.returncode == REFUSED, refused
-    assert "bind mount" in refused.stderr
-    harmless = ran(f"mount --bind '{denied.parent}/notes' '{alias}' && cp '{alias}/text' '{alias}/id'")
-    assert "harmless" in harmless.stdout
+    notes, work = denied.parent / "notes", denied.parent / "work"
+    work.mkdir()
+
+    def overlay(options: str) -> str:
+        return f"mount -t overlay overlay -o '{options}' '{alias}'"
+
+    for mount in (
+        f"mount --bind '{denied}/keys' '{alias}'",
+        overlay(f"lowerdir={notes}:{denied}/keys"),
+        overlay(f"lowerdir={denied.parent}:/usr/share"),  # it has what is denied somewhere below
+        overlay(f"lowerdir={notes},upperdir={denied}/keys,workdir={work}"),
+    ):
+        refused = ran(mount)
+        assert refused.returncode == REFUSED, (mount, refused)
+        assert "it is a mount of something that" in refused.stderr
+    for mount in (f"mount --bind '{notes}' '{alias}'", overlay(f"lowerdir={notes}:{work}/work")):
+        harmless = ran(f"cp '{notes}/text' '{notes}/id'; {mount}")
+        assert "harmless" in harmless.stdout, (mount, harmless)
+
+
+@pytest.mark.needs("root")
+def test_a_layer_of_an_overlay_that_is_denied_is_denied(
+    cage: Cage, denied: Path, write_file: Callable[..., Path]
+) -> None:
+    """What is denied may itself be a mount that shows what lies elsewhere."""
+    layer = denied.parent / "layer"
+    write_file(layer / "keys/id", SECRET)
+    cage.caller.give(denied.parent)
+    cage.manifest(sandbox_table(read=[str(layer / "keys")]), args=["read", f"{layer}/keys/id"])
+    command = cage.caller.command("exec", "--policy", "dev", cage.folder)
+    script = f"mount -t overlay overlay -o 'lowerdir={denied.parent}/notes:{layer}' '{denied}'; exec \"$@\""
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+    done = subprocess.run(words, env=dict(cage.caller.environ), capture_output=True, text=True, timeout=60)
+    assert done.returncode == REFUSED, done
+    control = subprocess.run(
+        command, env=dict(cage.caller.environ), capture_output=True, text=True, timeout=60
+    )
+    assert SECRET.strip() in control.stdout
 
 
 # --- Hard links --------------------------------------------------------------------------------------------

@@ -24,7 +24,13 @@ Write = Callable[..., Path]
 LAYERS = Layers(b"filter", True, True, True, None)
 WHO = Identity(1, 2, 0o40755, 3)
 LAYERS = Layers(b"filter", True, True, True, None)
-SLOTS = bwrap.Slots(sources={"/data": 20, "/ro": 21}, texts={"/etc/x": 22}, filters=(23,), status=24)
+SLOTS = bwrap.Slots(
+    sources={"/data": 20, "/ro": 21},
+    texts={"/etc/x": 22},
+    folders={"/many": "/f/0"},
+    filters=(23,),
+    status=24,
+)
 
 
 def plan(*operations: Operation, **changes: Any) -> LaunchPlan:
@@ -62,6 +68,7 @@ def words(*operations: Operation) -> list[str]:
         (Bind("/data", "/host/data", True, WHO), ["--bind-fd", "20", "/data"]),
         (Text("/etc/x", b"words"), ["--perms", "0444", "--file", "22", "/etc/x"]),
         (Tmpfs("/tmp", 4096, 0o1777), ["--perms", "1777", "--size", "4096", "--tmpfs", "/tmp"]),
+        (Tmpfs("/many", 4096, 0o1777, 1024), ["--bind", "/f/0", "/many"]),
         (Tmpfs("/t", 1, 0o7), ["--perms", "0007", "--size", "1", "--tmpfs", "/t"]),
         (Symlink("/bin", "usr/bin"), ["--symlink", "usr/bin", "/bin"]),
         (Mask("/proc/keys"), ["--ro-bind", "/dev/null", "/proc/keys"]),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import subprocess
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,7 +163,25 @@ def test_homes(
     monkeypatch.setattr(os.path, "isdir", lambda path: path != "/home/gone")
     passwd = tmp_path / "passwd"
     passwd.write_text(PASSWD)
-    assert list(homes(environ, euid=euid, passwd=str(passwd))) == expected
+    assert list(homes(environ, euid=euid, passwd=str(passwd), bases=())) == expected
+
+
+def test_homes_of_accounts_that_are_not_in_passwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory server's: everything below /home is somebody's, and whose account ours is can be asked."""
+    (tmp_path / "home/ldap").mkdir(parents=True)
+    (tmp_path / "home/file").write_text("")
+    base = str(tmp_path / "home")
+    assert homes({}, euid=0, passwd="/dev/null", bases=[base, "/no/such"]) == ("/root", f"{base}/ldap")
+    assert homes({}, euid=4_000_000, passwd="/dev/null", bases=[base]) == ()
+
+    def account(name: object) -> Any:
+        return types.SimpleNamespace(pw_dir=f"/srv/{name}")
+
+    monkeypatch.setattr(pwd, "getpwuid", account)
+    monkeypatch.setattr(pwd, "getpwnam", account)
+    assert homes({}, euid=4_000_000, passwd="/dev/null") == ("/srv/4000000",)
+    asked = homes({"SUDO_USER": "ann"}, euid=0, passwd="/dev/null", bases=())
+    assert asked == ("/srv/0", "/srv/ann")
 
 
 def test_a_daemons_home_in_usr_does_not_refuse_usr(tmp_path: Path) -> None:

@@ -126,3 +126,25 @@ def test_procfs_is_known_as_such() -> None:
         assert mount is not None and mount.fstype == "proc"
     finally:
         os.close(fd)
+
+
+def test_the_layers_of_an_overlay() -> None:
+    raw = rb"""29 1 254:0 / / rw - ext4 /dev/vda rw
+50 29 0:50 / /merged rw - overlay overlay rw,lowerdir=/a:/b\134:c\054d:relative,upperdir=/u\040v,workdir=/w
+51 29 0:51 / /new rw - overlay overlay ro,lowerdir+=/x:y,lowerdir+=/z/,datadir+=/d
+52 29 0:50 /sub /bound rw - overlay overlay rw,lowerdir=/a:/b\134:c\054d:relative,upperdir=/u\040v,workdir=/w
+"""
+    mounts = parse_mountinfo(raw)
+    assert [mount.layers for mount in mounts.all[:2]] == [(), ("/a", "/b:c,d", "/u v")]
+    assert mounts.all[2].layers == ("/x", "/z", "/d")
+    bound = mounts.all[3]
+    assert list(mounts.layered(bound.inside("/bound/x"))) == ["/a/sub/x", "/b:c,d/sub/x", "/u v/sub/x"]
+    assert list(mounts.layered(mounts.all[0].inside("/etc"))) == []
+
+
+def test_the_layers_of_a_containers_root_are_names_of_its_host() -> None:
+    raw = (
+        b"29 1 0:50 / / rw - overlay overlay rw,lowerdir=/root/images/l,upperdir=/root/images/u,workdir=/w\n"
+    )
+    mounts = parse_mountinfo(raw)
+    assert list(mounts.layered(Inside("0:50", "/etc"))) == []

@@ -86,7 +86,7 @@ def test_the_cages_own_tmp_comes_before_what_is_below_it(plugin: Path, plugin_di
     for asked in (run(plugin), request(str(link))):
         plan = compiled(asked)
         kinds = list(plan.operations)
-        tmp = kinds.index(Tmpfs("/tmp", DEFAULT_TMP, 0o1777))
+        tmp = kinds.index(Tmpfs("/tmp", DEFAULT_TMP, 0o1777, DEFAULT_TMP // 4096))
         below = [number for number, op in enumerate(kinds) if op.dest != "/tmp" and contains("/tmp", op.dest)]
         assert below and min(below) > tmp
 
@@ -100,7 +100,7 @@ def test_the_skeleton(plugin: Path) -> None:
     assert at[Dev, "/dev"] < at[ReadOnly, "/dev"]
     masks = [number for (kind, _), number in at.items() if kind is Mask]
     assert masks and at[Proc, "/proc"] < min(masks) and max(masks) < at[ReadOnly, "/proc"]
-    assert operations[at[Tmpfs, "/dev/shm"]] == Tmpfs("/dev/shm", DEFAULT_SHM, 0o1777)
+    assert operations[at[Tmpfs, "/dev/shm"]] == Tmpfs("/dev/shm", DEFAULT_SHM, 0o1777, DEFAULT_SHM // 4096)
     texts = {op.dest: op.content for op in operations if isinstance(op, Text)}
     assert set(texts) == {"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf"}
     assert b"65534" in texts["/etc/passwd"] and b"65534" in texts["/etc/group"]
@@ -131,8 +131,8 @@ def test_sources_are_known_by_what_they_are(plugin: Path) -> None:
 
 def test_sizes_of_the_cages_own_places(plugin: Path) -> None:
     operations = compiled(run(plugin), grant(limits=Limits(tmp=4096, shm=8192))).operations
-    assert Tmpfs("/tmp", 4096, 0o1777) in operations
-    assert Tmpfs("/dev/shm", 8192, 0o1777) in operations
+    assert Tmpfs("/tmp", 4096, 0o1777, 1024) in operations
+    assert Tmpfs("/dev/shm", 8192, 0o1777, 1024) in operations
 
 
 # --- the same bytes ----------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def described(directory: str, paths: list[str]) -> list[Any]:
             op.dest: 200 + number for number, op in enumerate(held.plan.operations) if isinstance(op, Text)
         }
         sources = {dest: 100 + number for number, dest in enumerate(sorted(held.descriptors))}
-        slots = bwrap.Slots(sources, texts, (3,), 4)
+        slots = bwrap.Slots(sources, texts, {op.dest: "/f" for op in held.plan.folders}, (3,), 4)
         return [repr(held.plan), list(bwrap.options(held.plan, slots))]
 
 

@@ -451,14 +451,15 @@ def test_a_script_of_a_virtual_environment_elsewhere(
         venv / "bin/server", f"#!{venv}/bin/python\nimport only_here; print(only_here.WORD)\n", 0o755
     )
     program = found(str(script), trusted=True)
-    assert program.trees == (str(venv),)
+    expected = {venv / "bin", venv / "lib", venv / "include", venv / "pyvenv.cfg"}
+    assert {Path(tree) for tree in program.trees} == {path for path in expected if path.exists()}
     end = cages.run(runner_as, cages.request(str(script), trusted_command=True))
     assert (end["code"], end["output"]) == (0, "found\n")
     # The same words in a stranger's manifest are refused.
     refused = fault(str(script))
     assert refused.denied and f"{venv}" in str(refused) and f"include {venv}" in refused.hint
     # Unless the policy lets plugins read there.
-    assert found(str(script), allowed=venv).trees == (str(venv),)
+    assert found(str(script), allowed=venv).trees == program.trees
 
 
 def fake_python(prefix: Path, write_file: Write) -> Path:
@@ -478,8 +479,73 @@ def test_the_base_of_a_virtual_environment_is_shown(
         f"include-system-site-packages = false\nHome={base}/bin\nhome = {base}/bin\n",
     )
     program = in_folder(plugin, "venv/bin/python")
-    assert program.trees == (str(base),)
+    assert program.trees == (f"{base}/bin", f"{base}/lib")
     assert program.files[0] == f"{base}/bin/python3"
+
+
+@pytest.mark.parametrize("how", ["pyvenv.cfg", "shebang", "the operator's command"])
+def test_of_a_prefix_only_the_parts_that_programs_need(
+    plugin: Path, plugin_dir: Path, write_file: Write, how: str
+) -> None:
+    """A conda prefix has projects beside its bin, one of Linuxbrew the data of services."""
+    base = plugin_dir / "opt/conda"
+    python = fake_python(base, write_file)
+    (base / "lib64").symlink_to("lib")
+    (base / "libexec").symlink_to(plugin_dir)  # out of the prefix: not a part of it
+    for secret in ("projects/key", "etc/npmrc", "var/db", "pkgs/x", ".condarc", "share/man/x"):
+        write_file(base / secret, "secret")
+    if how == "pyvenv.cfg":
+        write_file(plugin / "pyvenv.cfg", f"home = {base}/bin\n")
+        write_file(plugin / "run", "#!/bin/sh\n", 0o755)
+        program = in_folder(plugin, "./run")
+    elif how == "shebang":
+        write_file(plugin / "run", f"#!{python}\n", 0o755)
+        program = in_folder(plugin, "./run")
+    else:
+        program = found(str(python), trusted=True)
+    assert program.trees == (f"{base}/bin", f"{base}/lib", f"{base}/share")
+    assert [link for link in program.links if link.path.startswith(str(base))] == [
+        Link(f"{base}/lib64", "lib")
+    ]
+
+
+def test_of_a_prefix_of_node_what_node_needs(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
+    """nvm keeps one folder for each version, with the token of the registry in etc/npmrc."""
+    base = plugin_dir / "nvm/v22"
+    node = write_file(base / "bin/node", Path("/bin/true").read_bytes(), 0o755)
+    for path in ("lib/node_modules/npm/x", "lib/other", "etc/npmrc", "share/doc/x", "include/node/x"):
+        write_file(base / path, "")
+    write_file(plugin / "run", f"#!{node}\n", 0o755)
+    assert in_folder(plugin, "./run").trees == (f"{base}/bin", f"{base}/lib/node_modules")
+
+
+def test_a_part_of_a_prefix_that_is_denied(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
+    base = plugin_dir / "opt/python"
+    write_file(plugin / "run", f"#!{fake_python(base, write_file)}\n", 0o755)
+    write_file(base / "share/keyrings/x", "")
+    program = in_folder(plugin, "./run", denied=base / "share")
+    assert program.trees == (f"{base}/bin", f"{base}/lib")
+    assert program.notes == (f"{base}/share is not shown: it is denied",)
+    # What it cannot do without is a reason to refuse.
+    assert str(base) in str(fault_in_folder(plugin, "./run", denied=base / "lib"))
+
+
+def test_the_rest_of_a_prefix_is_not_in_the_cage(
+    runner_as: Caller, plugin: Path, plugin_dir: Path, write_file: Write
+) -> None:
+    """For real: a Python that runs from such a prefix, and looks around."""
+    base = plugin_dir / "opt/prefix"
+    system = Path("/usr/bin/python3").resolve()
+    write_file(base / "bin/python3", system.read_bytes(), 0o755)
+    (base / "lib").mkdir()
+    (base / "lib").chmod(0o755)
+    (base / "lib" / system.name).symlink_to(Path("/usr/lib", system.name))
+    write_file(base / "projects/key", "secret")
+    look = f"import os; print(sorted(os.listdir({str(base)!r})))"
+    script = write_file(plugin / "run", f"#!{base}/bin/python3\n{look}\n", 0o755)
+    end = cages.run(runner_as, cages.request(str(script), directory=str(plugin)))
+    assert (end["code"], end["output"]) == (0, "['bin', 'lib']\n")
+    assert sorted(os.listdir(base)) == ["bin", "lib", "projects"]  # the control: there is more
 
 
 def test_a_virtual_environment_whose_base_is_denied(
@@ -569,7 +635,8 @@ def test_a_stranger_cannot_name_a_foreign_folder(
         assert str(plugin_dir / "victim") in str(refused)
     # The control: a command line of the operator's own is followed, what stands in the file it names is not.
     refused, trees = attempt(plugin, command, trusted=True)
-    assert (trees == (str(plugin_dir / "victim"),)) is (how == "command")
+    victims = tuple(str(plugin_dir / "victim" / part) for part in ("bin", "pyvenv.cfg"))
+    assert (trees == victims) is (how == "command")
     assert (refused is None) is (how in ("command", "env"))
 
 
@@ -711,7 +778,7 @@ def test_a_trusted_command_does_not_make_its_virtual_environment_trusted(
     write_file(environment / "bin/run", "#!/bin/sh\n", 0o755)
     assert str(private) in str(fault(str(environment / "bin/run"), trusted=True))
     fake_python(private, write_file)  # the control: a real installation may be shown
-    assert str(private) in found(str(environment / "bin/run"), trusted=True).trees
+    assert str(private / "lib") in found(str(environment / "bin/run"), trusted=True).trees
 
 
 @pytest.mark.parametrize("command", ["/usr/bin/cat", "./python3", "./evil.sh"])

@@ -227,6 +227,26 @@ REFUSED = [
     Row("fchmodat", "-1,path,02755", "EPERM"),  # set-group-id
     Row("openat", "-1,path,0101,04755", "EPERM"),
     Row("openat2", "-1,path,buf,24", "ENOSYS"),
+    Row("io_setup", "1,buf", "ENOSYS"),
+    Row("io_submit", "0,0,0", "ENOSYS"),
+    Row("io_pgetevents", "0,0,0,0,0,0", "ENOSYS"),
+    Row("sync", "", "EPERM"),
+    Row("remap_file_pages", "1,0,0,0,0", "EPERM"),
+    Row("cachestat", "-1,buf,buf,0", "EPERM", since=(6, 5)),
+    Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES
+    Row("fcntl", "0,1026,0", "EPERM"),  # F_NOTIFY
+]
+
+# The strict profile refuses the families instead. Not every kernel has these protocols.
+PROTOCOLS = [
+    Row("socket", "2,1,262", "EPROTONOSUPPORT", same=True),  # MPTCP
+    Row("socket", "10,1,262", "EPROTONOSUPPORT", same=True),
+    Row("socket", f"2,1,{HIGH | 262:#x}", "EPROTONOSUPPORT", same=True),
+    Row("socket", "2,2,136", "EPROTONOSUPPORT", same=True),  # UDP-Lite
+    Row("socket", "2,2,1", "EPROTONOSUPPORT"),  # ICMP: a group that is not in ping_group_range gets EACCES
+    Row("socket", "2,5,0", "EPROTONOSUPPORT"),  # SCTP by its type: ESOCKTNOSUPPORT where it is not loaded
+    Row("socket", "2,6,0", "EPROTONOSUPPORT"),  # DCCP, likewise
+    Row("socket", "2,3,0", "EPROTONOSUPPORT", same=True),  # a raw socket
 ]
 
 ALLOWED = [
@@ -249,6 +269,8 @@ SOCKETS = [
     Row("socket", "1,1,0", "ok"),
     Row("socket", "2,1,0", "ok"),
     Row("socket", "2,2,0", "ok"),
+    Row("socket", "2,1,6", "ok"),
+    Row("socket", "2,0x80802,17", "ok"),  # SOCK_CLOEXEC and SOCK_NONBLOCK
     Row("socket", "16,3,0", "ok"),
     Row("socketpair", "1,2,0,buf", "ok"),
     Row("bind", "-1,0,0", "EBADF"),
@@ -256,7 +278,7 @@ SOCKETS = [
 ]
 
 STRICT = [
-    *(Row(row.call, row.arguments, "EAFNOSUPPORT") for row in SOCKETS[:5]),
+    *(Row(row.call, row.arguments, "EAFNOSUPPORT") for row in SOCKETS[:7]),
     Row("bind", "-1,0,0", "EPERM"),
     Row("listen", "-1,0", "EPERM"),
     Row("connect", "-1,0,0", "EPERM"),
@@ -265,9 +287,6 @@ STRICT = [
     Row("shmget", "0,4096,0x380", "EPERM"),
     Row("msgget", "0,0x380", "EPERM"),
     Row("semget", "0,1,0x380", "EPERM"),
-    Row("io_setup", "1,buf", "ENOSYS"),
-    Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES
-    Row("fcntl", "0,1026,0", "EPERM"),  # F_NOTIFY
 ]
 
 COMPAT = [
@@ -299,7 +318,7 @@ def check_refusals(cage: Cage, profile: str, rows: list[Row]) -> None:
 
 
 def test_refusals(cage: Cage) -> None:
-    check_refusals(cage, "default", REFUSED)
+    check_refusals(cage, "default", [*REFUSED, *PROTOCOLS])
 
 
 def test_strict_refuses_the_same_and_more(cage: Cage) -> None:

@@ -16,6 +16,8 @@ from runner.contracts.mcp.handshake import SECONDS
 from runner.dialect import Setting, Violation
 from runner.overheard import Answered, Overheard
 
+# What is read of an answer that makes a conversation.
+_WORDS = frozenset(("protocolVersion", "capabilities", "serverInfo", "supportedVersions"))
 DISCOVER, INITIALIZE = "server/discover", "initialize"
 
 
@@ -28,7 +30,7 @@ class Inspector:
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
-        self._overheard = Overheard()
+        self._overheard = Overheard(_WORDS)
         self._batches = False
         self.handshaken = False
         self.awaiting = False

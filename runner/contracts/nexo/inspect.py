@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.contracts.nexo import clocks, handshake, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.dialect import Setting, Violation
-from runner.overheard import Answered, Overheard
+from runner.overheard import Answered, Overheard, odd_key
 from sandbox.diagnostic import quoted
+
+# What is read of the plugin's messages, here and in handshake.py.
+_OUTER_WORDS = frozenset(("topic", "event", "manifest", "tools"))
+_WORDS = frozenset(("topic", "plugin", "id", "name"))
 
 
 def make(setting: Setting) -> Inspector:
@@ -20,7 +24,7 @@ class Inspector:
     limit = FRAME_LIMIT
 
     def __init__(self, setting: Setting) -> None:
-        self._overheard = Overheard()
+        self._overheard = Overheard(_OUTER_WORDS)
         self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
         # The host's variables are the runner's: it was started by it.
@@ -56,6 +60,8 @@ class Inspector:
         self.awaiting = False
         if answer.error is not None:
             return None  # the host sees that it refuses, and knows what to do
+        if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(answer.result))), ""):
+            return Violation("malformed_response", odd, "ambiguous")
         try:
             handshake.welcome(answer.result, self._plugin)
         except handshake.HandshakeFault as fault:
@@ -66,6 +72,8 @@ class Inspector:
     def _published(self, params: Any) -> Violation | None:
         given = params if isinstance(params, dict) else {}
         topic, event = given.get("topic"), given.get("event")
+        if odd := odd_key(event, _WORDS):
+            return Violation("malformed_response", odd, "ambiguous")
         if not isinstance(topic, str) or not topic:
             self._overheard.stray("no_topic")  # which no host can publish
             return None
@@ -78,3 +86,13 @@ class Inspector:
                 hint = "name the topic in [plugin.capabilities.broker] publish, or the channel it belongs to"
                 return Violation("capability_not_allowed", message, "topic", hint)
         return None
+
+
+def _described(result: Any) -> Iterator[Any]:
+    """What says who the plugin is and which tools it has, inside of the answer to initialize."""
+    if isinstance(result, dict):
+        manifest = result.get("manifest")
+        yield manifest
+        yield manifest.get("plugin") if isinstance(manifest, dict) else None
+        tools = result.get("tools")
+        yield from tools if isinstance(tools, list) else ()

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from runner import wire
 from runner.contracts.rune.dialect import LINE_LIMIT, RuneDialect
 from runner.dialect import Setting, Violation
-from runner.overheard import hides
+from runner.overheard import hides, odd_key
+
+# What is read of a handshake and of a response.
+_WORDS = frozenset(
+    (
+        *("type", "manifest", "plugin_id", "plugin_version", "protocol_version", "exposed_tools"),
+        *("capabilities", "request_id", "status", "output", "error", "code", "message", "metadata"),
+    )
+)
 
 
 def make(setting: Setting) -> Inspector:
@@ -51,6 +60,8 @@ class Inspector(RuneDialect):
             text = "a line that some hosts would take for more than one"
             return Violation("malformed_response", text, "ambiguous")
         message = self.read(raw)
+        if fault := _double_meaning(raw, message.value):
+            return fault
         if self._stage in ("answered", "over"):
             # A session lets go whatever comes now. A host that reads on would take it for an answer.
             if message.fault == "blank_line":
@@ -68,3 +79,15 @@ class Inspector(RuneDialect):
             said = message.value.get("request_id")
             self._request_id = said if isinstance(said, str) else None
         return next((event for event in self.feed(message) if isinstance(event, Violation)), None)
+
+
+def _double_meaning(raw: bytes, value: Any) -> Violation | None:
+    """What two hosts could take for different things: a key twice, or in capital letters."""
+    if not isinstance(value, dict):
+        return None
+    _, cause, detail = wire.message(raw, unique=True)
+    if cause == "duplicate_key":
+        return Violation("malformed_response", f"a line that is not right: {detail}", cause)
+    parts = (value, value.get("manifest"), value.get("error"), value.get("metadata"))
+    odd = next(filter(None, (odd_key(part, _WORDS) for part in parts)), "")
+    return Violation("malformed_response", odd, "ambiguous") if odd else None

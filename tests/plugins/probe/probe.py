@@ -92,6 +92,26 @@ def flood(path, size):
     return [written, ""]
 
 
+def empty_files(folder, most):
+    """How many fit, up to `most`."""
+    for number in range(int(most)):
+        try:
+            os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY))
+        except OSError as error:
+            return [number, errno.errorcode[error.errno]]
+    return [int(most), ""]
+
+
+def terminals(most):
+    """How many pseudo-terminals can be had, up to `most`."""
+    for number in range(int(most)):
+        try:
+            os.openpty()
+        except OSError:
+            return number
+    return int(most)
+
+
 def run(*argv):
     return subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout.decode()
 

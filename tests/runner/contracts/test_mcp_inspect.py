@@ -138,6 +138,21 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
     ),
     "no number": ((*LEGACY, ("<", b'{"jsonrpc":"2.0","id":NaN}')), "malformed_response", "bad_number"),
     "two ids": ((*LEGACY, ("<", b'{"id":1,"id":2,"result":{}}')), "malformed_response", "duplicate_key"),
+    "a result of two spellings": (
+        (*LEGACY, ("<", b'{"jsonrpc":"2.0","id":1,"result":{},"Result":{"content":[]}}')),
+        "malformed_response",
+        "ambiguous",
+    ),
+    "keys of a result, twice": (
+        (*LEGACY, ("<", b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"content":[1]}}')),
+        "malformed_response",
+        "duplicate_key",
+    ),
+    "a version in capital letters": (
+        ((">", INITIALIZE), ("<", initialized().replace(b"protocolVersion", b"ProtocolVersion"))),
+        "malformed_response",
+        "ambiguous",
+    ),
     "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
     "too deep": ((*LEGACY, ("<", b"[" * 129 + b"]" * 129)), "malformed_response", "too_deep"),
 }

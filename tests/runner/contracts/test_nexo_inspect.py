@@ -118,6 +118,14 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
         (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, method=None, result={}, error=None))),
         {},
     ),
+    "keys of its own in capital letters": (
+        (
+            *HELLO,
+            (">", line(id=2, method="tool.invoke")),
+            ("<", line(id=2, result={"ID": 1, "Name": "x", "a": {"b": 1, "B": 2}})),
+        ),
+        {},
+    ),
     "an array": ((*HELLO, ("<", b"[" + publish("plugin.inbound.slack.x") + b"]")), {"not_rpc": 1}),
 }
 
@@ -130,6 +138,7 @@ def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
 
 
 EVIL = publish("agent.intake")
+SLACK = publish("plugin.inbound.slack.x")
 OTHER = reply("other")
 
 # What is harmless for one host, and for another the message that must not come through.
@@ -149,6 +158,26 @@ AMBIGUOUS: Mapping[str, Lines] = {
     "a yes and a no": ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
     "an answer and a question": ((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')),
     "capital letters": ((">", ASK), ("<", OTHER.replace(b'"id"', b'"ID"'))),
+    "a method of two spellings": (*HELLO, ("<", EVIL.replace(b'"method"', b'"method": "log", "Method"'))),
+    "a method with a NUL": (*HELLO, ("<", EVIL.replace(b"broker.publish", b"broker.publish\\u0000"))),
+    "a key with a NUL": (*HELLO, ("<", EVIL.replace(b'"topic"', b'"topic\\u0000"'))),
+    "a topic of two spellings": (
+        *HELLO,
+        ("<", SLACK.replace(b'"topic"', b'"Topic": "agent.intake", "topic"')),
+    ),
+    "a topic in capital letters": (*HELLO, ("<", EVIL.replace(b'"topic"', b'"Topic"'))),
+    "a topic of two spellings in the event": (
+        *HELLO,
+        ("<", SLACK.replace(b'"payload"', b'"TOPIC": "agent.intake", "payload"')),
+    ),
+    "an event of two spellings": (*HELLO, ("<", SLACK.replace(b'"event"', b'"Event": {}, "event"'))),
+    "an id of two spellings": (
+        (">", ASK),
+        ("<", reply().replace(b'"id": "noted"', b'"id": "noted", "Id": "other"')),
+    ),
+    "a manifest of two spellings": ((">", ASK), ("<", reply(Manifest={"plugin": {"id": "other"}}))),
+    "tools in capital letters": ((">", ASK), ("<", reply(Tools=[tool("noted_rm")]))),
+    "a tool of two names": ((">", ASK), ("<", reply(tools=[{**tool("noted_add"), "NAME": "noted_rm"}]))),
     "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
 }
 
@@ -187,6 +216,27 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "malformed_response",
         "duplicate_key",
     ),
+    **{
+        f"twice, {where}": ((*before, ("<", raw)), "malformed_response", "duplicate_key")
+        for where, before, raw in (
+            ("a topic", HELLO, SLACK.replace(b'"topic"', b'"topic": "agent.intake", "topic"')),
+            (
+                "a topic in escapes",
+                HELLO,
+                SLACK.replace(b'"topic"', b'"t\\u006fpic": "agent.intake", "topic"'),
+            ),
+            ("an event", HELLO, SLACK.replace(b'"event"', b'"event": {"topic": "agent.intake"}, "event"')),
+            (
+                "a topic in the event",
+                HELLO,
+                publish("plugin.inbound.slack.x", "plugin.inbound.slack.x").replace(
+                    b'"payload"', b'"topic": "agent.intake", "payload"'
+                ),
+            ),
+            ("a manifest", ((">", ASK),), reply().replace(b'"manifest"', b'"manifest": {}, "manifest"')),
+            ("an id", ((">", ASK),), reply().replace(b'"id": "noted"', b'"id": "other", "id": "noted"')),
+        )
+    },
     "nobody": (((">", ASK), ("<", line(id=1, result={}))), "handshake_failed", "identity_missing"),
     "not even a text": (((">", ASK), ("<", reply(3))), "handshake_failed", "identity_missing"),
     "somebody else": (((">", ASK), ("<", reply("other"))), "handshake_failed", "identity_mismatch"),

@@ -119,6 +119,31 @@ WRONG = {
         "malformed_response",
         "ambiguous",
     ),
+    "a key twice": (
+        (*HELLO, ("<", response().replace(b'"status"', b'"request_id": "r2", "status"'))),
+        "malformed_response",
+        "duplicate_key",
+    ),
+    "a key twice in the handshake": (
+        ((">", ASK), ("<", handshake().replace(b'"plugin_id"', b'"plugin_id": "other", "plugin_id"'))),
+        "malformed_response",
+        "duplicate_key",
+    ),
+    "a key of two spellings in the handshake": (
+        ((">", ASK), ("<", handshake(Capabilities=["net"]))),
+        "malformed_response",
+        "ambiguous",
+    ),
+    "a key in capital letters": (
+        (*HELLO, ("<", response().replace(b'"status"', b'"Status"'))),
+        "malformed_response",
+        "ambiguous",
+    ),
+    "a key with a NUL": (
+        (*HELLO, ("<", response().replace(b'"status"', b'"status\\u0000": "error", "status"'))),
+        "malformed_response",
+        "ambiguous",
+    ),
     "no status": ((*HELLO, ("<", response(status=""))), "malformed_response", "status"),
     "twice": ((*HELLO, ("<", response()), ("<", response())), "malformed_response", "after_response"),
     "more after a no": (

@@ -17,6 +17,7 @@ NOT_WALLS = {
     "--symlink",
     "--ro-bind",
     "--bind-fd",
+    "--bind",
 }
 
 
@@ -25,6 +26,7 @@ def test_every_wall_of_a_launch_is_rehearsed() -> None:
     slots = bwrap.Slots(
         {op.dest: 3 for op in plan.operations if isinstance(op, Bind)},
         {op.dest: 4 for op in plan.operations if isinstance(op, Text)},
+        {op.dest: "/f" for op in plan.folders},
         (5,),
         6,
     )

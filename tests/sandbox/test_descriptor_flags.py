@@ -1,0 +1,74 @@
+"""What a plugin does to the open files of its caller is undone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from sandbox.descriptor_flags import restored
+from tests import elsewhere
+from tests.conftest import Caller
+
+SPOIL = """\
+import fcntl, os, sys
+for fd in (0, 1, 2):
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC)
+for fd in (0, 1):
+    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 4096)
+os.write(1, b"spoilt\\n")
+while not os.get_blocking(0):
+    try:
+        if not os.read(0, 1):
+            break
+    except BlockingIOError:
+        import select
+        select.select([0], [], [])
+"""
+
+
+def flags_of(fd: int) -> tuple[int, int]:
+    return fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+
+
+def test_the_callers_pipes_after_a_run(runner_as: Caller, plugin_dir: Path) -> None:
+    (plugin_dir / "spoil.py").write_text(SPOIL)
+    server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/spoil.py"]}
+    server |= {"x-sandbox": {"read": [str(plugin_dir)]}}  # type: ignore[dict-item]
+    manifest = plugin_dir / "mcp.json"
+    manifest.write_text(json.dumps({"mcpServers": {"spoil": server}}))
+    for path in plugin_dir.iterdir():
+        path.chmod(0o644)
+    in_r, in_w = os.pipe()
+    out_r, out_w = os.pipe()
+    fcntl.fcntl(out_w, fcntl.F_SETPIPE_SZ, 1 << 17)
+    before = [flags_of(in_r), flags_of(out_w)]
+    with runner_as.start("exec", "--policy", "dev", manifest, stdin=in_r, stdout=out_w) as running:
+        with open(out_r, "rb", buffering=0, closefd=False) as said:
+            running.stdout = said
+            assert elsewhere.line(running) == b"spoilt\n"
+        # The control: while it runs, they are as the plugin wants them.
+        now = [flags_of(in_r), flags_of(out_w)]
+        assert all(flags & os.O_NONBLOCK and size == 4096 for flags, size in now)
+        os.close(in_w)
+        running.stdout = None
+        running.wait(30)
+    assert [flags_of(in_r), flags_of(out_w)] == before
+    for fd in (in_r, out_r, out_w):
+        os.close(fd)
+
+
+def test_what_cannot_be_put_back_is_left(tmp_path: Path) -> None:
+    """A pipe that holds more than it would then have room for, and one that is gone."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    with restored((read, write)):
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 16)
+        os.set_blocking(write, False)
+        os.write(write, bytes(1 << 15))
+    assert os.get_blocking(write)
+    assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == 1 << 16
+    os.close(read)
+    os.close(write)

@@ -1,0 +1,88 @@
+"""The kernel's table of sockets, read; and when somebody looks at it again."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from sandbox import socket_meter
+from sandbox.socket_meter import SocketMeter, SocketTables, held_in
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:00000000 00000000 0 0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "held"),
+    [
+        ("", 0),
+        (LINE.format(state="01", sent=0, received=0), 4096),
+        (LINE.format(state="01", sent=1000, received=500), 5596),
+        (LINE.format(state="0A", sent=128, received=7), 4096),  # listening: connections, not bytes
+        (LINE.format(state="04", sent=10, received=0) * 3, 3 * 4106),
+        ("   0: 0100007F:8C", 0),
+    ],
+    ids=["none", "empty", "both queues", "listening", "three", "cut short"],
+)
+def test_a_table(lines: str, held: int) -> None:
+    assert held_in(HEAD + lines) == held
+
+
+def test_our_own_tables() -> None:
+    tables = SocketTables(os.getpid)
+    before = tables.held()
+    assert before is not None
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        with server.accept()[0]:
+            client.setblocking(False)
+            sent = client.send(bytes(1 << 20))
+            # Others on this machine may close theirs meanwhile, but not three times as much.
+            assert (tables.held() or 0) - before > sent / 2
+    tables.close()
+    tables.close()
+
+
+def test_a_namespace_nobody_is_in_yet() -> None:
+    members: list[int | None] = [None, 2**22 + 1, os.getpid()]
+    tables = SocketTables(lambda: members.pop(0))
+    assert [tables.held(), tables.held()] == [None, None]
+    assert tables.held() is not None
+    assert members == []
+    tables.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "wait"),
+    [(64 << 20, 0, 0.125), (1 << 30, 0, 1.0), (64 << 20, 63 << 20, 0.02), (1 << 20, None, 0.02)],
+)
+def test_the_next_look_is_when_it_could_be_full(
+    monkeypatch: pytest.MonkeyPatch, limit: int, held: int | None, wait: float
+) -> None:
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    meter = SocketMeter(limit, lambda: held)
+    assert meter.look({}, 100.0) is None and meter.due == 100.02  # not yet
+    assert meter.look({}, 101.0) is None
+    assert meter.due == pytest.approx(101.0 + wait)
+
+
+def test_looking_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: clock[0])
+
+    def slow() -> int:
+        clock[0] += 0.5
+        return 0
+
+    meter = SocketMeter(1 << 20, slow)
+    clock[0] = 101.0
+    assert meter.look({}, 101.0) is None
+    assert meter.due == pytest.approx(111.0)
+
+
+def test_more_than_the_limit() -> None:
+    meter = SocketMeter(1000, lambda: 1001)
+    assert meter.look({}, meter.due) == "memory"
+    assert SocketMeter(1000, lambda: 1000).look({}, meter.due + 1) is None
