@@ -26,9 +26,9 @@ MOST_DEPTH = 128
 # Of one message, roughly. Each becomes an object of some fifty bytes that took two on the wire; and who reads
 # them holds the interpreter's lock, in a thread or not: so many take some 0.4 s.
 MOST_VALUES = 2_000_000
-# Bytes, of the values of one message and of its text while it is read, as they are weighed below. A line of
-# 16 MiB with one long string in it takes 32 MiB, or 128 if there is a character beyond 16 bit in it.
-MOST_MEMORY = 128 << 20
+# Bytes, of the values of one message and of what is there while it is read, as they are weighed below. A line
+# of 16 MiB with one long string in it takes 36 MiB, or 144 if there is a character beyond 16 bit in it.
+MOST_MEMORY = 160 << 20
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**64 - 1
 
 
@@ -220,7 +220,9 @@ def _too_deep(rest: bytes) -> bool:
 # characters are counted by the length of the frame.
 _LIST, _DICT, _KEY, _NEXT = 80 + 32 + 32, 80 + 128 + 32, 38, 9 + 32
 _QUOTE, _WIDE_QUOTE = 32, 48
-_PAIR = 80  # of a key and a value, while repeated keys are looked for
+# While it is read: the parser remembers each key. If repeated ones are looked for, there is also a list of
+# pairs, and a table of places.
+_REMEMBERED, _PAIR = 38, 89 + 70
 
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 
@@ -239,7 +241,8 @@ def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
         + _NEXT * rest.count(b",")
         + quote * rest.count(b'"')
     )
-    return weight, text + _PAIR * keys if pairs else text
+    meanwhile = text + text // 4 + (_REMEMBERED + _PAIR if pairs else _REMEMBERED) * keys
+    return weight, meanwhile
 
 
 def _width(raw: bytes) -> int:

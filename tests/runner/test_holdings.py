@@ -205,7 +205,7 @@ def test_the_shares_are_within_the_bound() -> None:
     assert sum(shares) <= holdings.MOST_HELD
     assert holdings.IDS == jsonrpc.MOST_IDS
     assert outbox.REPLY_BYTES + MEBI <= holdings.REPLIES
-    assert holdings.FRAME >= wire.MOST_MEMORY + mcp_dialect.FRAME_LIMIT
+    assert holdings.FRAME >= wire.MOST_MEMORY + 3 * mcp_dialect.FRAME_LIMIT
     largest = schemas._NODE * schemas.MOST_NODES + schemas._CHARACTER * schemas.MOST_TEXT
     assert largest + schemas._PATTERN * schemas.MOST_PATTERNS <= holdings.COMPILED
 
