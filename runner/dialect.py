@@ -14,7 +14,7 @@ A session (runner/session.py) owns the process, the clocks and the streams, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from runner.frames import Framer
@@ -174,7 +174,7 @@ class Message(NamedTuple):
     fault: str = ""  # a cause of malformed_response: bad_json, bad_number, too_deep, …
     detail: str = ""
     raw: bytes = b""  # of a fault, the beginning; for people
-    size: int = 0  # bytes of the frame, for who has to bound the sum of several
+    weight: int = 0  # bytes that the value takes in memory, for who keeps it
 
 
 class Dialect(Protocol):
@@ -233,8 +233,9 @@ class Dialect(Protocol):
 
     def answer(self, ticket: int, answer: Answer) -> Events: ...
 
-    def emit(self, ticket: int, value: Any) -> Events:
-        """A part of an answer that is still being made (llm.complete's deltas)."""
+    def emit(self, ticket: int, value: Any) -> Iterable[Event]:
+        """A part of an answer that is still being made (llm.complete's deltas). One by one: each frame waits
+        for room before the next is made."""
         ...
 
     def farewell(self) -> Farewell: ...

@@ -116,6 +116,7 @@ class Gate:
         self._open = 0
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
+        self.busy: dict[str, int] = {}  # of these, because too many were open or took too much memory
 
     @property
     def offered(self) -> frozenset[str]:
@@ -130,10 +131,7 @@ class Gate:
         """Never raises for anything the plugin or a service does, but lets a cancellation through."""
         why = self._why_not(call)
         if why is not None:
-            # Counted by what we know, not by what a plugin makes up: its names would be our memory.
-            name = call.method if call.method in self._contract.METHODS else "unknown"
-            self.refused[name] = self.refused.get(name, 0) + 1
-            return self._contract.refused(call.method, why)
+            return self._refuse(call, why)
         self.served[call.method] = self.served.get(call.method, 0) + 1
         self._open += 1
         try:
@@ -153,6 +151,18 @@ class Gate:
             raise given_up from None
         finally:
             self._open -= 1
+
+    def turn_away(self, call: HostCall) -> Answer:
+        """The answer to a question that there is no memory for."""
+        return self._refuse(call, self._why_not(call) or "busy")
+
+    def _refuse(self, call: HostCall, why: Why) -> Answer:
+        # Counted by what we know, not by what a plugin makes up: its names would be our memory.
+        name = call.method if call.method in self._contract.METHODS else "unknown"
+        self.refused[name] = self.refused.get(name, 0) + 1
+        if why == "busy":
+            self.busy[name] = self.busy.get(name, 0) + 1
+        return self._contract.refused(call.method, why)
 
     def _why_not(self, call: HostCall) -> Why | None:
         service = self._contract.METHODS.get(call.method)

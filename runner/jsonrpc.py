@@ -21,7 +21,7 @@ INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 MOST_TICKETS = 1024
 
 # Bytes of their ids, all together. An id can be as long as a frame, and we keep each until it is answered.
-MOST_IDS = 16 * 1024 * 1024
+MOST_IDS = 4 * 1024 * 1024
 
 # Keys that say what a message is: one that has them twice means two things.
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))

@@ -21,7 +21,6 @@ class Minutes:
         self.frames = 0
         self.bytes = {"stdout": 0, "stderr": 0}
         self.lines = 0
-        self.unread = 0  # events that nobody wanted to hear
         self.stray = ""  # the last of what stood on its stdout and was no message
         self.claimed_id: str | None = None  # by a plugin that is not who it should be
         self.farewell_error = ""

@@ -77,7 +77,7 @@ class Overheard:
         """What the host says, as far as it is for us to understand: its faults are its own."""
         if raw is None:
             return []
-        value, cause, _ = wire.message(raw)
+        value, cause, *_ = wire.message(raw)
         said = value if isinstance(value, list) else [value]
         if cause is not None:
             return []
@@ -100,7 +100,7 @@ class Overheard:
         """`batch`: how many messages may come in one array; 0: there are no such arrays."""
         if not raw.strip():
             return []
-        value, cause, detail = wire.message(raw, identity=_KEYS, unique=True)
+        value, cause, detail, _ = wire.message(raw, identity=_KEYS, unique=True)
         if cause not in (None, "bad_json"):
             return Violation("malformed_response", f"a line that is not right: {detail}", cause)
         if hides(raw, is_json=cause is None, is_message=_is_message):

@@ -24,6 +24,7 @@ MOST_FAULTS = 10
 MOST_DEPTH = 128  # of a schema, and of a value: 100 000 levels crash jsonschema-rs
 MOST_NODES = 20_000  # of a schema: 5 µs and 2 kB each when it is compiled
 MOST_TEXT = 1024 * 1024  # of a schema, in characters
+_NODE, _CHARACTER, _PATTERN = 2048, 4, 40 << 10  # bytes of one, compiled
 MOST_PATTERNS = 256
 MOST_PATTERN_TEXT = 32 * 1024  # of all of them
 MOST_CLASSES = 500  # \w, \p{…} and their like in them: half a thousand characters each, 0.3 ms to compile
@@ -72,8 +73,10 @@ class Schema:
     """
 
     def __init__(self, document: Any) -> None:
-        _measured(document, MOST_NODES, MOST_TEXT, "the schema")
+        measured = _measured(document, MOST_NODES, MOST_TEXT, "the schema")
         patterns, self._data = _contents(document)
+        # Bytes that it takes, for who keeps several.
+        self.size = _NODE * measured.nodes + _CHARACTER * measured.text + _PATTERN * len(patterns)
         if len(patterns) > MOST_PATTERNS:
             raise SchemaFault(
                 f"the schema has {len(patterns)} regular expressions; {MOST_PATTERNS} are allowed"

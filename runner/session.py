@@ -14,6 +14,7 @@ from typing import Any, Literal
 import trio
 
 from runner import invoke, wire
+from runner.backlog import Backlog
 from runner.cage import Cage, Ended, Prepared
 from runner.dialect import (
     Answer,
@@ -27,6 +28,7 @@ from runner.dialect import (
     HostCall,
     HostCallCancelled,
     Identity,
+    Message,
     Notice,
     Progress,
     Ready,
@@ -36,6 +38,7 @@ from runner.dialect import (
     Violation,
 )
 from runner.failures import PluginError, PluginFailure
+from runner.holdings import QUESTION, QUESTIONS, Charge, Share
 from runner.hostcalls import Gate
 from runner.minutes import Minutes
 from runner.outbox import Letter, Outbox
@@ -44,10 +47,6 @@ from sandbox.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
 _IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while they are read
-_BACKLOG = 256  # events that nobody has asked for yet
-# Bytes of frames they came in: the first may be as long as all may, the second half as long, and so on. So
-# they are six times as many at most, and short ones are never too long.
-_BACKLOG_BYTES = 16 << 20
 _TURN = 0.005  # seconds that one plugin's frames are read before others have their turn
 # How long a process may take to end that has closed its stdout, and stdout to end when the process has.
 _LINGER = 2.0
@@ -99,7 +98,9 @@ class Session:
         self._tokens = 0
         self._waiters: dict[int, _Waiter] = {}
         self._serving: dict[int, tuple[HostCall, trio.CancelScope]] = {}  # by ticket
-        self._send_event, self._events = trio.open_memory_channel[Notice | Progress](_BACKLOG)
+        self._asked = Share(QUESTIONS)
+        self._backlog = Backlog()
+        self._told: Charge | None = None  # of the backlog, by the frame that is being taken
         self._phase: Phase = "launch"
         self._ready = trio.Event()
         self._over = trio.Event()  # there is a verdict
@@ -116,7 +117,6 @@ class Session:
         self._flushed = trio.Event()  # nothing more is written
         self._minutes = Minutes()
         self._last = self._turn = trio.current_time()  # that anything was said; that others had their turn
-        self._frame = 0  # bytes of the frame that is being taken
 
     # --- for callers ------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Session:
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
-        return self._events.__aiter__()  # no generator: whoever has heard enough may just leave
+        return self._backlog
 
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
@@ -309,14 +309,14 @@ class Session:
                 waiter = self._waiters.get(event.call) if event.call is not None else None
                 if waiter is not None:
                     waiter.progress(event.value)
-                self._tell(event)
+                self._backlog.tell(event, self._told)
             case HostCallCancelled(ticket):
                 if ticket in self._serving:
                     self._serving[ticket][1].cancel()
             case Notice():
                 if event.kind == "stdout":
                     self._minutes.strayed(event.value)
-                self._tell(event)
+                self._backlog.tell(event, self._told)
             case Farewelled(error):
                 self._minutes.farewell_error = error
                 self._farewelled.set()
@@ -328,15 +328,6 @@ class Session:
         if waiter is not None and waiter.answer is None:
             waiter.answer = answer
             waiter.woken.set()
-
-    def _tell(self, event: Notice | Progress) -> None:
-        try:
-            waiting = self._send_event.statistics().current_buffer_used
-            if self._frame * (waiting + 1) > max(_BACKLOG_BYTES, self._frame):
-                raise trio.WouldBlock
-            self._send_event.send_nowait(event)
-        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            self._minutes.unread += 1
 
     def _fail(self, outcome: Outcome) -> None:
         """The session is over. The first cause is the cause."""
@@ -352,7 +343,7 @@ class Session:
     def _end_waiting(self) -> None:
         self._over.set()
         self._outbox.close()
-        self._send_event.close()
+        self._backlog.close()
         for waiter in self._waiters.values():
             waiter.woken.set()
 
@@ -459,19 +450,10 @@ class Session:
             message = self._dialect.read(frame)
         self._last = trio.current_time()
         self._heard.set()
-        self._frame = len(frame)
-        asked = False
-        for event in self._dialect.feed(message):
-            if isinstance(event, HostCall):
-                # It may be taken back before its task has run for the first time.
-                scope = trio.CancelScope()
-                self._serving[event.ticket] = event, scope
-                nursery.start_soon(self._serve, event, scope)
-                asked = True
-            else:
-                self._act(event)
-        self._frame = 0
-        if asked or self._last - self._turn > _TURN:
+        asked = self._heed(message, nursery)
+        del message  # it would stay as long as the plugin does not read its answers
+        # Who has waited for a long answer takes it before the next is read.
+        if asked or len(frame) > _PIECE or self._last - self._turn > _TURN:
             # Taken up before more is read, if only to be told that we are busy: else who asks much in one
             # breath would look like one that never waits for an answer. And one read can be 64 thousand
             # empty lines, for which no other session has to wait.
@@ -479,17 +461,49 @@ class Session:
             self._turn = trio.current_time()
         await self._outbox.room()
 
-    async def _serve(self, call: HostCall, scope: trio.CancelScope) -> None:
+    def _heed(self, message: Message, nursery: trio.Nursery) -> bool:
+        """Do what it says. Whether something was asked of us."""
+        asked = False
+        questions = Charge(self._asked, message.weight + QUESTION)
+        self._told = self._backlog.charge(message.weight)
+        for event in self._dialect.feed(message):
+            if isinstance(event, HostCall):
+                self._begin_serving(event, questions, nursery)
+                asked = True
+            else:
+                self._act(event)
+        self._told = None
+        return asked
+
+    def _begin_serving(self, call: HostCall, frame: Charge, nursery: trio.Nursery) -> None:
+        if not frame.hold():
+            self._act_all(self._dialect.answer(call.ticket, self._gate.turn_away(call)))
+            return
+        # It may be taken back before its task has run for the first time.
+        scope = trio.CancelScope()
+        self._serving[call.ticket] = call, scope
+        nursery.start_soon(self._serve, call, scope, frame)
+
+    async def _serve(self, call: HostCall, scope: trio.CancelScope, frame: Charge) -> None:
+        # Each frame to the plugin repeats its own id, which can be long: none is made before there is room.
         async def emit(value: Any) -> None:
-            self._act_all(self._dialect.emit(call.ticket, value))
+            for event in self._dialect.emit(call.ticket, value):
+                await self._outbox.room()
+                self._act(event)
             await self._outbox.room()
 
         try:
             with scope:
-                answer = await self._gate.answer(call, emit)
-                self._act_all(self._dialect.answer(call.ticket, _sendable(answer)))
+                answer = _sendable(await self._gate.answer(call, emit))
+                await self._outbox.room()
+                self._told = self._backlog.charge(frame.weight)
+                try:
+                    self._act_all(self._dialect.answer(call.ticket, answer))
+                finally:
+                    self._told = None
         finally:
             self._serving.pop(call.ticket, None)
+            frame.release()
 
     @_UNINTERRUPTED
     async def _read_stderr(self) -> None:
@@ -661,9 +675,13 @@ class Session:
         self._minutes.complete(
             self.report,
             self.identity,
-            dropped={"events": self._outbox.dropped, "notices": self._minutes.unread},
+            dropped={"events": self._outbox.dropped, "notices": self._backlog.dropped},
             counters=dict(self._dialect.counters),
-            host_calls={"served": dict(self._gate.served), "refused": dict(self._gate.refused)},
+            host_calls={
+                "served": dict(self._gate.served),
+                "refused": dict(self._gate.refused),
+                "busy": dict(self._gate.busy),
+            },
         )
 
 

@@ -26,6 +26,9 @@ MOST_DEPTH = 128
 # Of one message, roughly. Each becomes an object of some fifty bytes that took two on the wire; and who reads
 # them holds the interpreter's lock, in a thread or not: so many take some 0.4 s.
 MOST_VALUES = 2_000_000
+# Bytes, of the values of one message and of what is there while it is read, as they are weighed below. A line
+# of 16 MiB with one long string in it takes 36 MiB, or 144 if there is a character beyond 16 bit in it.
+MOST_MEMORY = 160 << 20
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**64 - 1
 
 
@@ -41,6 +44,15 @@ class WireFault(ValueError):
         return f"{self.cause}: {self.detail}"
 
 
+class Reading(NamedTuple):
+    """`cause`: None, or why there is no value; then `detail` is a sentence for people."""
+
+    value: Any
+    cause: Cause | None = None
+    detail: str = ""
+    weight: int = 0  # bytes that the value takes in memory, at most; seldom less than a quarter of it
+
+
 def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Any:
     """The value of `raw`. Raises WireFault.
 
@@ -48,6 +60,10 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool =
     counts, but those of `identity` may be in the outermost object only once: they say what a message is.
     `unique`: no object at any depth may have a key twice.
     """
+    return _decoded(raw, identity, unique).value
+
+
+def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     if raw.startswith(b"\xef\xbb\xbf"):
         raise WireFault("bom", "it begins with a byte order mark; JSON on a stream has none")
     outline = _outline(raw)
@@ -56,10 +72,13 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool =
     if _too_deep(outline.rest):
         raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
     hooks = _Hooks()
-    decoder = hooks.decoder(
-        numbers=_may_have_bad_numbers(outline.rest),
-        keys=unique or _may_repeat(raw, outline.strings, identity),
-    )
+    numbers = _may_have_bad_numbers(outline.rest)
+    keys = unique or _may_repeat(raw, outline.strings, identity)
+    weight, meanwhile = _weighed(raw, outline.rest, keys)
+    if weight + meanwhile > MOST_MEMORY:
+        raise WireFault("too_many_values", f"its values take more than {MOST_MEMORY >> 20} MiB of memory")
+    del outline  # as long as the message itself
+    decoder = hooks.decoder(numbers=numbers, keys=keys)
     try:
         value = decoder.decode(_without_lone_surrogates(raw).decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
@@ -73,17 +92,15 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool =
         repeated = hooks.doubled
     if repeated is not None:
         raise WireFault("duplicate_key", f"it has the key {json.dumps(repeated)} twice")
-    return value
+    return Reading(value, weight=weight)
 
 
-def message(
-    raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False
-) -> tuple[Any, Cause | None, str]:
-    """The value, and None; or None, the cause, and its sentence."""
+def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Reading:
+    """As `decode`, but raises nothing."""
     try:
-        return decode(raw, identity=identity, unique=unique), None, ""
+        return _decoded(raw, identity, unique)
     except WireFault as fault:
-        return None, fault.cause, fault.detail
+        return Reading(None, fault.cause, fault.detail)
 
 
 def encode(value: Any) -> bytes:
@@ -194,6 +211,48 @@ def _too_deep(rest: bytes) -> bool:
             return False
         leafless = leafless.replace(b"\x01\xff", b"")
     return max(accumulate(memoryview(structure).cast("b"))) > MOST_DEPTH
+
+
+# Bytes in CPython on 64 bit, with the garbage collector's header, rounded up as the allocator does. A list is
+# 80, with 32 for its first four elements; a dict is 80, with 128 for its first five keys. A further key takes
+# at most 38 (just after the table has grown), a further element 9. A number is 32; the first one in a list or
+# dict has no comma, so it is counted with the bracket. A string is 64, or 96 if not all of it is ASCII; its
+# characters are counted by the length of the frame.
+_LIST, _DICT, _KEY, _NEXT = 80 + 32 + 32, 80 + 128 + 32, 38, 9 + 32
+_QUOTE, _WIDE_QUOTE = 32, 48
+# While it is read: the parser remembers each key. If repeated ones are looked for, there is also a list of
+# pairs, and a table of places.
+_REMEMBERED, _PAIR = 38, 89 + 70
+
+_BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
+
+
+def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
+    """Of the values, and of what is there only while they are read."""
+    width = _width(raw)
+    text = width * len(raw)
+    quote = _QUOTE if width == 1 else _WIDE_QUOTE
+    keys = rest.count(b":")
+    weight = (
+        text
+        + _LIST * rest.count(b"[")
+        + _DICT * rest.count(b"{")
+        + _KEY * keys
+        + _NEXT * rest.count(b",")
+        + quote * rest.count(b'"')
+    )
+    meanwhile = text + text // 4 + (_REMEMBERED + _PAIR if pairs else _REMEMBERED) * keys
+    return weight, meanwhile
+
+
+def _width(raw: bytes) -> int:
+    """Bytes of a character. One wide character makes its whole string wide."""
+    escapes = b"\\" in raw and b"\\u" in raw
+    if escapes and (b"\\ud" in raw or b"\\uD" in raw):
+        return 4
+    if raw.isascii():
+        return 2 if escapes else 1
+    return 4 if any(lead in raw for lead in _BEYOND_16_BIT) else 2
 
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")

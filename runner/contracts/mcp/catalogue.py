@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.dialect import Event, Notice, Reply, Violation
+from runner.holdings import COMPILED, Share, Shelf
 from sandbox.diagnostic import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
@@ -15,22 +16,35 @@ if TYPE_CHECKING:
 class Catalogue:
     """Empty until somebody asks for the list: then it is held against the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, standing: Share) -> None:
+        self._standing = standing
+        self._weight = 0  # of that share
         self._tools: dict[str, Any] | None = None  # name -> outputSchema
-        self._schemas: dict[str, Schema | None] = {}  # None: it cannot be used
+        self._schemas: Shelf[Schema] = Shelf(COMPILED)
+        self._unusable: set[str] = set()  # tools with a schema that is none
 
-    def listed(self, name: str, items: Sequence[Mapping[str, Any]]) -> None:
+    def listed(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:
+        """`weight`: of the list in memory."""
         if name != "tools":
             return
-        self._schemas = {}
+        self._forget()
+        if not self._standing.take(weight):
+            return  # other lists fill it: then nothing is known of the tools, and nothing checked
+        self._weight = weight
         self._tools = {}
         for tool in items:
             self._tools.setdefault(tool["name"], tool.get("outputSchema"))
 
     def changed(self, name: str) -> None:
         if name == "tools":
-            self._tools = None
-            self._schemas = {}
+            self._forget()
+
+    def _forget(self) -> None:
+        self._tools = None
+        self._schemas.clear()
+        self._unusable.clear()
+        self._standing.give_back(self._weight)
+        self._weight = 0
 
     def missing(self, token: int, name: str) -> Violation | None:
         """A tool that is not there, if that is known."""
@@ -48,9 +62,9 @@ class Catalogue:
         if "structuredContent" not in reply.value:
             return [_broken(reply, name, "it has an outputSchema and answers without structuredContent")]
         notices: list[Event] = []
-        if name not in self._schemas:
+        if name not in self._unusable and self._schemas.get(name) is None:
             notices = self._compile(name, document)
-        schema = self._schemas[name]
+        schema = self._schemas.get(name)
         faults = schema.faults(reply.value["structuredContent"]) if schema is not None else ()
         return [*notices, _broken(reply, name, faults[0]) if faults else reply]
 
@@ -59,9 +73,10 @@ class Catalogue:
         from runner.schemas import Schema, SchemaFault  # few tools have one
 
         try:
-            self._schemas[name] = Schema(document)
+            schema = Schema(document)
+            self._schemas.put(name, schema, schema.size)
         except SchemaFault as fault:
-            self._schemas[name] = None
+            self._unusable.add(name)
             return [Notice("schema", {"tool": name, "why": f"its results are not checked: {fault}"})]
         return []
 

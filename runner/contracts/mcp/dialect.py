@@ -32,6 +32,7 @@ from runner.dialect import (
     Violation,
 )
 from runner.frames import LineFramer, line
+from runner.holdings import STANDING, Share
 from runner.jsonrpc import (
     IDENTITY,
     INTERNAL_ERROR,
@@ -88,7 +89,8 @@ class Mcp:
         self._setting = setting
         self._peer = Peer()
         self._handshake = Handshake(setting, self._peer)
-        self._catalogue = Catalogue()
+        self._standing = Share(STANDING)
+        self._catalogue = Catalogue(self._standing)
         self._flights: dict[int, Flight] = {}
         self._questions: dict[tuple[type, Any], int] = {}  # the plugin's id -> ticket
         # Inputs of a modern server are no requests: their tickets count down, those of requests up.
@@ -113,10 +115,10 @@ class Mcp:
         return LineFramer(FRAME_LIMIT)
 
     def read(self, raw: bytes) -> Message:
-        value, cause, detail = wire.message(raw, identity=IDENTITY)
+        value, cause, detail, weight = wire.message(raw, identity=IDENTITY)
         if cause is not None:
-            return Message(fault=cause, detail=detail, raw=raw[:SHOWN], size=len(raw))
-        return Message(value, size=len(raw))
+            return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
+        return Message(value, weight=weight)
 
     def farewell(self) -> Farewell:
         return Farewell(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
@@ -146,7 +148,7 @@ class Mcp:
             raise CallRefused(Violation("internal", message, call=token))
         if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
             raise CallRefused(unknown)
-        started = Flight(token, call, agreed)
+        started = Flight(token, call, agreed, self._standing)
         try:
             sent = self._request(started, started.params)
         except ValueError as error:
@@ -158,8 +160,10 @@ class Mcp:
         return [sent]
 
     def cancel(self, token: int, reason: str) -> list[Event]:
-        if self._flights.pop(token, None) is None:
+        started = self._flights.pop(token, None)
+        if started is None:
             return []
+        started.release()
         events = self._drop_inputs(token)
         number = self._peer.forget(token)
         if number is not None:
@@ -229,10 +233,10 @@ class Mcp:
             if len(message.value) > MOST_IN_BATCH:
                 text = f"more than {MOST_IN_BATCH} messages in one array"
                 return [Violation("malformed_response", text, "batch_too_large")]
-            return [event for one in message.value for event in self._take(one, message.size)]
-        return self._take(message.value, message.size)
+            return [event for one in message.value for event in self._take(one, message.weight)]
+        return self._take(message.value, message.weight)
 
-    def _take(self, value: Any, size: int) -> list[Event]:
+    def _take(self, value: Any, weight: int) -> list[Event]:
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
             return self._noise("not_rpc", value)
         match self._peer.receive(value):
@@ -242,8 +246,8 @@ class Mcp:
                 return self._notified(notification.method, notification.params)
             case Result() | Error() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
-                    return self._handshake.feed(incoming)
-                return self._answered(incoming, size)
+                    return self._shaken(incoming, weight)
+                return self._answered(incoming, weight)
             case Stray(why="too_many", detail=detail):
                 return [Violation("malformed_response", f"the plugin asks on unanswered: {detail}", "flood")]
             case Stray(why="not_rpc"):
@@ -261,14 +265,21 @@ class Mcp:
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    def _answered(self, incoming: Result | Error, size: int) -> list[Event]:
+    def _shaken(self, incoming: Result | Error, weight: int) -> list[Event]:
+        """What it says of itself is kept as long as it lives."""
+        if self._standing.take(weight):
+            return self._handshake.feed(incoming)
+        text = f"what the server says of itself takes more than {STANDING >> 20} MiB of memory"
+        return [Violation("handshake_failed", text, "too_large", "shorten its instructions or capabilities")]
+
+    def _answered(self, incoming: Result | Error, weight: int) -> list[Event]:
         token = incoming.token
         started = self._flights.get(token) if isinstance(token, int) else None
         if started is None:
             return []
         if isinstance(incoming, Error):
             return self._done(started, started.failed(incoming.code, incoming.message, incoming.data))
-        return self._step(started, started.result(incoming.value, size))
+        return self._step(started, started.result(incoming.value, weight))
 
     def _step(self, started: Flight, step: Step) -> list[Event]:
         if isinstance(step, Ask):
@@ -284,11 +295,13 @@ class Mcp:
 
     def _done(self, started: Flight, event: Reply | Refusal | Violation) -> list[Event]:
         del self._flights[started.token]
+        weight = started.weight
+        started.release()
         events = self._drop_inputs(started.token)
         if isinstance(event, Reply) and started.call.kind == "tool":
             return [*events, *self._catalogue.checked(event, started.call.name)]
         if isinstance(event, Reply) and started.call.kind == "list" and not started.stale:
-            self._catalogue.listed(started.call.name, event.value)
+            self._catalogue.listed(started.call.name, event.value, weight)
         return [*events, event]
 
     # --- questions of a modern server: answered before the call goes on -------------------------------------

@@ -11,14 +11,15 @@ from typing import Any, Final, TypeGuard
 
 from runner.contracts.mcp.era import Era
 from runner.dialect import Call, CallRefused, Refusal, Reply, Violation
+from runner.holdings import Share
 from runner.jsonrpc import INVALID_PARAMS
 from sandbox.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 
 MOST_PAGES: Final = 100
 MOST_ITEMS: Final = 10_000
-# Of all pages of a list together: it may be as large as any other answer, not a hundred times as large.
-MOST_BYTES: Final = 16 * 1024 * 1024
+# Of a cursor, in characters: each is kept, and sent back.
+MOST_CURSOR: Final = 64 * 1024
 
 # How often a server may answer "I need input first", and how much at once. The official clients give up after
 # as many rounds.
@@ -113,15 +114,17 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
 class Flight:
     """A call that was sent and is not answered yet."""
 
-    def __init__(self, token: int, call: Call, era: Era) -> None:
+    def __init__(self, token: int, call: Call, era: Era, standing: Share) -> None:
         self.token = token
         self.call = call
         self.method, self.params = question(token, call, era.modern)
         self.stale = False  # something was said to have changed since it was asked
+        self.weight = 0  # of what is kept until it is answered, in memory
+        self._standing = standing
         self._modern = era.modern
         self._items: list[Any] = []
         self._cursors: set[str] = set()
-        self._pages = self._bytes = self._rounds = 0
+        self._pages = self._rounds = 0
         self._open: set[str] = set()  # keys of the inputs that are waited for
         self._inputs: dict[str, Any] = {}
         self._state: str | None = None
@@ -133,18 +136,19 @@ class Flight:
     def failed(self, code: int, message: str, data: Any) -> Refusal:
         return Refusal(self.token, str(code), message, _MEANINGS.get(code, ""), data)
 
-    def result(self, value: Any, size: int) -> Step:
+    def result(self, value: Any, weight: int) -> Step:
+        """`weight`: of the value, in memory."""
         if not isinstance(value, dict):
             return self.malformed("bad_type", f"the result of {self._name} is no object")
         if self._modern:
             kind = value.get("resultType", "complete")
             if kind == "input_required" and self.method in WITH_INPUT:
-                return self._input_required(value)
+                return self._input_required(value, weight)
             if kind != "complete":
                 shown = quoted(kind) if isinstance(kind, str) else type(kind).__name__
                 return self.malformed("result_type", f"a result of {self._name} of an unknown type: {shown}")
         if self.call.kind == "list":
-            return self._page(value, size)
+            return self._page(value, weight)
         if self.call.kind == "method":
             return Reply(self.token, {} if self.call.name == "ping" else value)
         if self.method == "tools/call":
@@ -161,6 +165,18 @@ class Flight:
         self._open.discard(key)
         self._inputs[key] = value
         return None if self._open else self._again()
+
+    def release(self) -> None:
+        """Nothing of it is kept any more."""
+        self._standing.give_back(self.weight)
+        self.weight = 0
+
+    def _keeps(self, weight: int) -> bool:
+        """Whether there is room for it. All calls of a session share what there is."""
+        if not self._standing.take(weight):
+            return False
+        self.weight += weight
+        return True
 
     def malformed(self, cause: str, message: str) -> Violation:
         """The end of this call, and of nothing else."""
@@ -190,7 +206,7 @@ class Flight:
 
     # --- lists --------------------------------------------------------------------------------------------
 
-    def _page(self, value: dict[str, Any], size: int) -> Step:
+    def _page(self, value: dict[str, Any], weight: int) -> Step:
         _, key, identity = LISTS[self.call.name]
         items, cursor = value.get(key), value.get("nextCursor")
         if not _objects(items) or not all(isinstance(item.get(identity), str) for item in items):
@@ -199,13 +215,17 @@ class Flight:
             return self.malformed("bad_type", f"a schema in {self.method} is no object")
         if cursor is not None and not isinstance(cursor, str):
             return self.malformed("bad_type", f"the nextCursor of {self.method} is no string")
+        if cursor is not None and len(cursor) > MOST_CURSOR:
+            message = f"the nextCursor of {self.method} has more than {MOST_CURSOR} characters"
+            return self.malformed("cursor_too_long", message)
+        if not self._keeps(weight):
+            most = self._standing.most >> 20
+            message = f"{self.method} takes, with other lists on their way, more than {most} MiB of memory"
+            return self.malformed("list_too_large", message)
         self._items += items
         self._pages += 1
-        self._bytes += size
         if len(self._items) > MOST_ITEMS:
             return self.malformed("too_many_items", f"{self.method} has more than {MOST_ITEMS} items")
-        if self._bytes > MOST_BYTES:
-            return self.malformed("list_too_large", f"{self.method} is longer than {MOST_BYTES} bytes")
         if cursor is None:
             return Reply(self.token, self._items)
         if cursor in self._cursors:
@@ -218,7 +238,7 @@ class Flight:
 
     # --- input first --------------------------------------------------------------------------------------
 
-    def _input_required(self, value: dict[str, Any]) -> Step:
+    def _input_required(self, value: dict[str, Any], weight: int) -> Step:
         asked, state = value.get("inputRequests"), value.get("requestState")
         if state is not None and not isinstance(state, str):
             return self.malformed("bad_type", f"the requestState of {self._name} is no string")
@@ -229,6 +249,11 @@ class Flight:
         self._rounds += 1
         if self._rounds > MOST_ROUNDS:
             return self.malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
+        self.release()  # of the round before
+        if not self._keeps(2 * weight):  # what is kept is sent back
+            most = self._standing.most >> 20
+            message = f"what {self._name} wants kept takes more than {most} MiB of memory"
+            return self.malformed("state_too_large", message)
         inputs: list[Input] = []
         for key, request in (asked or {}).items():
             method = request.get("method") if isinstance(request, dict) else None

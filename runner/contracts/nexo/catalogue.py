@@ -7,6 +7,7 @@ from typing import Any
 
 from runner import wire
 from runner.contracts.nexo import exports
+from runner.holdings import Shelf
 from runner.plugin import Plugin
 from runner.schemas import Schema, SchemaFault
 from sandbox.diagnostic import printable, quoted
@@ -17,7 +18,7 @@ class CatalogueFault(Exception):
 
 
 class Tool:
-    """One tool. Its schema is compiled when it is first needed: most tools of a plugin are never called."""
+    """One tool. Its schema is compiled when it is needed: most tools of a plugin are never called."""
 
     def __init__(
         self,
@@ -32,16 +33,17 @@ class Tool:
         self.schema = schema
         self.method = method
         self.seconds = seconds
-        self._compiled: Schema | None = None
 
-    def faults(self, arguments: Any) -> list[str]:
-        """What is wrong with the arguments. Raises CatalogueFault."""
-        if self._compiled is None:
+    def faults(self, arguments: Any, compiled: Shelf[Schema]) -> list[str]:
+        """What is wrong with the arguments. Raises CatalogueFault. `compiled`: by the names of tools."""
+        schema = compiled.get(self.name)
+        if schema is None:
             try:
-                self._compiled = Schema(self.schema)
+                schema = Schema(self.schema)
             except SchemaFault as fault:
                 raise CatalogueFault(f"the schema of the tool {quoted(self.name)} is none: {fault}") from None
-        return [printable(str(fault)) for fault in self._compiled.faults(arguments)]
+            compiled.put(self.name, schema, schema.size)
+        return [printable(str(fault)) for fault in schema.faults(arguments)]
 
     def shown(self) -> dict[str, Any]:
         return {"name": self.name, "description": self.description, "input_schema": self.schema}
@@ -80,5 +82,5 @@ def of_manifest(plugin: Plugin) -> dict[str, Tool]:
 
 def _schema(text: str) -> Any:
     """Of a manifest, whose rules saw to it that it is an object; but they admit more than the wire does."""
-    value, cause, _ = wire.message(text.encode("utf-8", "replace"))
+    value, cause, *_ = wire.message(text.encode("utf-8", "replace"))
     return None if cause else value

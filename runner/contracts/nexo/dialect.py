@@ -11,7 +11,7 @@ event is who sent it, and an error is read from its object.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal
 
 from runner import frames, jsonrpc, wire
@@ -48,6 +48,8 @@ from runner.dialect import (
     Setting,
     Violation,
 )
+from runner.holdings import COMPILED, STANDING, Shelf
+from runner.schemas import Schema
 from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
@@ -97,6 +99,7 @@ class NexoDialect:
         self._stage: Stage = "new"
         self._identity = Identity(setting.plugin.id)
         self._tools: Mapping[str, catalogue.Tool] = catalogue.of_manifest(setting.plugin)
+        self._schemas = Shelf[Schema](COMPILED)
         self._open: dict[int, _Open] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
@@ -128,8 +131,8 @@ class NexoDialect:
         shown = raw[:_SHOWN]
         if not raw.strip():
             return Message(fault="blank", raw=shown)
-        value, cause, detail = wire.message(raw, identity=jsonrpc.IDENTITY)
-        return Message(value, cause or "", detail, shown)
+        value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
+        return Message(value, cause or "", detail, shown, weight)
 
     def silence(self) -> Events:
         if self._stage != "initialize":
@@ -156,7 +159,10 @@ class NexoDialect:
     def _configures(self) -> bool:
         return self._configuration is not None and self._config is not None
 
-    def _initialized(self, result: Any) -> Events:
+    def _initialized(self, result: Any, weight: int) -> Events:
+        if weight > STANDING:  # its tools are kept as long as it lives
+            message = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
+            return self._failed("too_large", message, "advertise fewer tools, or smaller schemas")
         try:
             found = handshake.welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
@@ -216,7 +222,7 @@ class NexoDialect:
             value = value if "error" in value else {"result": None, **value}
         heard = self._peer.receive(value)
         if isinstance(heard, jsonrpc.Result):
-            return self._answered(heard.token, heard.value)
+            return self._answered(heard.token, heard.value, message.weight)
         if isinstance(heard, jsonrpc.Error):
             return self._refused(heard)
         if isinstance(heard, jsonrpc.Request):
@@ -236,9 +242,9 @@ class NexoDialect:
         self._count("stdout")
         return (Notice("stdout", message.raw.decode("utf-8", "replace")),)
 
-    def _answered(self, token: Hashable, value: Any) -> Events:
+    def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
         if token == _INITIALIZE:
-            return self._initialized(value)
+            return self._initialized(value, weight)
         if token == _CONFIGURE:
             return self._ready()
         if token == _SHUTDOWN:
@@ -383,7 +389,7 @@ class NexoDialect:
             hint = did_you_mean(call.name, self._tools) or f"it offers: {', '.join(self._tools) or 'none'}"
             raise CallRefused(Violation("tool_not_exposed", message, "tool", hint, token))
         try:
-            faults = tool.faults(calls.arguments(call))
+            faults = tool.faults(calls.arguments(call), self._schemas)
         except catalogue.CatalogueFault as fault:
             hint = "call it as the method tool.invoke, where nothing is checked"
             raise CallRefused(
@@ -467,15 +473,14 @@ class NexoDialect:
         error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
         return self._spoken(wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error}))
 
-    def emit(self, ticket: int, value: Any) -> Events:
-        if ticket not in self._questions or not isinstance(value, str):
-            return ()
+    def emit(self, ticket: int, value: Any) -> Iterator[Event]:
+        if not isinstance(value, str):
+            return
         text = value.encode("utf-8", "replace").decode()  # a model's half of a character is none
-        sent: list[Event] = []
         for at in range(0, len(text), _CHUNK):
-            params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK]}
-            sent += self._spoken(self._peer.notification("llm.complete.delta", params))
-        return sent
+            if ticket in self._questions:
+                params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK]}
+                yield from self._spoken(self._peer.notification("llm.complete.delta", params))
 
     def _spoken(self, raw: bytes) -> Events:
         if len(raw) < FRAME_LIMIT:

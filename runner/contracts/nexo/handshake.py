@@ -69,7 +69,7 @@ def check_config(configuration: exports.Configuration, config: Any) -> None:
     """Whether a configuration fits the manifest's schema. Raises HandshakeFault."""
     if configuration.array and not isinstance(config, list | tuple):
         raise _misfit("it has to be an array, with one entry for each instance")
-    document, cause, detail = wire.message(configuration.schema.encode("utf-8", "replace"))
+    document, cause, detail, _ = wire.message(configuration.schema.encode("utf-8", "replace"))
     if cause:
         raise _misfit(detail)
     try:

@@ -34,6 +34,7 @@ from runner.dialect import (
     Violation,
 )
 from runner.frames import FrameFault, Framer
+from runner.holdings import STANDING
 from runner.plugin import Plugin
 from runner.report import Code
 from sandbox.diagnostic import quoted
@@ -189,8 +190,8 @@ class RuneDialect:
             return Message(fault="blank_line", detail="a line with nothing on it")
         if len(text) > LINE_LIMIT:
             return Message(fault="frame_too_large", detail=_too_long(), raw=text[:200])
-        value, cause, detail = wire.message(text)
-        return Message(value) if cause is None else Message(None, cause, detail, text[:200])
+        value, cause, detail, weight = wire.message(text)
+        return Message(value, weight=weight) if cause is None else Message(None, cause, detail, text[:200])
 
     def feed(self, message: Message) -> Events:
         if self._stage in ("answered", "listed", "over"):
@@ -205,6 +206,9 @@ class RuneDialect:
             return (violated.violation,)
 
     def _handshake(self, message: Message) -> Events:
+        if message.weight > STANDING:
+            text = f"its handshake takes more than {STANDING >> 20} MiB of memory"
+            raise _Violated(Violation("handshake_failed", text, "too_large"))
         said = read_handshake(_value(message, "handshake", None))
         check_handshake(said, self._plugin, self._tool(), self._allowed)
         self._identity = Identity(

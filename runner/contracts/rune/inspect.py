@@ -48,7 +48,7 @@ class Inspector(RuneDialect):
 
     def host_frame(self, raw: bytes | None) -> None:
         self._addressed = True
-        value = None if raw is None else wire.message(raw)[0]
+        value = None if raw is None else wire.message(raw).value
         if raw is None or (isinstance(value, dict) and value.get("type") == "request"):
             said = value.get("request_id") if isinstance(value, dict) else None
             if not self._asked:
@@ -85,7 +85,7 @@ def _double_meaning(raw: bytes, value: Any) -> Violation | None:
     """What two hosts could take for different things: a key twice, or in capital letters."""
     if not isinstance(value, dict):
         return None
-    _, cause, detail = wire.message(raw, unique=True)
+    _, cause, detail, _ = wire.message(raw, unique=True)
     if cause == "duplicate_key":
         return Violation("malformed_response", f"a line that is not right: {detail}", cause)
     parts = (value, value.get("manifest"), value.get("error"), value.get("metadata"))

@@ -662,7 +662,7 @@ def pages(dialect: Mcp, answer: Callable[[int], Said]) -> tuple[str, int]:
         (lambda number: page(number, "a", cursor="same"), "cursor_repeats", 2),
         (lambda number: page(number, "a", cursor=str(number)), "too_many_pages", flight.MOST_PAGES),
         (lambda number: page(number, *["a"] * 3000, cursor=str(number)), "too_many_items", 4),
-        (lambda number: page(number, "a" * 6_000_000, cursor=str(number)), "list_too_large", 3),
+        (lambda number: page(number, "a" * 12_000_000, cursor=str(number)), "list_too_large", 3),
     ],
 )
 def test_a_list_has_an_end(answer: Callable[[int], Said], cause: str, count: int) -> None:

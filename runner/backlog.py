@@ -1,0 +1,63 @@
+"""What a plugin told unasked, until somebody reads it: so many, and so many bytes. The newest are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from runner.dialect import Notice, Progress
+from runner.holdings import EVENTS, Charge, Share, size_of
+
+MOST_EVENTS = 256
+
+_SMALL = 4 << 10  # of a frame: so many of these fit that nobody need look what is in them
+
+
+class Backlog(AsyncIterator[Notice | Progress]):
+    """For one reader, who may leave at any time. Ends when it is closed and empty."""
+
+    def __init__(self) -> None:
+        self.share = Share(EVENTS)
+        self.dropped = 0
+        self._send, self._receive = trio.open_memory_channel[tuple[Notice | Progress, Charge]](MOST_EVENTS)
+
+    def charge(self, weight: int) -> Charge:
+        """For the events of one frame."""
+        return Charge(self.share, weight)
+
+    def tell(self, event: Notice | Progress, frame: Charge | None) -> None:
+        """`frame`: where the event is from. None: we made it up ourselves."""
+        charge = self._charge_of(event, frame)
+        if self._send.statistics().tasks_waiting_receive:
+            # It is read now, whatever its size. Nothing else is waiting then.
+            charge = self.charge(0)
+        if not charge.hold():
+            self.dropped += 1
+            return
+        try:
+            self._send.send_nowait((event, charge))
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            charge.release()
+            self.dropped += 1
+
+    def _charge_of(self, event: Notice | Progress, frame: Charge | None) -> Charge:
+        if frame is not None and frame.weight <= _SMALL:
+            return frame
+        # Often only a little of a long frame is told: the beginning of a line, or why it was dropped.
+        size = size_of(event)
+        if size is not None:
+            return self.charge(size)
+        return frame if frame is not None else self.charge(_SMALL)
+
+    def close(self) -> None:
+        """What is there can still be read."""
+        self._send.close()
+
+    async def __anext__(self) -> Notice | Progress:
+        try:
+            event, charge = await self._receive.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+        charge.release()
+        return event
