@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run; and, if it
 # knows better than argparse what somebody meant, advice(message).
-VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "schema", "completion")
+VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "state", "schema", "completion")
 
 
 class Verb(Protocol):
