@@ -453,18 +453,23 @@ def _sweep(reservations: str, fd: int, own: int) -> None:
 
 def _forget(reservations: str, uid: int) -> None:
     # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
-    for path in (_manifest_file(reservations, uid), f"{reservations}/{uid}"):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
+    _unlink(_manifest_file(reservations, uid))
+    _unlink(f"{reservations}/{uid}")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def _reserve(reservations: str, held: Reservation) -> None:
     """Under the exclusive lock of its uid. Killed half-way it leaves what the next one writes over."""
-    _forget(reservations, held.uid)
     if held.manifest:
         _write(_manifest_file(reservations, held.uid), held.manifest)
+    else:
+        _unlink(_manifest_file(reservations, held.uid))
     _write(f"{reservations}/{held.uid}", held.state)
 
 

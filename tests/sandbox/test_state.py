@@ -26,6 +26,8 @@ def own_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     books = {"leases": str(tmp_path / "leases"), "reservations": str(tmp_path / "reservations")}
     for function in (uids.lease_any, uids.lease_for_state):
         monkeypatch.setattr(function, "__kwdefaults__", books)
+    only = {"reservations": books["reservations"]}
+    monkeypatch.setattr(uids.release_reservation, "__kwdefaults__", only)
     return books
 
 
