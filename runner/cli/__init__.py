@@ -154,6 +154,8 @@ def _run(verb: str, words: list[str]) -> int:
         at = words.index("--")
         args = parser.parse_args(words[:at])
         args.arguments = words[at + 1 :]
+    elif getattr(module, "MIXES_ARGUMENTS", False):
+        args = parser.parse_intermixed_args(words)
     else:
         args = parser.parse_args(words)
     return module.run(args)

@@ -17,7 +17,7 @@ class SinkError(Exception):
 
 
 # Names of our own descriptors. What is behind them may have no path, or one that is somebody else's by now.
-_NAMED = {"/dev/stdout": "1", "/dev/stderr": "2"}
+_NAMED = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
 _NUMBERED = ("/dev/fd/", "/proc/self/fd/")
 
 
@@ -48,8 +48,15 @@ class ReportSink:
             raise SinkError(f"--report {target}: {error.strerror}") from None
 
     def _open(self, target: str) -> None:
+        processes = os.stat("/proc").st_dev
+
+        def refuse_processes(steps: list[Step], last: bool) -> None:
+            # What looks like a link there is none: /proc/PID/fd/N only says where a file was once.
+            if steps[-1].status.st_dev == processes:
+                raise SinkError(f"--report {target}: is on procfs; for a descriptor give its number")
+
         missing: list[str] = []
-        steps = walk(os.path.join(os.getcwd(), target), missing=missing)
+        steps = walk(os.path.join(os.getcwd(), target), check=refuse_processes, missing=missing)
         try:
             last = steps[-1]
             if not missing and (stat.S_ISDIR(last.status.st_mode) or target.endswith("/")):

@@ -16,6 +16,7 @@ from sandbox.states import State, StateInUse, StateKept, list_states, remove_sta
 NAME = "state"
 HELP = "list the plugins' state directories, or remove some"
 EXAMPLE = "runner state remove ./plugin.toml"
+MIXES_ARGUMENTS = True  # options may stand between the action and the names
 
 SCHEMA = "runner.state.v1"
 
