@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
@@ -143,19 +142,20 @@ class _Directory:
         for part in parts:
             _make_below(self.fd, part, uid, gid, self.made)
 
-    def undo(self) -> bool:
-        """As it was before; False if something is in it."""
+    def clear(self) -> bool:
+        """Without the folders that were made below it; False if something else is in it."""
         for made in reversed(self.made):
             with suppress(OSError):
                 os.rmdir(made, dir_fd=self.fd)
-        if os.listdir(self.fd):
-            return False
+        return not os.listdir(self.fd)
+
+    def restore(self) -> None:
+        """As it was before; if it was not there, it is gone."""
         if self.is_new:
             unmake(self._steps)
-        elif os.fstat(self.fd).st_uid != self.before.st_uid:
+        else:
             os.fchown(self.fd, self.before.st_uid, self.before.st_gid)
             os.fchmod(self.fd, stat.S_IMODE(self.before.st_mode))
-        return True
 
     def close(self) -> None:
         os.close(self.fd)
@@ -201,11 +201,11 @@ class _LeasedClaim:
             return
         with uids.registry_lock():
             lease = self._lease
-            if lease is None:
-                self._directory.undo()
             # Another instance of the plugin may use all of it by now.
-            elif uids.upgrade(lease) and self._directory.undo() and lease.new:
-                uids.release_reservation(lease, self._path)
+            if (lease is None or uids.upgrade(lease)) and self._directory.clear():
+                self._directory.restore()
+                if lease is not None and lease.new:
+                    uids.release_reservation(lease, self._path)
 
     def close(self) -> None:
         if self._lease is not None:
@@ -250,11 +250,13 @@ class _OwnClaim:
     def undo(self) -> None:
         if self._directory is None or not (self._record is None or lock_alone(self._record)):
             return
-        is_new = self._directory.is_new
-        if self._directory.undo() and is_new and self._record is not None:
+        if not self._directory.clear():
+            return
+        if self._directory.is_new and self._record is not None:
             os.unlink(record_path(self._path))
             with suppress(OSError):
                 os.rmdir(os.path.dirname(record_path(self._path)))
+        self._directory.restore()
 
     def close(self) -> None:
         if self._record is not None:
@@ -282,9 +284,7 @@ def hold_record(state_dir: str, manifest: str) -> int:
         except FileNotFoundError:
             continue  # somebody's failed launch took the folder away again
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not uids.lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
             if os.fstat(fd).st_nlink:
                 told = os.fsencode(manifest)
@@ -300,13 +300,7 @@ def hold_record(state_dir: str, manifest: str) -> int:
 
 
 def lock_alone(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            return False
-        raise
-    return True
+    return uids.lock_byte(fd, 0, fcntl.F_WRLCK)
 
 
 # --- below it -----------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ user has only the latter.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -131,15 +130,10 @@ def _names(root: str) -> list[str]:
 def _record(path: str) -> tuple[str, bool]:
     """The manifest of an ordinary user's state, and whether the plugin runs."""
     try:
-        fd = os.open(record_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(record_path(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return "", False
     try:
-        manifest = os.fsdecode(os.read(fd, 1 << 16))
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return manifest, True
-        return manifest, False
+        return os.fsdecode(os.read(fd, 1 << 16)), uids.count_locked(fd, 0, 0) > 0
     finally:
         os.close(fd)

@@ -157,12 +157,12 @@ def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str 
     first, last = pools(first, last)[1]
     try:
         for uid in _shuffled(first, last):
-            if not _stale(reservations, uid) or not _lock(fd, uid, fcntl.F_WRLCK):
+            if not _stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
             # Again: it may have been reserved since we looked.
             if _stale(reservations, uid) and not in_use(uid):
                 return UidLease(uid, fd)
-            _lock(fd, uid, fcntl.F_UNLCK)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
     except BaseException:
         os.close(fd)
         raise
@@ -208,7 +208,7 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
     """For a directory that has its uid already."""
     held = read_reservation(reservations, uid)
     kept = held is not None and held.state == state_dir
-    alone = _lock(fd, uid, fcntl.F_WRLCK)
+    alone = lock_byte(fd, uid, fcntl.F_WRLCK)
     # Only who is alone with a uid can tell strangers from other instances of the plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
@@ -219,11 +219,11 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is in use by or reserved for another plugin"
         )
-    if kept and not _lock(fd, uid, fcntl.F_RDLCK):
+    if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
         raise UidsUnavailable(f"uid {uid}, which owns {state_dir}, is in use: that state is being removed")
     if not kept or (manifest and held is not None and held.manifest != manifest):
         _reserve(reservations, Reservation(uid, state_dir, manifest))
-    _lock(fd, uid, fcntl.F_RDLCK)
+    lock_byte(fd, uid, fcntl.F_RDLCK)
     return UidLease(uid, fd, new=not kept)
 
 
@@ -234,15 +234,15 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
     for pressing in (False, True):
         for uid in _from(int(fingerprint(os.fsencode(state_dir))[:8], 16), first, last):
             # Exclusive while the reservation is written: also a plugin without state may hold this uid.
-            if not _lock(fd, uid, fcntl.F_WRLCK):
+            if not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
             held = read_reservation(reservations, uid)
             mine = held is not None and held.state == state_dir
             if (mine or _collect(reservations, uid, pressing=pressing)) and not in_use(uid):
                 _reserve(reservations, Reservation(uid, state_dir, manifest))
-                _lock(fd, uid, fcntl.F_RDLCK)
+                lock_byte(fd, uid, fcntl.F_RDLCK)
                 return UidLease(uid, fd, new=not mine)
-            _lock(fd, uid, fcntl.F_UNLCK)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
     raise UidsUnavailable(
         f"all uids from {first} to {last} for plugins with state are reserved; remove states "
         "(runner state list, runner state remove) or widen [user] uids in the policy"
@@ -264,7 +264,7 @@ def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
 def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
     """`uid` for nobody but the caller; None while a plugin has it."""
     fd = _open_leases(leases)
-    if _lock(fd, uid, fcntl.F_WRLCK):
+    if lock_byte(fd, uid, fcntl.F_WRLCK):
         return UidLease(uid, fd)
     os.close(fd)
     return None
@@ -272,7 +272,7 @@ def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
 
 def upgrade(lease: UidLease) -> bool:
     """From a share of the uid to all of it; False while another instance of the plugin has a share."""
-    return _lock(lease.fd, lease.uid, fcntl.F_WRLCK)
+    return lock_byte(lease.fd, lease.uid, fcntl.F_WRLCK)
 
 
 def release_reservation(lease: UidLease, state_dir: str, *, reservations: str = RESERVATIONS) -> None:
@@ -305,20 +305,21 @@ def _count_locked(leases: str, first: int, last: int) -> int:
     except FileNotFoundError:
         return 0
     try:
-        return _count(fd, first, last)
+        return count_locked(fd, first, last)
     finally:
         os.close(fd)
 
 
-def _count(fd: int, first: int, last: int) -> int:
-    """The kernel names one lock in the way. So ranges are halved until there is none, or one uid."""
+def count_locked(fd: int, first: int, last: int) -> int:
+    """How many bytes others have locked. The kernel names one lock in the way, so ranges are halved until
+    there is none, or one byte."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
     if _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
         return 0
     if first == last:
         return 1
     middle = (first + last) // 2
-    return _count(fd, first, middle) + _count(fd, middle + 1, last)
+    return count_locked(fd, first, middle) + count_locked(fd, middle + 1, last)
 
 
 def _open_leases(path: str) -> int:
@@ -334,11 +335,12 @@ def _private_directory(path: str) -> None:
         pass
 
 
-def _lock(fd: int, uid: int, kind: int) -> bool:
+def lock_byte(fd: int, at: int, kind: int) -> bool:
+    """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
     try:
         # An open-file-description lock: shared with whoever inherits the descriptor, unlike the
         # per-process kind, which a fork would not carry and any close() would drop.
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, uid, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -446,9 +448,9 @@ def _sweep(reservations: str, fd: int, own: int) -> None:
     names = _numbers(reservations)
     start = _random(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
-        if uid != own and _lock(fd, uid, fcntl.F_WRLCK):
+        if uid != own and lock_byte(fd, uid, fcntl.F_WRLCK):
             _collect(reservations, uid)
-            _lock(fd, uid, fcntl.F_UNLCK)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
 
 
 def _forget(reservations: str, uid: int) -> None:

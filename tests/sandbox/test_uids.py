@@ -457,8 +457,8 @@ def test_a_uid_somebody_has_is_passed_over(
 ) -> None:
     accounts, services = [tmp_path / "passwd", tmp_path / "group"], tmp_path / "dynamic-uid"
     services.mkdir()
-    for file in accounts:
-        file.write_text("root:x:0:0::/:/bin/sh\n")
+    for table in accounts:
+        table.write_text("root:x:0:0::/:/bin/sh\n")
     monkeypatch.setattr(uids, "ACCOUNTS", tuple(map(str, accounts)))
     monkeypatch.setattr(uids, "DYNAMIC_USERS", str(services))
     books = Books(str(tmp_path / "leases"), str(tmp_path / "uids"))
