@@ -42,7 +42,7 @@ from sandbox.program import ProgramFault, follow
 from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
-from sandbox.state import Owner, StateRefused, owned_state, state_root
+from sandbox.state import Owner, StateRefused, owned_state, real_state_dir, state_root
 from sandbox.uids import RESERVATIONS, UidsUnavailable
 from sandbox.value import NamedTuple
 
@@ -124,7 +124,8 @@ def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = Fa
         except LayerUnavailable as missing:
             raise _unavailable(missing.layer, str(missing), missing.hint) from None
         except UidsUnavailable as missing:
-            raise _unavailable("uid", str(missing), "free a uid or widen the range") from None
+            hint = "runner doctor shows how full the range is, runner state list whose uids are reserved"
+            raise _unavailable("uid", str(missing), hint) from None
         except BwrapUnusable as missing:
             raise _unavailable("bubblewrap", missing.reason, missing.hint) from None
         yield opened
@@ -221,12 +222,13 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
 
     def claim() -> None:
         if not rehearse:
-            prepared.owner = _claim(prepared.state_dir, granted, layers, stack)
+            prepared.owner = _claim(prepared, granted, layers, stack)
 
     opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ, claim))
     prepared.open_plan = opened
     owner = prepared.owner
     prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
+    _require_same(prepared.state_dir, owner, opened.plan)
     _require_reachable(prepared.state_dir, owner)
     if granted.limits.disk is not None and not granted.unsandboxed:
         _require_room(opened, granted.limits.disk)
@@ -238,15 +240,19 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     return opened
 
 
-def _claim(state_dir: str | None, granted: Grant, layers: Layers, stack: ExitStack) -> Owner:
+def _claim(prepared: Prepared, granted: Grant, layers: Layers, stack: ExitStack) -> Owner:
     """Who the plugin is, with its state directory made ready. Also where nothing asks for one: the uid."""
+    state_dir, plugin = prepared.state_dir, prepared.plugin
+    # An ordinary user's own directories are not managed here: who chose them knows where they are.
+    managed = layers.uid_range is not None or prepared.invocation.state_dir is None
+    manifest = os.path.realpath(plugin.manifest) if plugin is not None and managed else ""
     parts = [
         path.path[len(state_dir) + 1 :]
         for path in granted.paths
         if state_dir is not None and path.origin == "state" and path.path != state_dir
     ]
     try:
-        return stack.enter_context(owned_state(state_dir, layers.uid_range, parts))
+        return stack.enter_context(owned_state(state_dir, layers.uid_range, parts, manifest=manifest))
     except OSError as error:
         if isinstance(error, PermissionError) and layers.uid_range is not None:
             _require_capabilities(layers.uid_range)
@@ -307,6 +313,18 @@ def _devices(plan: LaunchPlan) -> Iterator[int]:
             yield operation.identity.dev
 
 
+def _require_same(state_dir: str | None, owner: Owner | None, plan: LaunchPlan) -> None:
+    """What was made ready is what will be mounted, and not another directory put in its place meanwhile."""
+    for operation in plan.operations:
+        if isinstance(operation, Bind) and owner is not None and operation.dest == state_dir:
+            opened = (operation.identity.dev, operation.identity.ino)
+            if owner.state is not None and opened != owner.state:
+                raise StateRefused(
+                    f"state directory {state_dir} was replaced while it was being opened",
+                    "choose a place with --state-dir that nobody else can write",
+                )
+
+
 def _require_reachable(state_dir: str | None, owner: Owner | None) -> None:
     if state_dir is None or owner is None:
         return
@@ -337,11 +355,15 @@ def _state_dir(
     ):
         return None
     if invocation.state_dir is not None:
-        return os.path.realpath(invocation.state_dir)
+        return real_state_dir(invocation.state_dir)
+    return os.path.join(real_state_dir(state_root(environ), follow="own"), state_name(plugin))
+
+
+def state_name(plugin: Plugin) -> str:
+    """What the plugin's directory is called in the place of all states."""
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
     place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest))
-    mark = fingerprint(*(os.fsencode(part) for part in place))[:12]
-    return os.path.join(os.path.realpath(state_root(environ)), f"{label}.{mark}")
+    return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
 
 
 def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,10 +14,6 @@ from typing import Literal
 
 from sandbox.value import NamedTuple
 
-# systemd's DynamicUser range: no distribution gives these to people or services, so a plugin that runs
-# under one of them owns nothing on the machine.
-DEFAULT_UID_RANGE = (61184, 65519)
-
 BWRAP_VARIABLE = "RUNNER_BWRAP"
 # Never PATH and never the working directory: whoever can put a program there would choose the cage.
 BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")

@@ -11,7 +11,7 @@ import os
 from sandbox import seccomp
 from sandbox.policy import Policy
 from sandbox.spec import Grant
-from sandbox.uids import id_is_mapped
+from sandbox.uids import usable_range
 from sandbox.value import NamedTuple
 
 INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
@@ -106,14 +106,15 @@ def _uid_range(policy: Policy) -> tuple[int, int] | None:
     if os.geteuid() != 0:
         return None
     first, last = policy.uids
-    mapped = _given(
+    usable = usable_range(policy.uids)
+    _given(
         policy,
         "uid",
-        id_is_mapped(first, last),
+        usable is not None,
         f"the plugins' uids {first}-{last} do not exist in this user namespace",
         "map them into the container, name others under [user] in the policy",
     )
-    return policy.uids if mapped else None
+    return usable
 
 
 def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> tuple[Layer, ...]:
@@ -134,7 +135,7 @@ def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> t
         ("no_new_privileges", "on", True, ""),
         ("user_namespace_lock", "on", layers.user_namespace_lock, ""),
         ("seccomp", grant.seccomp, bool(layers.seccomp_filter), ""),
-        ("uid", _identity(policy), os.geteuid() != 0 or layers.uid_range is not None, _detail(owner)),
+        ("uid", _identity(policy, layers), os.geteuid() != 0 or layers.uid_range is not None, _detail(owner)),
         ("session_keyring", "own", layers.session_keyring, ""),
         ("environment", "only the listed names", True, ""),
         ("descriptors", "0, 1, 2", True, ""),
@@ -153,9 +154,10 @@ def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> t
     )
 
 
-def _identity(policy: Policy) -> str:
+def _identity(policy: Policy, layers: Layers) -> str:
     if os.geteuid() == 0:
-        return f"leased from {policy.uids[0]}-{policy.uids[1]}, shown as {INSIDE_ID}"
+        first, last = layers.uid_range or policy.uids
+        return f"leased from {first}-{last}, shown as {INSIDE_ID}"
     return f"the caller's ({os.geteuid()}), shown as {INSIDE_ID}"
 
 

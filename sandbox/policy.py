@@ -14,6 +14,7 @@ from sandbox.denylist import normal
 from sandbox.mounts import contains
 from sandbox.sources import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
+from sandbox.uids import DEFAULT_RANGE
 from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.
@@ -182,7 +183,7 @@ class Policy(NamedTuple):
     env: EnvRule = EnvRule()
     seccomp: SeccompRule = SeccompRule()
     limits: tuple[tuple[str, LimitRule], ...] = ()
-    uids: tuple[int, int] = (61184, 65519)
+    uids: tuple[int, int] = DEFAULT_RANGE
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
 

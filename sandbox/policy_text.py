@@ -34,6 +34,7 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
+from sandbox.uids import DEFAULT_RANGE
 from sandbox.units import parse_limit
 
 
@@ -308,7 +309,7 @@ def _amount(table: _Table, key: str, name: str) -> float | None:
 
 
 def _uids(table: _Table) -> tuple[int, int]:
-    default = (61184, 65519)
+    default = DEFAULT_RANGE
     value = table.take("uids")
     table.finish()
     if value is None:

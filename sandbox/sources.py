@@ -17,12 +17,12 @@ from sandbox.denylist import Identity as Inode
 from sandbox.mounts import Inside, Mounts, fd_path
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
+from sandbox.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 
 SCAN_LIMIT = 200_000
 # Names below denied directories that are looked at before "no hard link" counts as unproven, in units of
 # the scan limit: getdents alone costs about a third of what a scanned file costs.
 LINK_WALK_FACTOR = 5
-LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 # One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
 DEPTH_LIMIT = 200
 
@@ -37,7 +37,6 @@ KERNEL_FILESYSTEMS = frozenset({
 })
 # fmt: on
 
-_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 _KINDS = {
@@ -123,7 +122,7 @@ def open_source(
         os.close(last.fd)
         raise
     finally:
-        _close(steps)
+        close(steps)
 
 
 def _denied(asked: str, hit: Hit) -> Refused:
@@ -139,65 +138,28 @@ def _denied(asked: str, hit: Hit) -> Refused:
 # --- the walk -------------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
-    name: str
-    fd: int
-    status: os.stat_result
-    system: bool  # a directory only root can change, and so is every one above it
-
-
-def _close(steps: list[_Step]) -> None:
-    while steps:
-        os.close(steps.pop().fd)
-
-
-def _step(name: str, above: _Step | None) -> _Step:
-    fd = os.open(name, _STEP, dir_fd=above.fd if above is not None else None)
-    try:
-        status = os.fstat(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022
-    return _Step(name, fd, status, ours and (above is None or above.system))
-
-
-def _walk(asked: str, mounts: Mounts) -> list[_Step]:
+def _walk(asked: str, mounts: Mounts) -> list[Step]:
     """Open `asked` and every directory it is reached through, outermost first, links resolved."""
-    steps: list[_Step] = []
-    todo = _parts(asked)
-    links = 0
+
+    def refuse_kernel(steps: list[Step], last: bool) -> None:
+        # /dev/shm is an ordinary directory behind a devtmpfs; behind the others nothing is.
+        fstype = mounts.devices.get(_device(steps[-1].status.st_dev))
+        if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or last):
+            raise _kernel(asked, real_path(steps), fstype or "")
+
     try:
-        steps.append(_step("/", None))
-        while todo:
-            name = todo.pop()
-            if name == "..":  # only a link's target can say so; the walk has no other ".."
-                if len(steps) > 1:
-                    os.close(steps.pop().fd)
-                continue
-            step = _step(name, steps[-1])
-            if not stat.S_ISLNK(step.status.st_mode):
-                steps.append(step)
-                # /dev/shm is an ordinary directory behind a devtmpfs; behind the others nothing is.
-                fstype = mounts.devices.get(_device(step.status.st_dev))
-                if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or not todo):
-                    raise _kernel(asked, _real(steps), fstype or "")
-                continue
-            try:
-                target = os.readlink("", dir_fd=step.fd)
-            finally:
-                os.close(step.fd)
-            links += 1
-            if links > LINK_LIMIT:
-                raise Refused("symlink", asked, f"it leads through more than {LINK_LIMIT} links")
-            if not (steps[-1].system and step.status.st_uid == 0):
-                raise _foreign_link(asked, _real(steps), name, target, todo)
-            if target.startswith("/"):
-                while len(steps) > 1:
-                    os.close(steps.pop().fd)
-            todo += _parts(target)
+        return walk(asked, check=refuse_kernel)
+    except LinkRefused as refused:
+        said = "it is" if refused.link == asked else f"its parent {refused.link} is"
+        raise Refused(
+            "symlink",
+            asked,
+            f"{said} a symbolic link to {refused.target}, which others than root could change",
+            f"write the path it leads to: {refused.leads_to}",
+        ) from None
+    except TooManyLinks as refused:
+        raise Refused("symlink", asked, str(refused)) from None
     except OSError as error:
-        _close(steps)
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise Missing(asked) from None
         raise Refused(
@@ -206,36 +168,10 @@ def _walk(asked: str, mounts: Mounts) -> list[_Step]:
             f"it cannot be opened: {error.strerror}",
             "check its permissions and its parents'",
         ) from None
-    except BaseException:
-        _close(steps)
-        raise
-    return steps
-
-
-def _parts(path: str) -> list[str]:
-    """Components still to be walked, last first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
-
-
-def _real(steps: list[_Step]) -> str:
-    return "/" + "/".join(step.name for step in steps[1:])
 
 
 def _device(st_dev: int) -> str:
     return f"{os.major(st_dev)}:{os.minor(st_dev)}"
-
-
-def _foreign_link(asked: str, holder: str, name: str, target: str, todo: list[str]) -> Refused:
-    link = holder.rstrip("/") + "/" + name
-    # For the message only. What the link points to is whatever its owner wants it to be by then.
-    resolved = os.path.realpath("/".join((link, *reversed(todo))))
-    said = "it is" if link == asked else f"its parent {link} is"
-    return Refused(
-        "symlink",
-        asked,
-        f"{said} a symbolic link to {target}, which others than root could change",
-        f"write the path it leads to: {resolved}",
-    )
 
 
 def _kernel(asked: str, place: str, fstype: str) -> Refused:
@@ -253,8 +189,8 @@ def _kernel(asked: str, place: str, fstype: str) -> Refused:
 
 def _judged(
     asked: str,
-    last: _Step,
-    above: list[_Step],
+    last: Step,
+    above: list[Step],
     access: Access,
     denylist: Denylist,
     mounts: Mounts,
@@ -271,7 +207,7 @@ def _judged(
             f"it is {_KINDS.get(kind, 'a special file')}",
             "only files and directories can be shown",
         )
-    real = _real([*above, last]) if above else "/"
+    real = real_path([*above, last]) if above else "/"
     mount = mounts.of_fd(last.fd)
     if mount is None or fd_path(last.fd) != real:
         raise Refused(

@@ -1,14 +1,19 @@
-"""A plugin's state directory: created once, its own for ever."""
+"""A plugin's state directory: created once, its own for ever; gone again if the launch is refused."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sandbox import uids
 from sandbox.value import NamedTuple
+from sandbox.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
+from sandbox.writing import write_all
+
+RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
 
 
 class StateRefused(Exception):
@@ -25,6 +30,7 @@ class Owner(NamedTuple):
     uid: int
     gid: int
     lease_fd: int | None  # held for as long as anything of the plugin lives; None when nothing is leased
+    state: tuple[int, int] | None = None  # device and inode of its state directory
 
 
 def state_root(environ: Mapping[str, str]) -> str:
@@ -38,88 +44,277 @@ def state_root(environ: Mapping[str, str]) -> str:
     return os.path.join(base, "runner/plugins")
 
 
+def real_state_dir(path: str, *, follow: Follow = "system") -> str:
+    """Where `path` is, without links. Links that others than root could change are refused.
+
+    An ordinary user's plugins have the user's uid: that a link belongs to the user does not say that no
+    plugin has put it there. So the rule is one for everybody.
+    """
+    try:
+        return resolve(path, follow=follow)
+    except LinkRefused as refused:
+        raise StateRefused(
+            f"state directory {path}: {refused}", f"write the path it leads to: {refused.leads_to}"
+        ) from None
+    except TooManyLinks as refused:
+        raise StateRefused(f"state directory {path}: {refused}", "write the path it leads to") from None
+    except OSError as error:
+        raise StateRefused(
+            f"state directory {path} cannot be used: {error.strerror}", "choose another with --state-dir"
+        ) from None
+
+
 @contextmanager
 def owned_state(
-    path: str | None, uid_range: tuple[int, int] | None, parts: Sequence[str] = ()
+    path: str | None, uid_range: tuple[int, int] | None, parts: Sequence[str] = (), *, manifest: str = ""
 ) -> Iterator[Owner]:
     """The plugin's identity for one run and, if it has one, its state directory made ready for it.
 
-    `uid_range` None: no uid is dropped (the runner is not root) and the plugin's files are the caller's.
-    `parts`: folders below the directory that must exist too.
+    `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
+    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: whose state
+    this is. What was made for a launch that then fails is removed again, unless something is in it.
     """
-    if uid_range is None:
-        if path is not None:
-            _prepare_own(path, parts)
-        yield Owner(os.geteuid(), os.getegid(), None)
-        return
     if path is None:
+        if uid_range is None:
+            yield Owner(os.geteuid(), os.getegid(), None)
+            return
         lease = uids.lease_any(*uid_range)
+        try:
+            # One number for both: DynamicUser's habit, and a group of one is a group shared with nobody.
+            yield Owner(lease.uid, lease.uid, lease.fd)
+        finally:
+            lease.close()
+        return
+    if uid_range is None:
+        claim: _OwnClaim | _LeasedClaim = _OwnClaim(path, manifest)
     else:
-        lease = _claim(path, uid_range, parts)
+        claim = _LeasedClaim(path, uid_range, manifest)
     try:
-        # One number for both: DynamicUser's habit, and a group of one is a group shared with nobody.
-        yield Owner(lease.uid, lease.uid, lease.fd)
+        try:
+            claim.take(parts)
+            yield claim.owner
+        except BaseException:
+            with suppress(OSError):
+                claim.undo()
+            raise
     finally:
-        lease.close()
+        claim.close()
 
 
-def _prepare_own(path: str, parts: Sequence[str]) -> None:
-    fd = _open_directory(path)
-    try:
-        held = os.fstat(fd)
+class _Directory:
+    """A state directory, open, with what has to be known to undo its making."""
+
+    def __init__(self, path: str) -> None:
+        """Made with its parents if missing. Through no link: `path` had none when it was looked at."""
+        self.path = path
+        self.made: list[str] = []  # folders made below it
+        # Root's parents are searchable by all, since the dropped uid walks through here to its own. Others'
+        # are closed: a plugin owns its directory and may open it to everybody.
+        mode = 0o711 if os.geteuid() == 0 else 0o700
+        try:
+            self._steps = walk(path, follow="none", make=mode)
+        except (OSError, LinkRefused) as error:
+            why = (error.strerror or "") if isinstance(error, OSError) else str(error)
+            raise StateRefused(
+                f"state directory {path} cannot be used: {why}",
+                "it must be a directory, not a link: remove it or choose another with --state-dir",
+            ) from None
+        try:
+            self.fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._steps[-1].fd)
+        except OSError as error:
+            unmake(self._steps)
+            close(self._steps)
+            raise StateRefused(
+                f"state directory {path} cannot be used: {error.strerror}",
+                "it must be a directory, not a link: remove it or choose another with --state-dir",
+            ) from None
+        self.before = os.fstat(self.fd)
+
+    @property
+    def is_new(self) -> bool:
+        return self._steps[-1].made
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.before.st_dev, self.before.st_ino
+
+    def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
+        for part in parts:
+            _make_below(self.fd, part, uid, gid, self.made)
+
+    def clear(self) -> bool:
+        """Without the folders that were made below it; False if something else is in it."""
+        for made in reversed(self.made):
+            with suppress(OSError):
+                os.rmdir(made, dir_fd=self.fd)
+        return not os.listdir(self.fd)
+
+    def restore(self) -> None:
+        """As it was before; if it was not there, it is gone."""
+        if self.is_new:
+            unmake(self._steps)
+        else:
+            os.fchown(self.fd, self.before.st_uid, self.before.st_gid)
+            os.fchmod(self.fd, stat.S_IMODE(self.before.st_mode))
+
+    def close(self) -> None:
+        os.close(self.fd)
+        close(self._steps)
+
+
+class _LeasedClaim:
+    """Root's: the directory becomes that of a uid which is the plugin's alone."""
+
+    def __init__(self, path: str, uid_range: tuple[int, int], manifest: str) -> None:
+        self._path = path
+        self._range = uid_range
+        self._manifest = manifest
+        self._directory: _Directory | None = None
+        self._lease: uids.UidLease | None = None
+
+    def take(self, parts: Sequence[str]) -> None:
+        first, last = self._range
+        # Two first starts at once would choose two owners. Not the directory itself is locked: the plugin,
+        # whose it is, could hold that lock for ever.
+        with uids.registry_lock():
+            self._directory = directory = _Directory(self._path)
+            held = directory.before
+            if not uids.is_ours(held.st_uid, first, last) and os.listdir(directory.fd):
+                raise StateRefused(
+                    f"state directory {self._path} belongs to uid {held.st_uid}, which is outside of the "
+                    f"plugins' uids {first}-{last}, and is not empty",
+                    "choose an empty or a new directory with --state-dir",
+                )
+            lease = uids.lease_for_state(self._path, held.st_uid, first, last, self._manifest)
+            self._lease = lease
+            os.fchown(directory.fd, lease.uid, lease.uid)
+            os.fchmod(directory.fd, 0o700)
+            directory.make_below(parts, lease.uid, lease.uid)
+
+    @property
+    def owner(self) -> Owner:
+        assert self._lease is not None and self._directory is not None
+        return Owner(self._lease.uid, self._lease.uid, self._lease.fd, self._directory.identity)
+
+    def undo(self) -> None:
+        if self._directory is None:
+            return
+        with uids.registry_lock():
+            lease = self._lease
+            # Another instance of the plugin may use all of it by now.
+            if (lease is None or uids.upgrade(lease)) and self._directory.clear():
+                self._directory.restore()
+                if lease is not None and lease.new:
+                    uids.release_reservation(lease, self._path)
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+        if self._directory is not None:
+            self._directory.close()
+
+
+class _OwnClaim:
+    """An ordinary user's. In the runner's own place a file beside it says whose it is, and is locked for as
+    long as the plugin lives: nothing else tells `runner state` that it does."""
+
+    def __init__(self, path: str, manifest: str) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._directory: _Directory | None = None
+        self._record: int | None = None
+
+    def take(self, parts: Sequence[str]) -> None:
+        self._directory = directory = _Directory(self._path)
+        held, path = directory.before, self._path
         if held.st_uid != os.geteuid():
             raise StateRefused(
                 f"state directory {path} belongs to uid {held.st_uid}", "choose another with --state-dir"
             )
         if stat.S_IMODE(held.st_mode) & 0o077:
-            if os.listdir(fd):
+            if os.listdir(directory.fd):
                 raise StateRefused(
                     f"state directory {path} is not empty and others can enter it",
                     f"chmod 700 {path} if it is the plugin's, or choose another with --state-dir",
                 )
-            os.fchmod(fd, 0o700)
-        for part in parts:
-            _make_below(fd, part, os.geteuid(), os.getegid())
-    finally:
+            os.fchmod(directory.fd, 0o700)
+        if self._manifest:
+            self._record = hold_record(path, self._manifest)
+        directory.make_below(parts, os.geteuid(), os.getegid())
+
+    @property
+    def owner(self) -> Owner:
+        assert self._directory is not None
+        return Owner(os.geteuid(), os.getegid(), self._record, self._directory.identity)
+
+    def undo(self) -> None:
+        if self._directory is None or not (self._record is None or lock_alone(self._record)):
+            return
+        if not self._directory.clear():
+            return
+        if self._directory.is_new and self._record is not None:
+            os.unlink(record_path(self._path))
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(record_path(self._path)))
+        self._directory.restore()
+
+    def close(self) -> None:
+        if self._record is not None:
+            os.close(self._record)
+        if self._directory is not None:
+            self._directory.close()
+
+
+# --- whose a state is, where there are no reservations ------------------------------------------------------
+
+
+def record_path(state_dir: str) -> str:
+    folder, name = os.path.split(state_dir)
+    return f"{folder}/{RECORDS}/{name}"
+
+
+def hold_record(state_dir: str, manifest: str) -> int:
+    """The file that names the manifest of a state, locked with others who run it. Closing it unlocks."""
+    path = record_path(state_dir)
+    while True:
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # somebody's failed launch took the folder away again
+        try:
+            if not uids.lock_byte(fd, 0, fcntl.F_RDLCK):
+                raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
+            if os.fstat(fd).st_nlink:
+                told = os.fsencode(manifest)
+                if os.pread(fd, len(told) + 1, 0) != told:
+                    os.ftruncate(fd, 0)
+                    os.lseek(fd, 0, os.SEEK_SET)
+                    write_all(fd, told)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
         os.close(fd)
 
 
-def _claim(path: str, uid_range: tuple[int, int], parts: Sequence[str]) -> uids.UidLease:
-    # Two first starts at once would choose two owners. Not the directory itself is locked: the plugin, whose
-    # it is, could hold that lock for ever.
-    with uids.registry_lock():
-        fd = _open_directory(path)
-        try:
-            held = os.fstat(fd)
-            first, last = uid_range
-            if not first <= held.st_uid <= last and os.listdir(fd):
-                raise StateRefused(
-                    f"state directory {path} belongs to uid {held.st_uid}, which is outside of the plugins' "
-                    f"uids {first}-{last}, and is not empty",
-                    "choose an empty or a new directory with --state-dir",
-                )
-            lease = uids.lease_for_state(path, held.st_uid, first, last)
-            try:
-                os.fchown(fd, lease.uid, lease.uid)
-                os.fchmod(fd, 0o700)
-                for part in parts:
-                    _make_below(fd, part, lease.uid, lease.uid)
-            except BaseException:
-                lease.close()
-                raise
-            return lease
-        finally:
-            os.close(fd)
+def lock_alone(fd: int) -> bool:
+    return uids.lock_byte(fd, 0, fcntl.F_WRLCK)
+
+
+# --- below it -----------------------------------------------------------------------------------------------
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _make_below(fd: int, part: str, uid: int, gid: int) -> None:
+def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) -> None:
     """Folders inside of the state directory, through no link: what is there already is the plugin's doing."""
     here = os.dup(fd)
+    names = part.split("/")
     try:
-        for name in part.split("/"):
+        for depth, name in enumerate(names, 1):
             try:
                 os.mkdir(name, 0o700, dir_fd=here)
                 made = True
@@ -134,39 +329,7 @@ def _make_below(fd: int, part: str, uid: int, gid: int) -> None:
             os.close(here)
             here = below
             if made:
+                made_here.append("/".join(names[:depth]))
                 os.fchown(here, uid, gid)
     finally:
         os.close(here)
-
-
-def _open_directory(path: str) -> int:
-    """Open `path`, created with its parents if missing, following no link in its last component."""
-    parent, name = os.path.split(path)
-    _make_parents(parent)
-    parent_fd = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent_fd)
-        except FileExistsError:
-            pass
-        return os.open(name, _DIRECTORY, dir_fd=parent_fd)
-    except OSError as error:
-        raise StateRefused(
-            f"state directory {path} cannot be used: {error.strerror}",
-            "it must be a directory, not a link: remove it or choose another with --state-dir",
-        ) from None
-    finally:
-        os.close(parent_fd)
-
-
-def _make_parents(path: str) -> None:
-    """Create what is missing. Root's are searchable by all, since the dropped uid walks through here to its
-    own. Others' are closed: a plugin owns its directory and may open it to everybody."""
-    if os.path.isdir(path):
-        return
-    _make_parents(os.path.dirname(path))
-    try:
-        os.mkdir(path)
-        os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
-    except FileExistsError:
-        pass

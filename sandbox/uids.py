@@ -6,7 +6,11 @@ the kernel gives it back when the last holder of the descriptor is gone, and the
 a uid is free again only when the whole tree is dead, not when the runner is.
 
 A plugin with a state directory keeps its uid over runs, because its files carry it: such a uid is reserved
-for that directory and leased to nothing else.
+for that directory and leased to nothing else. The lower half of the range is for reservations, the upper half
+for plugins without state: however many states there are, a plugin without state finds a uid.
+
+A reservation is a file named by the uid, holding the state directory's path, as it always was. What the
+manifest was stands beside it, in a file that older runners do not look at.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from sandbox.fingerprint import fingerprint
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
@@ -25,6 +31,21 @@ _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid mus
 
 LEASES = "/run/runner/uids"  # one byte per uid, locked while leased
 RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
+
+UidRange = tuple[int, int]
+
+# The last 65536 uids below 2**31. Nobody hands these out: systemd leaves them unused (its containers end at
+# 1879048191, its images' owners at 2147418111), /etc/subuid is filled from 100000 to 600100000, Kubernetes
+# takes 65536 for each pod from 65536 on, and directory services map people to at most 2000200000.
+DEFAULT_RANGE: UidRange = (2147418112, 2147483647)
+# systemd's for DynamicUser. Ours too, once; and still where a user namespace has no more than 65536 ids.
+# States made then keep their uids.
+DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
+
+ACCOUNTS = ("/etc/passwd", "/etc/group")
+DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a service has it
+
+_SWEPT_AT_ONCE = 32
 
 
 class UidsUnavailable(Exception):
@@ -34,9 +55,29 @@ class UidsUnavailable(Exception):
 class UidLease(NamedTuple):
     uid: int
     fd: int  # holds the lock; to be inherited by the tree
+    new: bool = False  # the reservation was made with this lease
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class Reservation(NamedTuple):
+    uid: int
+    state: str
+    manifest: str  # empty: an older runner made it, and did not say
+
+
+class Occupancy(NamedTuple):
+    """How full a range is."""
+
+    reserved: int  # of the uids for plugins with state
+    for_states: int
+    running: int  # of the uids for plugins without state
+    for_others: int
+    elsewhere: int  # reserved outside of the range: under an earlier policy or by an earlier runner
+
+
+# --- which uids --------------------------------------------------------------------------------------------
 
 
 def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
@@ -50,19 +91,86 @@ def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/ui
     return wanted > (first if last is None else last)
 
 
+def usable_range(wanted: UidRange) -> UidRange | None:
+    """`wanted` if these ids exist here. The default range gives way where a user namespace has 65536 ids."""
+    for candidate in (wanted, DYNAMIC_USER_RANGE) if wanted == DEFAULT_RANGE else (wanted,):
+        if all(id_is_mapped(*candidate, path=f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
+            return candidate
+    return None
+
+
+def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
+    """(for plugins with state, for those without). A single uid is for both."""
+    if first == last:
+        return (first, last), (first, last)
+    middle = first + (last - first + 1) // 2
+    return (first, middle - 1), (middle, last)
+
+
+def is_ours(uid: int, first: int, last: int) -> bool:
+    """Whether files of `uid` can be a plugin's: of this range, or of the one that was the default once."""
+    return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
+
+
+def in_use(uid: int) -> str:
+    """Who has `uid` besides plugins; empty if nobody does. The gid of the same number counts as well.
+
+    Without NSS: a directory server might be asked, and might not answer.
+    """
+    for path in ACCOUNTS:
+        try:
+            with open(path, "rb") as file:
+                if b":%d:" % uid in file.read():
+                    return f"{path} names it"
+        except OSError:
+            continue
+    if os.path.lexists(f"{DYNAMIC_USERS}/{uid}"):
+        return "a systemd service has it (DynamicUser=)"
+    return _running(uid)
+
+
+def _running(uid: int) -> str:
+    try:
+        # One system call, where reading all of /proc takes a millisecond for each hundred processes.
+        os.getpriority(os.PRIO_USER, uid)
+    except ProcessLookupError:
+        return ""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/status", "rb") as file:
+                lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        except OSError:
+            continue
+        # What is left of a plugin that was killed may wait for its parent to notice: that has ended.
+        dead = lines.get(b"State", b"").strip()[:1] in (b"Z", b"X")
+        if not dead and str(uid).encode() in lines.get(b"Uid", b"").split():
+            return f"process {pid} runs with it"
+    return ""
+
+
+# --- leases ------------------------------------------------------------------------------------------------
+
+
 def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> UidLease:
-    """A uid no running plugin has and no state directory owns."""
+    """A uid no running plugin has, no state directory owns, and nobody else on this machine uses."""
     fd = _open_leases(leases)
-    reserved = _reserved(reservations)
+    first, last = pools(first, last)[1]
     try:
         for uid in _shuffled(first, last):
-            if uid not in reserved and _lock_unreserved(fd, uid, reservations):
+            if not _stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
+                continue
+            # Again: it may have been reserved since we looked.
+            if _stale(reservations, uid) and not in_use(uid):
                 return UidLease(uid, fd)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
     except BaseException:
         os.close(fd)
         raise
     os.close(fd)
-    raise UidsUnavailable(_exhausted(first, last))
+    raise UidsUnavailable(
+        f"all uids from {first} to {last} for plugins without state are in use; "
+        "widen [user] uids in the policy"
+    )
 
 
 def lease_for_state(
@@ -70,6 +178,7 @@ def lease_for_state(
     owner: int,
     first: int,
     last: int,
+    manifest: str = "",
     *,
     leases: str = LEASES,
     reservations: str = RESERVATIONS,
@@ -83,33 +192,61 @@ def lease_for_state(
     fd = _open_leases(leases)
     try:
         _private_directory(reservations)
-        if first <= owner <= last:
-            if _holder(reservations, owner) == state_dir and _lock(fd, owner, fcntl.F_RDLCK):
-                return UidLease(owner, fd)
-            candidates: Iterable[int] = (owner,)
+        if is_ours(owner, first, last):
+            lease = _lease_owned(state_dir, owner, manifest, fd, reservations)
         else:
-            candidates = _shuffled(first, last)
-        reserved = _reserved(reservations)
-        _sweep(reservations)
-        for uid in candidates:
-            # Exclusive while the reservation is written: also a plugin without state may hold this uid.
-            if uid not in reserved and _lock_unreserved(fd, uid, reservations):
-                _reserve(reservations, uid, state_dir)
-                _lock(fd, uid, fcntl.F_RDLCK)
-                return UidLease(uid, fd)
+            lease = _lease_new(state_dir, first, last, manifest, fd, reservations)
+        if lease.new:
+            _sweep(reservations, fd, lease.uid)
+        return lease
     except BaseException:
         os.close(fd)
         raise
-    os.close(fd)
-    if first <= owner <= last:
+
+
+def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations: str) -> UidLease:
+    """For a directory that has its uid already."""
+    held = read_reservation(reservations, uid)
+    kept = held is not None and held.state == state_dir
+    alone = lock_byte(fd, uid, fcntl.F_WRLCK)
+    # Only who is alone with a uid can tell strangers from other instances of the plugin.
+    if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
-            f"uid {owner}, which owns {state_dir}, is in use by or reserved for another plugin"
+            f"uid {uid}, which owns {state_dir}, is used by others: {whose}; "
+            "end that, or remove the state (runner state remove)"
         )
-    raise UidsUnavailable(_exhausted(first, last))
+    if not kept and not (alone and _collect(reservations, uid)):
+        raise UidsUnavailable(
+            f"uid {uid}, which owns {state_dir}, is in use by or reserved for another plugin"
+        )
+    if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
+        raise UidsUnavailable(f"uid {uid}, which owns {state_dir}, is in use: that state is being removed")
+    if not kept or (manifest and held is not None and held.manifest != manifest):
+        _reserve(reservations, Reservation(uid, state_dir, manifest))
+    lock_byte(fd, uid, fcntl.F_RDLCK)
+    return UidLease(uid, fd, new=not kept)
 
 
-def _exhausted(first: int, last: int) -> str:
-    return f"all uids from {first} to {last} are in use or reserved; widen [user] uids in the policy"
+def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, reservations: str) -> UidLease:
+    (first, last), _ = pools(first, last)
+    # Where a search starts is the directory's own: it finds the uid again that was its last time. The second
+    # search takes from states that are gone what their manifests, which are still there, might want back.
+    for pressing in (False, True):
+        for uid in _from(int(fingerprint(os.fsencode(state_dir))[:8], 16), first, last):
+            # Exclusive while the reservation is written: also a plugin without state may hold this uid.
+            if not lock_byte(fd, uid, fcntl.F_WRLCK):
+                continue
+            held = read_reservation(reservations, uid)
+            mine = held is not None and held.state == state_dir
+            if (mine or _collect(reservations, uid, pressing=pressing)) and not in_use(uid):
+                _reserve(reservations, Reservation(uid, state_dir, manifest))
+                lock_byte(fd, uid, fcntl.F_RDLCK)
+                return UidLease(uid, fd, new=not mine)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
+    raise UidsUnavailable(
+        f"all uids from {first} to {last} for plugins with state are reserved; remove states "
+        "(runner state list, runner state remove) or widen [user] uids in the policy"
+    )
 
 
 @contextmanager
@@ -122,6 +259,67 @@ def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
+    """`uid` for nobody but the caller; None while a plugin has it."""
+    fd = _open_leases(leases)
+    if lock_byte(fd, uid, fcntl.F_WRLCK):
+        return UidLease(uid, fd)
+    os.close(fd)
+    return None
+
+
+def upgrade(lease: UidLease) -> bool:
+    """From a share of the uid to all of it; False while another instance of the plugin has a share."""
+    return lock_byte(lease.fd, lease.uid, fcntl.F_WRLCK)
+
+
+def release_reservation(lease: UidLease, state_dir: str, *, reservations: str = RESERVATIONS) -> None:
+    """Forget that `lease.uid` is reserved for `state_dir`. Under registry_lock, by who has all of the uid."""
+    held = read_reservation(reservations, lease.uid)
+    if held is not None and held.state == state_dir:
+        _forget(reservations, lease.uid)
+
+
+def is_leased(uid: int, *, leases: str = LEASES) -> bool:
+    return _count_locked(leases, uid, uid) > 0
+
+
+def occupancy(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> Occupancy:
+    states, others = pools(first, last)
+    reserved = [each.uid for each in list_reservations(reservations)]
+    inside = sum(states[0] <= uid <= states[1] for uid in reserved)
+    return Occupancy(
+        reserved=inside,
+        for_states=states[1] - states[0] + 1,
+        running=_count_locked(leases, *others),
+        for_others=others[1] - others[0] + 1,
+        elsewhere=len(reserved) - inside,
+    )
+
+
+def _count_locked(leases: str, first: int, last: int) -> int:
+    try:
+        fd = os.open(leases, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return 0
+    try:
+        return count_locked(fd, first, last)
+    finally:
+        os.close(fd)
+
+
+def count_locked(fd: int, first: int, last: int) -> int:
+    """How many bytes others have locked. The kernel names one lock in the way, so ranges are halved until
+    there is none, or one byte."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
+    if _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
+        return 0
+    if first == last:
+        return 1
+    middle = (first + last) // 2
+    return count_locked(fd, first, middle) + count_locked(fd, middle + 1, last)
 
 
 def _open_leases(path: str) -> int:
@@ -137,11 +335,12 @@ def _private_directory(path: str) -> None:
         pass
 
 
-def _lock(fd: int, uid: int, kind: int) -> bool:
+def lock_byte(fd: int, at: int, kind: int) -> bool:
+    """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
     try:
         # An open-file-description lock: shared with whoever inherits the descriptor, unlike the
         # per-process kind, which a fork would not carry and any close() would drop.
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, uid, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -149,63 +348,153 @@ def _lock(fd: int, uid: int, kind: int) -> bool:
     return True
 
 
-def _lock_unreserved(fd: int, uid: int, reservations: str) -> bool:
-    """Lock `uid` for ourselves alone, unless it was reserved since we looked."""
-    if not _lock(fd, uid, fcntl.F_WRLCK):
-        return False
-    if _stale(reservations, uid):
-        return True
-    _lock(fd, uid, fcntl.F_UNLCK)
-    return False
+# --- reservations ------------------------------------------------------------------------------------------
 
 
-def _reserved(reservations: str) -> set[int]:
+def list_reservations(reservations: str = RESERVATIONS) -> list[Reservation]:
+    """All of them, stale ones left out."""
+    return [
+        held
+        for uid in _numbers(reservations)
+        if not _stale(reservations, uid) and (held := read_reservation(reservations, uid)) is not None
+    ]
+
+
+def _numbers(reservations: str) -> list[int]:
     try:
         names = os.listdir(reservations)
     except FileNotFoundError:
-        return set()
-    return {int(name) for name in names if name.isdecimal() and not _stale(reservations, int(name))}
+        return []
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _sweep(reservations: str) -> None:
-    """Forget the uids of directories that are gone; one that still runs keeps its uid by its lease."""
-    for name in os.listdir(reservations):
-        if name.isdecimal() and _stale(reservations, int(name)):
-            try:
-                os.unlink(f"{reservations}/{name}")
-            except FileNotFoundError:
-                pass
+def read_reservation(reservations: str, uid: int) -> Reservation | None:
+    state = _text(f"{reservations}/{uid}")
+    return None if state is None else Reservation(uid, state, _text(_manifest_file(reservations, uid)) or "")
 
 
-def _holder(reservations: str, uid: int) -> str | None:
-    """The state directory `uid` is reserved for."""
+def _text(path: str) -> str | None:
     try:
-        with open(f"{reservations}/{uid}", encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
     except FileNotFoundError:
         return None
 
 
+def _manifest_file(reservations: str, uid: int) -> str:
+    return f"{reservations}/{uid}.manifest"
+
+
 def _stale(reservations: str, uid: int) -> bool:
-    """A reservation whose directory is gone, or belongs to somebody else by now."""
+    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest are
+    gone.
+
+    A directory in the runner's own place is that of one manifest, and as long as that is there its uid waits
+    for it: what the plugin left elsewhere belongs to no other. A directory the operator chose is one of many.
+    """
+    held = read_reservation(reservations, uid)
+    if held is None or _state_is_gone(held):
+        return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
+    return False
+
+
+def _state_is_gone(held: Reservation) -> bool:
+    """Also where it belongs to somebody else by now. What cannot be looked at is there."""
+    if not held.state.startswith("/") or "\0" in held.state:
+        return True  # written half
     try:
-        return os.lstat(_holder(reservations, uid) or "").st_uid != uid
-    except OSError:
+        status = os.lstat(held.state)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return status.st_uid != held.uid or not stat.S_ISDIR(status.st_mode)
+
+
+def _is_in_own_place(held: Reservation, reservations: str) -> bool:
+    own = os.path.join(os.path.dirname(reservations), "plugins")
+    return os.path.dirname(held.state) in (own, os.path.realpath(own))
+
+
+def _exists(manifest: str) -> bool:
+    try:
+        return manifest.startswith("/") and "\0" not in manifest and bool(os.lstat(manifest))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+
+
+def _collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
+    """Whether `uid` is reserved for nothing any more; then the reservation is gone afterwards.
+
+    Under registry_lock and the exclusive lock of `uid`. In the runner's own place a directory without
+    content, whose manifest is gone, is removed.
+    """
+    held = read_reservation(reservations, uid)
+    if held is None:
         return True
+    if not _state_is_gone(held):
+        if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
+            return False
+        try:
+            os.rmdir(held.state)
+        except OSError:
+            return False  # it has content
+    elif not pressing and not _stale(reservations, uid):
+        return False
+    _forget(reservations, uid)
+    return True
 
 
-def _reserve(reservations: str, uid: int, state_dir: str) -> None:
-    """Under the exclusive lock of `uid`. Cut short it leaves an empty file, which is a stale one."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(f"{reservations}/{uid}", flags, 0o600)
+def _sweep(reservations: str, fd: int, own: int) -> None:
+    """Collect what is stale, a few at each first start: thousands would take long."""
+    names = _numbers(reservations)
+    start = _random(len(names)) if names else 0
+    for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
+        if uid != own and lock_byte(fd, uid, fcntl.F_WRLCK):
+            _collect(reservations, uid)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
+
+
+def _forget(reservations: str, uid: int) -> None:
+    # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
+    _unlink(_manifest_file(reservations, uid))
+    _unlink(f"{reservations}/{uid}")
+
+
+def _unlink(path: str) -> None:
     try:
-        write_all(fd, os.fsencode(state_dir))
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _reserve(reservations: str, held: Reservation) -> None:
+    """Under the exclusive lock of its uid. Killed half-way it leaves what the next one writes over."""
+    if held.manifest:
+        _write(_manifest_file(reservations, held.uid), held.manifest)
+    else:
+        _unlink(_manifest_file(reservations, held.uid))
+    _write(f"{reservations}/{held.uid}", held.state)
+
+
+def _write(path: str, text: str) -> None:
+    draft = f"{path}.draft"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(draft, flags, 0o600)
+    try:
+        write_all(fd, os.fsencode(text))
     finally:
         os.close(fd)
+    os.rename(draft, path)
 
 
 def _shuffled(first: int, last: int) -> Iterable[int]:
     """Each uid once, from a random start: runners starting together rarely ask for the same one."""
+    return _from(_random(last - first + 1), first, last)
+
+
+def _from(start: int, first: int, last: int) -> Iterable[int]:
     count = last - first + 1
-    start = int.from_bytes(os.urandom(4), "little") % count  # the random module is slow to import
     return (first + (start + i) % count for i in range(count))
+
+
+def _random(count: int) -> int:
+    return int.from_bytes(os.urandom(4), "little") % count  # the random module is slow to import

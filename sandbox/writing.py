@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -12,4 +13,10 @@ def write_all(fd: int, data: bytes) -> None:
     or by a full disk. Half a list of options for bwrap is a cage without its last walls.
     """
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            # A descriptor of the caller's may be non-blocking. That is theirs to say; we wait all the same.
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run; and, if it
 # knows better than argparse what somebody meant, advice(message).
-VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "schema", "completion")
+VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "state", "schema", "completion")
 
 
 class Verb(Protocol):
@@ -154,6 +154,8 @@ def _run(verb: str, words: list[str]) -> int:
         at = words.index("--")
         args = parser.parse_args(words[:at])
         args.arguments = words[at + 1 :]
+    elif getattr(module, "MIXES_ARGUMENTS", False):
+        args = parser.parse_intermixed_args(words)
     else:
         args = parser.parse_args(words)
     return module.run(args)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from typing import Any
 
+from sandbox.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.writing import write_all
 
 
@@ -13,9 +16,15 @@ class SinkError(Exception):
     """The report cannot be written there; the text says why."""
 
 
+# Names of our own descriptors. What is behind them may have no path, or one that is somebody else's by now.
+_NAMED = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
+_NUMBERED = ("/dev/fd/", "/proc/self/fd/")
+
+
 class ReportSink:
     """What is opened now is what is written to in the end: a plugin that can write to the folder cannot lead
-    the report somewhere else meanwhile."""
+    the report somewhere else meanwhile. Nor can another user before: links that others than root could change
+    are refused, as for sources of a cage."""
 
     def __init__(self, target: str | None) -> None:
         self._fd: int | None = None  # written to as it is
@@ -23,34 +32,51 @@ class ReportSink:
         self._name = ""
         if target is None:
             return
-        if target.isdecimal():
-            self._fd = _descriptor(target)
+        number = _number(target)
+        if number is not None:
+            self._fd = _descriptor(target, number)
             return
         try:
             self._open(target)
+        except LinkRefused as refused:
+            raise SinkError(
+                f"--report {target}: {refused}; write the path it leads to: {refused.leads_to}"
+            ) from None
+        except TooManyLinks as refused:
+            raise SinkError(f"--report {target}: {refused}") from None
         except OSError as error:
             raise SinkError(f"--report {target}: {error.strerror}") from None
 
     def _open(self, target: str) -> None:
-        path = os.path.realpath(target)  # the operator's own links, followed once
-        folder, self._name = os.path.split(path)
+        processes = os.stat("/proc").st_dev
+
+        def refuse_processes(steps: list[Step], last: bool) -> None:
+            # What looks like a link there is none: /proc/PID/fd/N only says where a file was once.
+            if steps[-1].status.st_dev == processes:
+                raise SinkError(f"--report {target}: is on procfs; for a descriptor give its number")
+
+        missing: list[str] = []
+        steps = walk(os.path.join(os.getcwd(), target), check=refuse_processes, missing=missing)
         try:
-            kind = os.stat(target).st_mode  # of what is behind a link that has no name: /dev/stdout
-        except FileNotFoundError:
-            kind = stat.S_IFREG
-        if stat.S_ISDIR(kind):
-            raise SinkError(f"--report {target}: is a directory")
-        if not stat.S_ISREG(kind):
-            # A terminal, a FIFO, /dev/stderr: written to, never replaced. Without a reader a FIFO refuses.
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            self._fd = os.open(target, flags)
-            os.set_blocking(self._fd, True)
-            return
-        if not os.path.isdir(folder):
-            raise SinkError(f"--report {target}: the directory {folder} does not exist")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise SinkError(f"--report {target}: the directory {folder} is not writable")
-        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            last = steps[-1]
+            if not missing and (stat.S_ISDIR(last.status.st_mode) or target.endswith("/")):
+                raise SinkError(f"--report {target}: is a directory")
+            if len(missing) > 1 or target.endswith("/"):
+                folder = os.path.join(real_path(steps), *missing[: len(missing) - 1])
+                raise SinkError(f"--report {target}: the directory {folder} does not exist")
+            if missing and not stat.S_ISDIR(last.status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not missing and not stat.S_ISREG(last.status.st_mode):
+                self._fd = _open_special(target, last)
+                return
+            self._name = missing[0] if missing else last.name
+            folder_step = last if missing else steps[-2]
+            if not os.access(f"/proc/self/fd/{folder_step.fd}", os.W_OK | os.X_OK):
+                folder = real_path(steps if missing else steps[:-1])
+                raise SinkError(f"--report {target}: the directory {folder} is not writable")
+            self._folder = os.dup(folder_step.fd)
+        finally:
+            close(steps)
 
     @property
     def wanted(self) -> bool:
@@ -69,24 +95,53 @@ class ReportSink:
             raise SinkError(f"the report could not be written: {error.strerror}") from None
 
 
-def _descriptor(target: str) -> int:
-    if len(target) > 9:
+def _number(target: str) -> str | None:
+    """The descriptor that `target` names, if it names one."""
+    if target.isdecimal():
+        return target
+    for prefix in _NUMBERED:
+        if target.startswith(prefix) and target[len(prefix) :].isdecimal():
+            return target[len(prefix) :]
+    return _NAMED.get(target)
+
+
+def _descriptor(target: str, number: str) -> int:
+    if len(number) > 9:
         raise SinkError(f"--report {target}: there is no such descriptor")
-    fd = int(target)
-    if fd in (0, 1):
+    fd = int(number)
+    # Who writes /dev/stdout means it.
+    if fd == 0 or (fd == 1 and target == number):
         raise SinkError(f"--report {target}: descriptors 0 and 1 are the plugin's")
     try:
-        os.fstat(fd)
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
-        raise SinkError(f"--report {target}: descriptor {target} is not open (a file: ./{target})") from None
+        file = f" (a file: ./{target})" if target == number else ""
+        raise SinkError(f"--report {target}: descriptor {number} is not open{file}") from None
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        raise SinkError(f"--report {target}: descriptor {number} is open for reading only")
+    return fd
+
+
+def _open_special(target: str, step: Step) -> int:
+    """A terminal, a FIFO: written to, never replaced. Without a reader a FIFO refuses."""
+    kind, owner = stat.S_IFMT(step.status.st_mode), step.status.st_uid
+    if kind == stat.S_IFIFO and owner not in (0, os.geteuid()):
+        # Its maker would get the report, and could keep us waiting for ever by not reading it.
+        raise SinkError(
+            f"--report {target}: that FIFO belongs to uid {owner}; make one of your own, or open it and "
+            "give its descriptor"
+        )
+    # By the descriptor: the name may be another's by now.
+    fd = os.open(f"/proc/self/fd/{step.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
     return fd
 
 
 def _replace(folder: int, name: str, text: bytes) -> None:
-    """All or nothing, under a name nobody can have guessed."""
+    """All or nothing, under a name nobody can have guessed, and for its owner alone to read."""
     draft = f".runner.{os.urandom(8).hex()}"
     fd = os.open(
-        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder
+        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
     )
     try:
         write_all(fd, text)

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox.doctor import budgets, conditions
+from sandbox.doctor import budgets, conditions, ids
 from sandbox.doctor.refusal import FILTER, Surroundings, look_around, refusal
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
@@ -28,10 +28,10 @@ from sandbox.doctor.trial import (
     system_call_number,
     user_namespace,
 )
-from sandbox.host import DEFAULT_UID_RANGE, Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.host import Bwrap, BwrapUnusable, Finding, find_bwrap
 from sandbox.policy import LimitRule
 from sandbox.seccomp import SeccompUnavailable, filter_bytes
-from sandbox.uids import LEASES, id_is_mapped
+from sandbox.uids import DEFAULT_RANGE, LEASES, usable_range
 from sandbox.value import NamedTuple
 
 # The layers a policy may name under [layers], and how they show here.
@@ -145,7 +145,7 @@ def examine(
     environ: Mapping[str, str],
     *,
     bwrap: str | None = None,
-    uid_range: tuple[int, int] = DEFAULT_UID_RANGE,
+    uid_range: tuple[int, int] = DEFAULT_RANGE,
     limits: tuple[tuple[str, LimitRule], ...] = (),
 ) -> tuple[Finding, ...]:
     """Every finding, in the order a person reads them: what the cage rests on first.
@@ -164,7 +164,7 @@ def examine(
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         findings.append(_broken("bwrap", failed))
     try:
-        machine = Machine(environ, found, look_around(), uid_range, limits)
+        machine = Machine(environ, found, look_around(), usable_range(uid_range) or uid_range, limits)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         # Without a readable /proc/self nothing below could be told; no layer may pass for enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
@@ -339,7 +339,7 @@ def cage(machine: Machine) -> list[Finding]:
 
 
 def uid_drop(machine: Machine) -> Finding:
-    first, last = machine.uid_range
+    last = machine.uid_range[1]
     if machine.around.uid != 0:
         return Finding(
             "uid_drop",
@@ -359,18 +359,7 @@ def uid_drop(machine: Machine) -> Finding:
             return Finding(
                 "uid_drop", "missing", f"after becoming uid {last}, {sentence}", cause="ineffective"
             )
-    if taken := accounts_within(first, last):
-        return Finding(
-            "uid_drop",
-            "degraded",
-            f"uids {first}-{last} for plugins contain accounts of this machine: {', '.join(taken)}",
-            remedy="choose a range without accounts: [user] uids in the policy",
-        )
-    return Finding(
-        "uid_drop",
-        "ok",
-        f"uids {first}-{last} are free for plugins; became {last}, and root was out of reach",
-    )
+    return Finding("uid_drop", "ok", f"became uid {last}, and root was out of reach")
 
 
 def _dropped(uid: int, note: Note) -> None:
@@ -404,33 +393,18 @@ def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
             _GIVE_CAPABILITIES,
             "capabilities",
         )
-    for kind in ("uid", "gid"):
-        if not id_is_mapped(first, last, f"/proc/self/{kind}_map"):
-            return (
-                f"{kind}s {first}-{last} for plugins are not mapped in the user namespace this process is in",
-                _MAP_UIDS,
-                "unmapped_uid",
-            )
+    if usable_range(machine.uid_range) is None:
+        return (
+            f"uids {first}-{last} for plugins are not mapped in the user namespace this process is in",
+            _MAP_UIDS,
+            "unmapped_uid",
+        )
     place = os.path.dirname(LEASES)
     while not os.path.exists(place):
         place = os.path.dirname(place)
     if not os.access(place, os.W_OK):
         return (f"uids cannot be leased: {place} cannot be written", f"make {place} writable", "leases")
     return None
-
-
-def accounts_within(first: int, last: int, passwd: str = "/etc/passwd") -> list[str]:
-    """Read from the file: through NSS a directory server might be asked, and might not answer."""
-    found = []
-    try:
-        with open(passwd, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split(":")
-                if len(fields) > 2 and fields[2].isdecimal() and first <= int(fields[2]) <= last:
-                    found.append(f"{fields[0]} ({fields[2]})")
-    except OSError:
-        pass
-    return found
 
 
 def seccomp(machine: Machine) -> Finding:
@@ -505,6 +479,8 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "user_namespaces": user_namespaces,
     "pid_namespace": pid_namespace,
     "uid_drop": uid_drop,
+    "uid_range": lambda machine: ids.uid_range(machine.around.uid, *machine.uid_range),
+    "uid_pool": lambda machine: ids.uid_pool(machine.around.uid, *machine.uid_range),
     "session_keyring": session_keyring,
     "seccomp": seccomp,
     "cage": cage,

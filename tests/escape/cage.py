@@ -20,7 +20,7 @@ from tests.conftest import ROOT, SYSTEM_PATH, Caller
 
 PROBE = ROOT / "tests/plugins/probe/probe.py"
 # Who the controls are, when root's runner would have dropped to a leased uid: one of the same range.
-STAND_IN_UID = 61184
+STAND_IN_UID = 2147418112
 
 MANIFEST = """\
 [plugin]

@@ -35,7 +35,7 @@ def no_cgroup_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unmapped_uids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(module, "id_is_mapped", lambda first, last: False)
+    monkeypatch.setattr(module, "usable_range", lambda wanted: None)
 
 
 LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandbox import uids
-from sandbox.state import StateRefused, owned_state, state_root
+from sandbox.state import StateRefused, owned_state, real_state_dir, state_root
 from sandbox.uids import UidsUnavailable
 from tests import elsewhere
 from tests.conftest import Caller
@@ -26,6 +27,8 @@ def own_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     books = {"leases": str(tmp_path / "leases"), "reservations": str(tmp_path / "reservations")}
     for function in (uids.lease_any, uids.lease_for_state):
         monkeypatch.setattr(function, "__kwdefaults__", books)
+    only = {"reservations": books["reservations"]}
+    monkeypatch.setattr(uids.release_reservation, "__kwdefaults__", only)
     return books
 
 
@@ -271,3 +274,175 @@ def test_parts_are_made_through_no_link(plugin_dir: Path) -> None:
     with pytest.raises(StateRefused, match="out/er"), owned_state(str(state), uid_range, ["out/er"]):
         pytest.fail("it was followed")
     assert os.listdir(victim) == []
+
+
+# --- links -------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_link_put_there_after_the_path_was_looked_at(plugin_dir: Path) -> None:
+    """Between finding out where a path is and going there: nobody's link is followed, not even root's."""
+    folder, victim = plugin_dir / "folder", plugin_dir / "victim"
+    for path in (folder, victim):
+        path.mkdir(mode=0o755)
+    where = real_state_dir(str(folder / "state"))
+    with owned_state(where, RANGE):
+        pass  # the control
+    os.rmdir(where)
+    folder.rename(plugin_dir / "moved")
+    folder.symlink_to(victim)
+    assert "symbolic link" in str(refused(Path(where)))
+    assert (os.listdir(victim), victim.stat().st_uid) == ([], 0)
+
+
+@pytest.mark.parametrize("name", ["link", "link/below", "link/../state"])
+def test_a_link_of_anybody_but_roots_is_named(plugin_dir: Path, name: str) -> None:
+    (plugin_dir / "real").mkdir()
+    (plugin_dir / "link").symlink_to("real")  # in /tmp, where everybody may put one
+    with pytest.raises(StateRefused) as caught:
+        real_state_dir(str(plugin_dir / name))
+    assert f"{plugin_dir}/link is a symbolic link to real" in str(caught.value)
+    assert caught.value.hint == f"write the path it leads to: {os.path.realpath(plugin_dir / name)}"
+
+
+def test_a_path_without_links_is_what_it_says(plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plugin_dir)
+    assert real_state_dir("not/yet/there") == f"{plugin_dir}/not/yet/there"
+    assert real_state_dir("./a//b/") == f"{plugin_dir}/a/b"
+    assert real_state_dir("/var/run/x") == os.path.realpath("/var/run") + "/x"  # a link of the system's
+
+
+# --- a launch that fails -----------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    pass
+
+
+def fail(state: Path, uid_range: tuple[int, int] | None, parts: list[str], file: str = "") -> None:
+    """A launch that fails when everything is ready, or when `file` has been written."""
+    with owned_state(str(state), uid_range, parts):
+        assert all((state / part).is_dir() for part in parts)
+        if file:
+            (state / file).touch()
+        raise Failed
+
+
+@pytest.mark.parametrize("before", ["nothing", "a parent", "the directory", "a folder in it"])
+def test_what_was_made_for_a_failed_launch_is_gone(
+    plugin_dir: Path, own_books: dict[str, str], before: str
+) -> None:
+    uid_range = RANGE if os.geteuid() == 0 else None
+    state = plugin_dir / "a/b/state"
+    there = {"nothing": "", "a parent": "a", "the directory": "a/b/state", "a folder in it": "a/b/state/part"}
+    (plugin_dir / there[before]).mkdir(parents=True, exist_ok=True)
+    kept = {path: path.lstat() for path in plugin_dir.rglob("*")}
+    empty = before in ("nothing", "a parent", "the directory")
+    with pytest.raises(Failed if empty or uid_range is None else StateRefused):
+        fail(state, uid_range, ["part/of/it", "other"])
+    now = {path: path.lstat() for path in plugin_dir.rglob("*")}
+    assert {path: (held.st_uid, held.st_mode) for path, held in now.items()} == {
+        path: (held.st_uid, held.st_mode) for path, held in kept.items()
+    }
+    if uid_range is not None and Path(own_books["reservations"]).exists():
+        assert os.listdir(own_books["reservations"]) == []
+
+
+def test_what_a_plugin_wrote_before_its_launch_failed_stays(plugin_dir: Path) -> None:
+    uid_range = RANGE if os.geteuid() == 0 else None
+    state = plugin_dir / "state"
+    with pytest.raises(Failed):
+        fail(state, uid_range, ["part"], "part/file")
+    with owned_state(str(state), uid_range) as owner:
+        assert (state / "part/file").exists() and state.stat().st_uid == owner.uid
+
+
+@needs_root
+def test_a_failed_launch_takes_nothing_from_another_instance(plugin_dir: Path) -> None:
+    state = plugin_dir / "state"
+    first = owned_state(str(state), RANGE)
+    owner = first.__enter__()
+    with owned_state(str(state), RANGE) as other:
+        assert other.uid == owner.uid
+        assert first.__exit__(Failed, Failed(), None) is not True
+        assert state.stat().st_uid == other.uid
+    with owned_state(str(state), RANGE) as again:
+        assert again.uid == other.uid
+
+
+@needs_root
+def test_no_uid_no_directory(plugin_dir: Path, own_books: dict[str, str]) -> None:
+    narrow = (RANGE[0], RANGE[0] + 3)
+    with ExitStack() as stack:
+        for name in ("one", "two"):
+            stack.enter_context(owned_state(str(plugin_dir / name), narrow))
+        with pytest.raises(UidsUnavailable, match="runner state remove"):
+            stack.enter_context(owned_state(str(plugin_dir / "deep/three"), narrow))
+        others = [stack.enter_context(owned_state(None, narrow)).uid for _ in range(2)]  # the control
+        assert sorted(others) == [RANGE[0] + 2, RANGE[0] + 3]
+    assert sorted(os.listdir(plugin_dir)) == ["one", "two"]
+
+
+def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> None:
+    import os
+
+    from sandbox import uids
+    from sandbox.state import owned_state
+
+    def write(path: str, text: str) -> None:
+        os._exit(3)
+
+    uids._write = write
+    uids.lease_for_state.__kwdefaults__ = books
+    with owned_state(path, (uid_range[0], uid_range[1]), manifest="/a/plugin.toml"):
+        pass
+
+
+@needs_root
+def test_a_runner_killed_half_way_is_no_obstacle(
+    runner_as_root: Caller, plugin_dir: Path, own_books: dict[str, str]
+) -> None:
+    path = plugin_dir / "state"
+    with elsewhere.start(runner_as_root, killed_half_way, str(path), own_books, RANGE) as process:
+        assert process.wait(30) == 3
+    assert path.stat().st_uid == 0  # the control: it was killed in between
+    with owned_state(str(path), (RANGE[0], RANGE[0])) as owner:
+        assert path.stat().st_uid == owner.uid == RANGE[0]
+
+
+@needs_root
+def test_a_state_of_an_earlier_version_keeps_its_uid(plugin_dir: Path, own_books: dict[str, str]) -> None:
+    """Of the time when the range was that of systemd's services."""
+    path, old = plugin_dir / "state", 61300
+    path.mkdir()
+    (path / "file").touch()
+    os.chown(path, 1000, 1000)
+    refused(path)  # the control: somebody else's
+    os.chown(path, old, old)
+    os.mkdir(own_books["reservations"], 0o700)
+    Path(own_books["reservations"], str(old)).write_text(str(path))
+    for _ in range(2):
+        with owned_state(str(path), uids.DEFAULT_RANGE, manifest="/a/plugin.toml") as owner:
+            assert owner.uid == old
+    # Not while a service of systemd's has it, though.
+    services = plugin_dir / "services"
+    services.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uids, "DYNAMIC_USERS", str(services))
+        with owned_state(str(path), uids.DEFAULT_RANGE):
+            pass
+        (services / str(old)).touch()
+        with pytest.raises(UidsUnavailable, match="DynamicUser"), owned_state(str(path), uids.DEFAULT_RANGE):
+            pytest.fail("two have one uid")
+
+
+@needs_root
+def test_a_state_that_is_being_removed_is_not_started(plugin_dir: Path, own_books: dict[str, str]) -> None:
+    path = plugin_dir / "state"
+    with owned_state(str(path), RANGE) as owner:
+        pass
+    removing = uids.lease_alone(owner.uid, leases=own_books["leases"])
+    assert removing is not None
+    with pytest.raises(UidsUnavailable, match="being removed"), owned_state(str(path), RANGE):
+        pytest.fail("it was started")
+    removing.close()

@@ -26,21 +26,30 @@ class Books(NamedTuple):
     def any(self, first: int, last: int) -> UidLease:
         return lease_any(first, last, leases=self.leases, reservations=self.reservations)
 
-    def state(self, path: Path, owner: int, first: int, last: int) -> UidLease:
+    def state(self, path: Path, owner: int, first: int, last: int, manifest: str = "") -> UidLease:
         return lease_for_state(
-            str(path), owner, first, last, leases=self.leases, reservations=self.reservations
+            str(path), owner, first, last, manifest, leases=self.leases, reservations=self.reservations
         )
 
     def reserve(self, uid: int, path: str) -> None:
+        """As a runner did that knew no manifests."""
         Path(self.reservations).mkdir(parents=True, exist_ok=True)
         Path(self.reservations, str(uid)).write_text(path)
 
     def reserved(self) -> dict[int, str]:
-        return {int(file.name): file.read_text() for file in Path(self.reservations).iterdir()}
+        files = Path(self.reservations).iterdir()
+        return {int(file.name): file.read_text() for file in files if not file.suffix}
+
+    @property
+    def own_place(self) -> Path:
+        """Where the runner puts states."""
+        return Path(self.reservations).parent / "plugins"
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Books:
+def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
+    # Who else has these uids is asked below. Here they are small numbers, and one's own.
+    monkeypatch.setattr(uids, "in_use", lambda uid: "")
     return Books(str(tmp_path / "run/uids"), str(tmp_path / "lib/runner/uids"))
 
 
@@ -59,17 +68,17 @@ ME = os.geteuid()
 
 
 def test_two_leases_are_never_equal(books: Books) -> None:
-    leases = [books.any(500, 519) for _ in range(20)]
-    assert {lease.uid for lease in leases} == set(range(500, 520))
+    leases = [books.any(500, 539) for _ in range(20)]
+    assert {lease.uid for lease in leases} == set(range(520, 540))
     for lease in leases:
         lease.close()
 
 
 def test_an_exhausted_range_says_what_to_do(books: Books) -> None:
-    leases = [books.any(500, 502) for _ in range(3)]
+    leases = [books.any(500, 502) for _ in range(2)]
     open_files = os.listdir("/proc/self/fd")
     with pytest.raises(
-        UidsUnavailable, match=r"^all uids from 500 to 502 .* widen \[user\] uids in the policy$"
+        UidsUnavailable, match=r"^all uids from 501 to 502 .* widen \[user\] uids in the policy$"
     ):
         books.any(500, 502)
     assert os.listdir("/proc/self/fd") == open_files
@@ -146,7 +155,7 @@ def test_fifty_processes_at_once_get_fifty_uids(books: Books) -> None:
 import sys
 from sandbox.uids import lease_any
 sys.stdin.readline()
-print(lease_any(500, 549, leases=sys.argv[1], reservations=sys.argv[2]).uid, flush=True)
+print(lease_any(5000, 5099, leases=sys.argv[1], reservations=sys.argv[2]).uid, flush=True)
 sys.stdin.read()
 """
     processes = [
@@ -164,7 +173,7 @@ sys.stdin.read()
             assert process.stdin is not None
             process.stdin.write(b"go\n")
         got = [int(elsewhere.line(process)) for process in processes]
-        assert sorted(got) == list(range(500, 550))
+        assert sorted(got) == list(range(5050, 5100))
     finally:
         for process in processes:
             with process:
@@ -203,22 +212,16 @@ def test_instances_of_one_plugin_share_their_uid(books: Books, own_directory: Pa
     assert first.uid == second.uid == ME
     # And nobody else gets it while either lives.
     first.close()
-    others = books.any(ME, ME + 1)
-    assert others.uid == ME + 1
     with pytest.raises(UidsUnavailable):
-        books.any(ME, ME + 1)
-    others.close()
+        books.any(ME, ME)
     second.close()
 
 
 def test_a_reserved_uid_is_leased_to_nobody_else(books: Books, own_directory: Path) -> None:
     books.state(own_directory, ME, ME, ME + 1).close()  # reserved, not running
-    for _ in range(20):  # the search starts at a random place
-        lease = books.any(ME, ME + 1)
-        assert lease.uid == ME + 1
-        lease.close()
-    with pytest.raises(UidsUnavailable, match="in use or reserved"):
+    with pytest.raises(UidsUnavailable):
         books.any(ME, ME)
+    books.any(ME + 1, ME + 1).close()  # the control
 
 
 def test_a_uid_reserved_during_the_search_is_left_alone(
@@ -226,19 +229,18 @@ def test_a_uid_reserved_during_the_search_is_left_alone(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    look = uids._reserved
+    look = uids._stale
 
-    def looked_too_early(reservations: str) -> set[int]:
-        found = look(reservations)
-        with monkeypatch.context() as patch:
-            patch.setattr(uids, "_reserved", look)
-            books.state(own_directory, ME, ME, ME).close()
+    def looked_too_early(reservations: str, uid: int) -> bool:
+        found = look(reservations, uid)
+        monkeypatch.setattr(uids, "_stale", look)
+        books.state(own_directory, ME, ME, ME).close()
         return found
 
-    monkeypatch.setattr(uids, "_reserved", looked_too_early)
+    monkeypatch.setattr(uids, "_stale", looked_too_early)
     with pytest.raises(UidsUnavailable):
         books.any(ME, ME)
-    (Path(books.reservations) / str(ME)).unlink()
+    assert uids._stale is look  # the control: it was reserved in between
     with pytest.raises(UidsUnavailable):
         books.state(other, ME, ME, ME)
     assert books.reserved() == {ME: str(own_directory)}
@@ -299,7 +301,7 @@ def test_foreign_files_among_the_reservations_are_ignored(books: Books) -> None:
     books.reserve(500, "/nowhere")
     Path(books.reservations, "README").write_text("not a uid")
     Path(books.reservations, "501.part").write_text("/")
-    leases = [books.any(500, 501) for _ in range(2)]
+    leases = [books.any(uid, uid) for uid in (500, 501)]
     assert {lease.uid for lease in leases} == {500, 501}
     for lease in leases:
         lease.close()
@@ -319,6 +321,211 @@ def test_a_reserved_directory_with_a_name_that_is_not_text(books: Books, tmp_pat
         lease = books.state(path, ME, ME, ME)
         assert lease.uid == ME
         lease.close()
+
+
+# --- how long a reservation lasts --------------------------------------------------------------------------
+
+
+def plugin_state(books: Books, name: str) -> Path:
+    path = books.own_place / name
+    path.mkdir(parents=True)
+    return path
+
+
+def test_a_reservation_remembers_manifest_and_state(
+    books: Books, own_directory: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "plugin.toml"
+    books.state(own_directory, ME, ME, ME, str(manifest)).close()
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest))]
+    books.state(own_directory, ME, ME, ME, f"{manifest}.moved").close()
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved")]
+
+
+def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) -> None:
+    """It holds the directory and no manifest; and what we write can be read by that version."""
+    books.reserve(ME, str(own_directory))
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "")]
+    lease = books.state(own_directory, ME, ME, ME, "/a/plugin.toml")
+    assert (lease.uid, lease.new) == (ME, False)
+    lease.close()
+    assert Path(books.reservations, str(ME)).read_text() == str(own_directory)
+
+
+def test_it_waits_for_its_manifest_and_no_longer(books: Books, tmp_path: Path) -> None:
+    """State gone, manifest there: the uid is kept, and found again. Both gone: it is anybody's."""
+    manifest = tmp_path / "plugin.toml"
+    manifest.touch()
+    state = plugin_state(books, "one.123")
+    first = books.state(state, -1, 5000, 5007, str(manifest))
+    first.close()
+    state.rmdir()
+    for name in ("a", "b", "c"):  # three others are all that finds room beside it
+        path = plugin_state(books, name)
+        books.state(path, -1, 5000, 5007, str(manifest)).close()
+        os.chown(path, books_uid(books, path), -1) if ME == 0 else None
+    again = books.state(state, -1, 5000, 5007, str(manifest))
+    assert (again.uid, again.new) == (first.uid, False)
+    again.close()
+    manifest.unlink()
+    lease = books.any(first.uid, first.uid)
+    lease.close()
+
+
+def books_uid(books: Books, path: Path) -> int:
+    return next(uid for uid, held in books.reserved().items() if held == str(path))
+
+
+def test_a_directory_the_operator_chose_is_not_waited_for(books: Books, tmp_path: Path) -> None:
+    """One manifest may be started with a new directory each time."""
+    manifest = tmp_path / "plugin.toml"
+    manifest.touch()
+    for name in range(20):
+        books.state(tmp_path / f"gone-{name}", -1, 5000, 5007, str(manifest)).close()
+    assert len(books.reserved()) == 1
+
+
+def test_pressed_for_uids_it_takes_those_of_states_that_are_gone(books: Books, tmp_path: Path) -> None:
+    manifest = tmp_path / "plugin.toml"
+    manifest.touch()
+    for name in range(10):  # none of these directories exists any more, and their manifest does
+        books.state(books.own_place / f"gone-{name}", -1, 5000, 5007, str(manifest)).close()
+    assert len(books.reserved()) == 4
+
+
+def test_an_empty_state_without_a_manifest_is_collected(books: Books, tmp_path: Path) -> None:
+    def start(name: str, manifest: Path) -> Path:
+        path = plugin_state(books, name)
+        books.state(path, path.stat().st_uid, ME, ME, str(manifest)).close()
+        return path
+
+    manifest = tmp_path / "plugin.toml"
+    manifest.touch()
+    first = start("first", manifest)
+    with pytest.raises(UidsUnavailable):  # the control: as long as its manifest is there, it stays
+        start("second", manifest)
+    manifest.unlink()
+    (first / "data").touch()
+    with pytest.raises(UidsUnavailable):  # nor is anything removed that has content
+        start("third", manifest)
+    (first / "data").unlink()
+    start("fourth", manifest)
+    assert not first.exists()
+
+
+def test_reservations_do_not_take_the_uids_of_plugins_without_state(books: Books, tmp_path: Path) -> None:
+    states = [tmp_path / "one", tmp_path / "two", tmp_path / "three"]
+    leases = []
+    for path in states[:2]:
+        path.mkdir()
+        leases.append(books.state(path, -1, 5000, 5003))
+    assert {lease.uid for lease in leases} == {5000, 5001}
+    with pytest.raises(UidsUnavailable, match=r"runner state remove.* widen \[user\] uids"):
+        books.state(states[2], -1, 5000, 5003)
+    others = [books.any(5000, 5003) for _ in range(2)]
+    assert {lease.uid for lease in others} == {5002, 5003}
+    full = uids.occupancy(5000, 5003, leases=books.leases, reservations=books.reservations)
+    assert (full.for_states, full.running, full.for_others) == (2, 2, 2)
+    for lease in (*leases, *others):
+        lease.close()
+
+
+@pytest.mark.parametrize("what", ["a draft", "a manifest alone", "an empty file"])
+def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, what: str) -> None:
+    Path(books.reservations).mkdir(parents=True)
+    name = {"a draft": f"{ME}.draft", "a manifest alone": f"{ME}.manifest", "an empty file": str(ME)}[what]
+    Path(books.reservations, name).write_text("" if what == "an empty file" else "/half/a/pa")
+    assert uids.list_reservations(books.reservations) == []
+    books.any(ME, ME).close()
+    books.state(own_directory, ME, ME, ME, "/a/plugin.toml").close()
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml")]
+
+
+# --- who else has them -------------------------------------------------------------------------------------
+
+
+UNUSED = 2147483640  # by anybody
+
+
+def test_a_uid_nobody_has() -> None:
+    assert uids.in_use(UNUSED) == ""
+
+
+@pytest.mark.parametrize("what", ["an account", "a group", "a service", "a process"])
+def test_a_uid_somebody_has_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, request: pytest.FixtureRequest
+) -> None:
+    accounts, services = [tmp_path / "passwd", tmp_path / "group"], tmp_path / "dynamic-uid"
+    services.mkdir()
+    for table in accounts:
+        table.write_text("root:x:0:0::/:/bin/sh\n")
+    monkeypatch.setattr(uids, "ACCOUNTS", tuple(map(str, accounts)))
+    monkeypatch.setattr(uids, "DYNAMIC_USERS", str(services))
+    books = Books(str(tmp_path / "leases"), str(tmp_path / "uids"))
+    books.any(UNUSED, UNUSED).close()  # the control
+    process = None
+    if what == "a service":
+        (services / str(UNUSED)).write_text("unit\n")
+    elif what == "a process":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        words = [
+            f"--reuid={UNUSED}",
+            f"--regid={UNUSED}",
+            "--clear-groups",
+            "sh",
+            "-c",
+            "echo; exec sleep 60",
+        ]
+        process = subprocess.Popen(["setpriv", *words], stdout=subprocess.PIPE)
+        elsewhere.line(process)
+    else:
+        line = f"svc:x:{UNUSED}:{UNUSED}::/:/bin/false\n" if what == "an account" else f"svc:x:{UNUSED}:\n"
+        with accounts[what == "a group"].open("a") as file:
+            file.write(line)
+    try:
+        assert uids.in_use(UNUSED) and not uids.in_use(UNUSED - 1)
+        with pytest.raises(UidsUnavailable):
+            books.any(UNUSED, UNUSED)
+        with pytest.raises(UidsUnavailable):
+            books.state(tmp_path / "state", -1, UNUSED, UNUSED)
+        # Nor does a plugin run with its own uid, while somebody else does.
+        (tmp_path / "owned").mkdir()
+        with pytest.raises(UidsUnavailable, match=f"uid {UNUSED}, which owns .* is used by others: "):
+            books.state(tmp_path / "owned", UNUSED, UNUSED, UNUSED)
+    finally:
+        if process is not None:
+            with process:
+                process.kill()
+    if process is not None:
+        books.any(UNUSED, UNUSED).close()
+
+
+def test_the_default_range_is_not_that_of_systemd() -> None:
+    (first, last), dynamic = uids.DEFAULT_RANGE, uids.DYNAMIC_USER_RANGE
+    assert not (first <= dynamic[1] and dynamic[0] <= last)
+    assert (first, last) == (0x7FFF0000, 0x7FFFFFFF)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("0 0 4294967295\n", uids.DEFAULT_RANGE),
+        ("0 100000 65536\n", uids.DYNAMIC_USER_RANGE),  # a container with 65536 ids
+        ("0 1000 1\n", None),
+    ],
+)
+def test_the_range_that_exists_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, expected: tuple[int, int] | None
+) -> None:
+    (tmp_path / "map").write_text(table)
+    look = uids.id_is_mapped
+    monkeypatch.setattr(
+        uids, "id_is_mapped", lambda first, last, path: look(first, last, str(tmp_path / "map"))
+    )
+    assert uids.usable_range(uids.DEFAULT_RANGE) == expected
+    # What an operator has written stays as it is.
+    assert uids.usable_range((900000, 900001)) == ((900000, 900001) if "4294967295" in table else None)
 
 
 # --- which uids exist --------------------------------------------------------------------------------------

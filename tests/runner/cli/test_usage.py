@@ -116,6 +116,7 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
         assert completed(script, "runner", verb, "--limit", "out") == {"output=", "output_lines="}
     assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
     assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
+    assert {"list", "remove", "--json", "--orphaned"} <= completed(script, "runner", "state", "")
     file = tmp_path / "one.toml"
     file.touch()
     assert completed(script, "runner", "exec", f"{tmp_path}/o") == {str(file)}

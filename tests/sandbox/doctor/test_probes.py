@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import cache, policy
-from sandbox.doctor import conditions, probes, rehearsal
+from sandbox.doctor import conditions, ids, probes, rehearsal
 from sandbox.doctor.refusal import (
     FILTER,
     Surroundings,
@@ -24,12 +24,12 @@ from sandbox.doctor.refusal import (
 )
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
-from sandbox.uids import id_is_mapped
+from sandbox.uids import Occupancy, id_is_mapped
 from tests.conftest import SYSTEM_PATH
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
 # The uid a root's trial becomes; an ordinary user's stays its own.
-UID = 65519 if os.geteuid() == 0 else None
+UID = 2147483647 if os.geteuid() == 0 else None
 
 
 # --- children -----------------------------------------------------------------------------------------
@@ -437,16 +437,55 @@ def test_accounts_within_the_range_are_found(tmp_path: Path) -> None:
     passwd.write_text(
         "root:x:0:0::/root:/bin/sh\nlow:x:61184:1::/:/\nodd line\nhigh:x:65519:1::/:/\nout:x:65520:1::/:/\n"
     )
-    assert probes.accounts_within(61184, 65519, str(passwd)) == ["low (61184)", "high (65519)"]
+    assert ids.accounts_within(61184, 65519, str(passwd)) == ["low (61184)", "high (65519)"]
+
+
+def test_ranges_of_containers_are_found(tmp_path: Path) -> None:
+    subuid = tmp_path / "subuid"
+    subuid.write_text("before:100:100\nme:100000:65536\nodd line\nyou:165536:65536\n")
+    assert ids.subordinate_within(165535, 165535, str(subuid)) == ["me"]
+    assert ids.subordinate_within(165535, 165536, str(subuid)) == ["me", "you"]
+    assert ids.subordinate_within(200, 99999, str(subuid)) == []
 
 
 @pytest.mark.needs("root")
 def test_an_account_within_the_range_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = probes.Machine({}, None, FREE._replace(uid=0, capabilities=0xFF), (61184, 65519))
-    assert probes.uid_drop(machine).status == "ok"
-    monkeypatch.setattr(probes, "accounts_within", lambda first, last: ["mallory (61200)"])
-    finding = probes.uid_drop(machine)
+    (finding,) = ids.uid_range(0, 2147418112, 2147483647)
+    assert (finding.status, "nobody else's" in finding.summary) == ("ok", True)
+    monkeypatch.setattr(ids, "accounts_within", lambda first, last, path="": ["mallory (61200)"])
+    (finding,) = ids.uid_range(0, 61184, 65519)
     assert (finding.status, "mallory (61200)" in finding.summary) == ("degraded", True)
+    monkeypatch.undo()
+    monkeypatch.setattr(ids, "subordinate_within", lambda first, last: ["mallory"])
+    (finding,) = ids.uid_range(0, 100000, 165535)
+    assert (finding.status, "containers of mallory" in finding.summary) == ("degraded", True)
+
+
+@pytest.mark.parametrize(
+    ("booted", "mapped", "status"), [(1, 0, "degraded"), (0, 1, "degraded"), (0, 0, "ok")]
+)
+def test_the_range_of_systemds_services_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, booted: int, mapped: int, status: str
+) -> None:
+    """Unless the range is that of a container which shares no uids with anybody."""
+    monkeypatch.setattr(os.path, "exists", lambda path: bool(booted))
+    monkeypatch.setattr(ids, "id_is_mapped", lambda first, last: bool(mapped))
+    (finding,) = ids.uid_range(0, 65000, 65519)
+    assert (finding.status, "DynamicUser" in finding.summary) == (status, status == "degraded")
+
+
+@pytest.mark.parametrize(("reserved", "status"), [(28, "ok"), (29, "degraded"), (32, "degraded")])
+def test_a_pool_that_is_nearly_full_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, status: str
+) -> None:
+    full = Occupancy(reserved, 32, 3, 33, 0)
+    monkeypatch.setattr(ids, "occupancy", lambda first, last: full)
+    (finding,) = ids.uid_pool(0, 5000, 5064)
+    assert finding.status == status
+    told = f"{reserved} of 32 uids are reserved for plugins with state, 3 of 33 for others are in use"
+    assert finding.summary == told
+    assert ("runner state remove" in finding.remedy) == (status == "degraded")
+    assert ids.uid_pool(1000, 5000, 5064) == []  # an ordinary user has no uids to give
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,162 @@
+"""`runner state`: which plugins have state, and how to be rid of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from runner.manifest import find, load_all
+from runner.report import EXIT, USAGE_ERROR
+from sandbox.diagnostic import DocumentError, printable
+from sandbox.states import State, StateInUse, StateKept, list_states, remove_state
+
+NAME = "state"
+HELP = "list the plugins' state directories, or remove some"
+EXAMPLE = "runner state remove ./plugin.toml"
+MIXES_ARGUMENTS = True  # options may stand between the action and the names
+
+SCHEMA = "runner.state.v1"
+
+_NOT_REMOVED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=("list", "remove"), help="list: show all; remove: delete with all that is in them"
+    )
+    parser.add_argument(
+        "states",
+        nargs="*",
+        metavar="NAME|MANIFEST",
+        help="for remove: a name that list shows, a manifest or its folder, or the directory's path",
+    )
+    parser.add_argument(
+        "--orphaned", action="store_true", help="only states whose manifest is gone; for remove: all of them"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def advice(message: str) -> str:
+    return "it is runner state list, or runner state remove NAME" if "action" in message else ""
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "list":
+        if args.states:
+            return _usage("list shows all states and takes no names")
+        _print_list([state for state in list_states(os.environ) if state.orphaned or not args.orphaned], args)
+        return EXIT["ok"]
+    if args.orphaned == bool(args.states):
+        return _usage("remove needs a name or a manifest, or --orphaned and none")
+    known = list_states(os.environ)
+    chosen: dict[str, State] = {state.path: state for state in known if args.orphaned and state.orphaned}
+    for word in args.states:
+        meant = _meant(word, known)
+        if not meant:
+            return _usage(f"there is no state of {word}; runner state list shows what there is")
+        if len(meant) > 1:
+            names = ", ".join(state.name for state in meant)
+            return _usage(f"{word} has several states: {names}; name one of them")
+        chosen[meant[0].path] = meant[0]
+    return _remove(list(chosen.values()), args)
+
+
+def _usage(message: str) -> int:
+    print(f"runner state: {printable(message)}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _meant(word: str, known: Sequence[State]) -> list[State]:
+    """By name; else by the directory itself; else by the manifest, which may be gone."""
+    path = os.path.realpath(word)
+    for named in (
+        [state for state in known if state.name == word],
+        [state for state in known if state.path in (path, os.path.abspath(word))],
+    ):
+        if named:
+            return named
+    try:
+        manifest = os.path.realpath(find(word).path)
+    except DocumentError:
+        manifest = path
+    # By where it was: a manifest in a folder that is gone has no name but its own.
+    recorded = [
+        state for state in known if state.manifest and state.manifest in (manifest, os.path.abspath(word))
+    ]
+    return recorded or _unrecorded(manifest, known)
+
+
+def _unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
+    """States an older version made, which knew no manifests: found by the name it gives them."""
+    from runner.prepare import state_name
+
+    names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
+    return [state for state in known if not state.manifest and state.name in names]
+
+
+def _remove(states: Sequence[State], args: argparse.Namespace) -> int:
+    """All that can be; the worst of what went wrong is the exit status."""
+    removed: list[State] = []
+    kept: list[tuple[State, str]] = []
+    status = EXIT["ok"]
+    for state in states:
+        try:
+            remove_state(state)
+            removed.append(state)
+        except StateInUse:
+            kept.append((state, "the plugin runs; end it first"))
+            status = EXIT["policy_denied"]
+        except StateKept as fault:
+            kept.append((state, str(fault)))
+            status = status or _NOT_REMOVED
+    if args.json:
+        failures = [{**_entry(state), "reason": reason} for state, reason in kept]
+        document = {"schema": SCHEMA, "removed": [_entry(state) for state in removed], "kept": failures}
+        print(json.dumps(document, indent=2))
+    else:
+        for state in removed:
+            print(f"removed {printable(state.path)}{_uid(state)}")
+        if not states:
+            print("no state is orphaned")
+    for state, reason in kept:
+        print(f"runner state: {printable(state.name)}: {printable(reason)}", file=sys.stderr)
+    return status
+
+
+def _uid(state: State) -> str:
+    return f"; uid {state.uid} is free again" if os.geteuid() == 0 and state.uid != 0 else ""
+
+
+def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, "states": [_entry(state) for state in states]}, indent=2))
+        return
+    if not states:
+        print("no plugin has a state that is orphaned" if args.orphaned else "no plugin has state here")
+        return
+    rows = [("NAME", "UID", "PLUGIN", "MANIFEST")]
+    rows += [
+        (printable(state.name), str(state.uid), _condition(state), printable(state.manifest) or "unknown")
+        for state in states
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[3]]))
+
+
+def _condition(state: State) -> str:
+    return "running" if state.running else "gone" if state.orphaned else "-"
+
+
+def _entry(state: State) -> dict[str, object]:
+    return {
+        "name": state.name,
+        "path": state.path,
+        "uid": state.uid,
+        "manifest": state.manifest or None,
+        "orphaned": state.orphaned,
+        "running": state.running,
+    }

@@ -1,0 +1,121 @@
+"""Whose the plugins' uids are besides, and how many are left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from sandbox.host import Finding
+from sandbox.uids import DYNAMIC_USER_RANGE, id_is_mapped, is_leased, list_reservations, occupancy
+
+_NEARLY_FULL = 0.9
+
+
+def uid_range(uid: int, first: int, last: int) -> list[Finding]:
+    """Who else may have uids of the range. Plugins are not given one that is in use; files may carry it."""
+    if uid != 0:
+        return []
+    if taken := [*accounts_within(first, last), *accounts_within(first, last, "/etc/group")]:
+        return [
+            Finding(
+                "uid_range",
+                "degraded",
+                f"uids {first}-{last} for plugins contain accounts of this machine: {', '.join(taken)}",
+                "plugins do not get these uids",
+                "choose a range without accounts: [user] uids in the policy",
+            )
+        ]
+    if shared := subordinate_within(first, last):
+        return [
+            Finding(
+                "uid_range",
+                "degraded",
+                f"uids {first}-{last} for plugins are also given to containers of {', '.join(shared)} "
+                "(/etc/subuid)",
+                "who owns such a range can become each of its uids",
+                "remove [user] uids from the policy, or name a range there that nobody has",
+            )
+        ]
+    if first <= DYNAMIC_USER_RANGE[1] and last >= DYNAMIC_USER_RANGE[0] and _may_meet_services():
+        return [
+            Finding(
+                "uid_range",
+                "degraded",
+                f"uids {first}-{last} for plugins are also those of systemd's services with DynamicUser=",
+                "a launch passes over a uid that a service has; a service started later may get a plugin's",
+                "remove [user] uids from the policy; in a container, map 2147483648 ids",
+            )
+        ]
+    return [Finding("uid_range", "ok", f"uids {first}-{last} for plugins are nobody else's")]
+
+
+def _may_meet_services() -> bool:
+    """In a user namespace of its own a container shares no uids with the services of its host."""
+    return os.path.exists("/run/systemd/system") or id_is_mapped(0, 4294967294)
+
+
+def uid_pool(uid: int, first: int, last: int) -> list[Finding]:
+    if uid != 0:
+        return []
+    full = occupancy(first, last)
+    summary = (
+        f"{full.reserved} of {full.for_states} uids are reserved for plugins with state, "
+        f"{full.running} of {full.for_others} for others are in use"
+    )
+    if full.elsewhere:
+        summary += f"; {full.elsewhere} states have uids of another range"
+    if full.reserved >= full.for_states * _NEARLY_FULL:
+        return [
+            Finding(
+                "uid_pool",
+                "degraded",
+                summary,
+                "a plugin that has no uid yet and asks for state is not started when none is left",
+                "remove states of plugins that are gone (runner state list, runner state remove), "
+                "or widen [user] uids in the policy",
+                "reservations",
+            )
+        ]
+    old = [
+        each.uid
+        for each in list_reservations()
+        if DYNAMIC_USER_RANGE[0] <= each.uid <= DYNAMIC_USER_RANGE[1] and not first <= each.uid <= last
+    ]
+    running = sum(map(is_leased, old))
+    detail = (
+        f"{len(old)} states of an earlier version ({running} running) have uids that systemd may give to a "
+        "service (DynamicUser=); such a plugin is not started while a service has its uid"
+        if old
+        else ""
+    )
+    return [Finding("uid_pool", "ok", summary, detail)]
+
+
+def accounts_within(first: int, last: int, path: str = "/etc/passwd") -> list[str]:
+    """Read from the file: through NSS a directory server might be asked, and might not answer."""
+    return [
+        f"{fields[0]} ({fields[2]})"
+        for fields in _lines(path)
+        if len(fields) > 2 and fields[2].isdecimal() and first <= int(fields[2]) <= last
+    ]
+
+
+def subordinate_within(first: int, last: int, path: str = "/etc/subuid") -> list[str]:
+    return [
+        fields[0]
+        for fields in _lines(path)
+        if len(fields) == 3
+        and fields[1].isdecimal()
+        and fields[2].isdecimal()
+        and int(fields[1]) <= last
+        and int(fields[1]) + int(fields[2]) > first
+    ]
+
+
+def _lines(path: str) -> Iterator[list[str]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                yield line.rstrip("\n").split(":")
+    except OSError:
+        pass

@@ -1,0 +1,139 @@
+"""All states there are: whose they are, and how one is removed.
+
+As root they are found by their reservations, wherever they are, and in the runner's own place. An ordinary
+user has only the latter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from sandbox import uids
+from sandbox.removal import remove_tree
+from sandbox.state import lock_alone, record_path, state_root
+from sandbox.value import NamedTuple
+from sandbox.walk import LinkRefused, TooManyLinks, close, resolve, walk
+
+
+class State(NamedTuple):
+    name: str  # as it is called in the runner's own place; elsewhere its path
+    path: str
+    uid: int
+    manifest: str  # empty: not known
+    running: bool
+
+    @property
+    def orphaned(self) -> bool:
+        """Its manifest is gone."""
+        return bool(self.manifest) and not os.path.lexists(self.manifest)
+
+
+class StateInUse(Exception):
+    """The plugin runs."""
+
+
+class StateKept(Exception):
+    """It cannot be removed; the message says why."""
+
+
+def list_states(environ: Mapping[str, str]) -> list[State]:
+    """By name."""
+    root = _root(environ)
+    found: dict[str, State] = {}
+    if os.geteuid() == 0:
+        for held in uids.list_reservations():
+            if os.path.lexists(held.state):
+                name = os.path.basename(held.state) if os.path.dirname(held.state) == root else held.state
+                found[held.state] = State(name, held.state, held.uid, held.manifest, uids.is_leased(held.uid))
+    for name in _names(root):
+        path = os.path.join(root, name)
+        if path not in found:
+            manifest, running = _record(path)
+            found[path] = State(name, path, os.lstat(path).st_uid, manifest, running)
+    return sorted(found.values())
+
+
+def remove_state(state: State) -> None:
+    """With all that is in it. Raises StateInUse and StateKept; nothing is removed of a plugin that runs."""
+    try:
+        with _held(state):
+            steps = walk(os.path.dirname(state.path), follow="none")
+            try:
+                name = os.path.basename(state.path)
+                remove_tree(name, steps[-1].fd, state.uid)
+            finally:
+                close(steps)
+    except (LinkRefused, TooManyLinks) as refused:
+        raise StateKept(f"{state.path}: {refused}") from None
+    except OSError as error:
+        raise StateKept(f"{state.path} cannot be removed: {error.strerror}") from None
+
+
+@contextmanager
+def _held(state: State) -> Iterator[None]:
+    """Nobody starts the plugin until this is over; then nothing remembers the state."""
+    with ExitStack() as stack:
+        if os.geteuid() != 0:
+            record = _held_record(state, stack)
+            yield
+            if record is not None:
+                os.unlink(record)
+            return
+        if state.uid == 0:  # of a launch that was killed before it had a uid
+            stack.enter_context(uids.registry_lock())
+            yield
+            return
+        # Not for the whole time: a large state takes long, and other plugins start meanwhile.
+        with uids.registry_lock():
+            lease = uids.lease_alone(state.uid)
+        if lease is None:
+            raise StateInUse
+        stack.callback(lease.close)
+        yield
+        with uids.registry_lock():
+            uids.release_reservation(lease, state.path)
+
+
+def _held_record(state: State, stack: ExitStack) -> str | None:
+    path = record_path(state.path)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None  # of an older version's making
+    stack.callback(os.close, fd)
+    if not lock_alone(fd):
+        raise StateInUse
+    return path
+
+
+def _root(environ: Mapping[str, str]) -> str:
+    try:
+        return resolve(state_root(environ), follow="own")
+    except (OSError, LinkRefused, TooManyLinks):
+        return state_root(environ)
+
+
+def _names(root: str) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            return [
+                each.name
+                for each in entries
+                if not each.name.startswith(".") and each.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        return []
+
+
+def _record(path: str) -> tuple[str, bool]:
+    """The manifest of an ordinary user's state, and whether the plugin runs."""
+    try:
+        fd = os.open(record_path(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return "", False
+    try:
+        return os.fsdecode(os.read(fd, 1 << 16)), uids.count_locked(fd, 0, 0) > 0
+    finally:
+        os.close(fd)

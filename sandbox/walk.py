@@ -1,0 +1,192 @@
+"""A path is walked one component at a time, from the root, and every directory on the way stays open.
+
+Whoever may change a link, or put one in the place of a directory, decides where a path leads. So links are
+followed only where nobody but root (or, if asked for, the caller) could have made them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Literal
+
+from sandbox.value import NamedTuple
+
+LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# Which links are followed. "system": root's, in directories that only root can change. "own": for the places
+# a caller's own environment names; for an ordinary user their own links besides. "none": not one.
+Follow = Literal["system", "own", "none"]
+
+
+class Step(NamedTuple):
+    name: str
+    fd: int  # O_PATH
+    status: os.stat_result
+    system: bool  # a directory only root can change, and so is every one above it
+    made: bool = False  # by this walk
+
+
+class LinkRefused(Exception):
+    """A link on the way that is not followed."""
+
+    def __init__(self, link: str, target: str, rest: list[str]) -> None:
+        super().__init__(f"{link} is a symbolic link to {target}, which others than root could change")
+        self.link = link
+        self.target = target
+        # For messages only. What the link points to is whatever its owner wants it to be by then.
+        self.leads_to = os.path.realpath("/".join((link, *rest)))
+
+
+class TooManyLinks(Exception):
+    """More than LINK_LIMIT links."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it leads through more than {LINK_LIMIT} links")
+
+
+def walk(
+    path: str,
+    *,
+    follow: Follow = "system",
+    check: Callable[[list[Step], bool], None] | None = None,
+    missing: list[str] | None = None,
+    make: int | None = None,
+) -> list[Step]:
+    """Open absolute `path` and every directory it is reached through, outermost first, links resolved.
+
+    `check` sees the steps after each one, and whether it was the last. `missing` takes the components from
+    the first that does not exist. `make` is the mode of directories that are made where there are none; the
+    last one is made with 0700. Raises OSError, LinkRefused and TooManyLinks; the caller closes the steps.
+    """
+    steps: list[Step] = []
+    todo = parts(path)
+    links = 0
+    try:
+        steps.append(_step("/", None))
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if len(steps) > 1:
+                    os.close(steps.pop().fd)
+                continue
+            try:
+                step = _step(name, steps[-1])
+            except FileNotFoundError:
+                if missing is not None and ".." not in todo:
+                    missing += [name, *reversed(todo)]
+                    return steps
+                if make is None:
+                    raise
+                step = _made(name, steps[-1], make if todo else 0o700)
+            if not stat.S_ISLNK(step.status.st_mode):
+                steps.append(step)
+                if check is not None:
+                    check(steps, not todo)
+                continue
+            try:
+                target = os.readlink("", dir_fd=step.fd)
+            finally:
+                os.close(step.fd)
+            links += 1
+            if links > LINK_LIMIT:
+                raise TooManyLinks
+            if not _is_followed(follow, step, steps[-1]):
+                raise LinkRefused(real_path(steps).rstrip("/") + "/" + name, target, todo[::-1])
+            if target.startswith("/"):
+                while len(steps) > 1:
+                    os.close(steps.pop().fd)
+            todo += parts(target)
+    except BaseException:
+        unmake(steps)
+        close(steps)
+        raise
+    return steps
+
+
+def unmake(steps: list[Step]) -> None:
+    """Remove what the walk made, from the last one up, as long as it is empty and nobody's else."""
+    for above, step in zip(steps[-2::-1], steps[:0:-1], strict=True):
+        if not step.made:
+            return
+        try:
+            there = os.stat(step.name, dir_fd=above.fd, follow_symlinks=False)
+            if (there.st_dev, there.st_ino) != (step.status.st_dev, step.status.st_ino):
+                return
+            os.rmdir(step.name, dir_fd=above.fd)
+        except OSError:
+            return
+
+
+def resolve(path: str, *, follow: Follow = "system") -> str:
+    """Where `path` is, without links; what does not exist yet is taken as it is written.
+
+    A relative path is one below the working directory. Raises as `walk` does.
+    """
+    missing: list[str] = []
+    steps = walk(os.path.join(os.getcwd(), path), follow=follow, missing=missing)
+    try:
+        return "/" + "/".join([step.name for step in steps[1:]] + missing)
+    finally:
+        close(steps)
+
+
+def close(steps: list[Step]) -> None:
+    while steps:
+        os.close(steps.pop().fd)
+
+
+def parts(path: str) -> list[str]:
+    """Components still to be walked, last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def real_path(steps: list[Step]) -> str:
+    return "/" + "/".join(step.name for step in steps[1:])
+
+
+def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
+    owner = link.status.st_uid
+    if above.system and owner == 0:
+        return follow != "none"
+    # Links of root's in a place where others can move them about say nothing of who put them there.
+    return follow == "own" and os.geteuid() != 0 and owner in (0, os.geteuid())
+
+
+def _step(name: str, above: Step | None, *, made: bool = False) -> Step:
+    fd = os.open(name, _STEP, dir_fd=above.fd if above is not None else None)
+    try:
+        status = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022
+    return Step(name, fd, status, ours and (above is None or above.system), made)
+
+
+def _made(name: str, above: Step, mode: int) -> Step:
+    try:
+        os.mkdir(name, 0o700, dir_fd=above.fd)
+        made = True
+    except FileExistsError:
+        made = False  # by another runner, this moment
+    step = _step(name, above, made=made)
+    if not made or mode == 0o700:
+        return step
+    try:
+        # Whatever the umask is. Not by its name, which may be another's by now.
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=step.fd)
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise OSError(errno.ESTALE, "it was replaced while it was being made", name)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+    except BaseException:
+        os.close(step.fd)
+        raise
+    return step

@@ -1,0 +1,197 @@
+"""Links that another user has put where the operator's words lead: --state-dir and --report follow none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TEMP_PREFIX, USER_UID, Caller
+
+Write = Callable[..., Path]
+
+NEXO = """\
+[plugin]
+id = "linked"
+version = "1.0.0"
+name = "Linked"
+description = "d"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./run"
+[plugin.sandbox]
+enabled = true
+fs_write_paths = ["${state_dir}"]
+"""
+
+OTHER = USER_UID + 1
+
+
+@pytest.fixture
+def plugin(plugin_dir: Path, write_file: Write, nothing_left: None) -> Path:
+    write_file(plugin_dir / "plugin/nexo-plugin.toml", NEXO)
+    write_file(plugin_dir / "plugin/run", "#!/bin/sh\necho ran\n", 0o755)
+    return plugin_dir / "plugin"
+
+
+@pytest.fixture
+def public(plugin_dir: Path) -> Path:
+    """As /tmp is."""
+    path = plugin_dir / "public"
+    path.mkdir()
+    path.chmod(0o1777)
+    return path
+
+
+def plant(link: Path, target: Path | str) -> None:
+    """What another user does."""
+    link.symlink_to(target)
+    if os.geteuid() == 0:
+        os.chown(link, OTHER, OTHER, follow_symlinks=False)
+
+
+def look(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_uid, stat.S_IMODE(status.st_mode), status.st_ino
+
+
+@pytest.fixture
+def roots_own() -> Iterator[Path]:
+    """A directory that only root can change, as all above it are."""
+    path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir="/var/lib"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+# --- --state-dir -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_planted_link_gives_no_directory_away(
+    runner_as: Caller, plugin: Path, public: Path, below: str
+) -> None:
+    victim = plugin.parent / "victim"
+    victim.mkdir(mode=0o755)
+    runner_as.give(victim)
+    before = look(victim)
+    plant(public / "state", victim)
+    told = runner_as("exec", "--state-dir", public / "state" / below, plugin)
+    assert (told.returncode, told.stdout) == (126, "")
+    assert f"{public}/state is a symbolic link to {victim}" in told.stderr
+    assert f"write the path it leads to: {victim / below}" in told.stderr
+    assert (look(victim), os.listdir(victim)) == (before, [])
+    # The control: without the link the same directory is taken.
+    told = runner_as("exec", "--state-dir", victim / below, plugin)
+    assert (told.returncode, told.stdout) == (0, "ran\n")
+    assert look(victim / below)[:2] != before[:2] or below
+
+
+@pytest.mark.needs("root")
+def test_roots_own_link_in_a_place_of_roots_own_is_followed(
+    runner_as_root: Caller, plugin: Path, roots_own: Path
+) -> None:
+    (roots_own / "real").mkdir(mode=0o755)
+    (roots_own / "link").symlink_to("real")
+    state, report = roots_own / "link/state", roots_own / "link/report.json"
+    told = runner_as_root("exec", "--state-dir", state, "--report", report, plugin)
+    assert (told.returncode, told.stdout) == (0, "ran\n"), told.stderr
+    assert sorted(os.listdir(roots_own / "real")) == ["report.json", "state"]
+    # The control: once others can change the directory, root's link in it says nothing any more.
+    roots_own.chmod(0o777)
+    assert runner_as_root("exec", "--state-dir", state, plugin).returncode == 126
+    assert runner_as_root("exec", "--report", report, plugin).returncode == 2
+
+
+@pytest.mark.needs("user")
+def test_a_users_home_may_be_full_of_their_own_links(runner_as_user: Caller, plugin: Path) -> None:
+    """What the environment names, as ~/.local/state, is not what a plugin can have planted a link in."""
+    home = runner_as_user.home
+    (home / "elsewhere").mkdir()
+    (home / "state").symlink_to("elsewhere")
+    runner_as_user.give(home)
+    told = runner_as_user("exec", plugin, env={"XDG_STATE_HOME": str(home / "state")})
+    assert (told.returncode, told.stdout) == (0, "ran\n"), told.stderr
+    assert os.listdir(home / "elsewhere/runner/plugins")
+    # A word of the command line may be anywhere, and a plugin of the user's has the user's uid.
+    told = runner_as_user("exec", "--state-dir", home / "state/chosen", plugin)
+    assert told.returncode == 126 and str(home / "elsewhere/chosen") in told.stderr
+    assert not (home / "elsewhere/chosen").exists()
+
+
+# --- --report ----------------------------------------------------------------------------------------------
+
+
+def test_a_planted_link_leads_no_report_to_a_file(runner_as: Caller, plugin: Path, public: Path) -> None:
+    victim = plugin.parent / "victim"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    runner_as.give(victim)
+    before = look(victim)
+    plant(public / "report.json", victim)
+    plant(public / "folder", victim.parent)
+    plant(public / "nowhere", victim.parent / "new")
+    state = runner_as.home / "state"
+    for target in (public / "report.json", public / "folder/victim", public / "nowhere"):
+        told = runner_as("exec", "--state-dir", state, "--report", target, plugin)
+        assert (told.returncode, told.stdout) == (2, "")
+        assert "symbolic link" in told.stderr and "write the path it leads to" in told.stderr
+    assert (look(victim), victim.read_text()) == (before, "secret")
+    assert not (victim.parent / "new").exists()
+    assert sorted(os.listdir(public)) == ["folder", "nowhere", "report.json"]
+    # The control: in the same directory, and over the same file.
+    runner_as.give(victim.parent)
+    for target in (public / "mine.json", victim):
+        runner_as("exec", "--state-dir", "/proc/nowhere", "--report", target, plugin)
+        assert json.loads(target.read_text())["schema"] == "runner.report.v1"
+        assert look(target)[:2] == (runner_as.uid, 0o600)
+
+
+@pytest.mark.needs("root")
+def test_a_planted_fifo_gets_no_report(runner_as_root: Caller, plugin: Path, public: Path) -> None:
+    """Whose maker reads it, and could stop reading half-way."""
+    fifo = public / "report.json"
+    os.mkfifo(fifo)
+    os.chown(fifo, OTHER, OTHER)
+    with subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE) as reader:
+        held = os.open(fifo, os.O_WRONLY)  # returns when the reader is there
+        told = runner_as_root("exec", "--report", fifo, plugin)
+        os.close(held)
+        assert reader.communicate(timeout=30)[0] == b""
+    assert told.returncode == 2 and f"belongs to uid {OTHER}" in told.stderr
+
+
+def test_names_of_ones_own_descriptors(runner_as: Caller, plugin: Path) -> None:
+    """What is behind them has no path, or one that others could change: it is not looked at."""
+    state = runner_as.home / "state"
+    words = ("exec", "--policy", "/nonexistent", "--state-dir", state, "--report")  # reported, not launched
+    read, write = os.pipe()
+    os.set_blocking(write, False)  # the caller's business
+    log = plugin.parent / "log"
+    file = os.open(log, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(file, b"before\n")
+    try:
+        for target in (str(write), f"/dev/fd/{write}", f"/proc/self/fd/{write}"):
+            runner_as(*words, target, plugin, pass_fds=[write])
+            assert json.loads(os.read(read, 1 << 16))["schema"] == "runner.report.v1"
+        runner_as(*words, f"/dev/fd/{file}", plugin, pass_fds=[file])
+        told = runner_as(*words, f"/dev/fd/{read}", plugin, pass_fds=[read])
+        assert told.returncode == 2 and "open for reading only" in told.stderr
+    finally:
+        for fd in (read, write, file):
+            os.close(fd)
+    first, second = log.read_text().splitlines()
+    assert first == "before" and json.loads(second)["schema"] == "runner.report.v1"
+    told = runner_as(*words, "/dev/stderr", plugin)
+    assert any(line.startswith('{"schema"') for line in told.stderr.splitlines())
+    told = runner_as(*words, "/dev/stdout", plugin)
+    assert json.loads(told.stdout)["schema"] == "runner.report.v1"
+    for target in ("/dev/stdin", "/dev/fd/77", "/proc/1/fd/2"):
+        assert runner_as(*words, target, plugin).returncode == 2
