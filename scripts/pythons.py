@@ -173,7 +173,7 @@ def _make(python: Python, venv: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "pip"])
             (wheel,) = Path(folder).iterdir()
-            # pip can run from its own wheel. Ours would run there too, unless it is older than that Python.
+            # pip runs from its own wheel, too. Not ours: it may be too old for that Python.
             _run([str(venv / "bin/python"), f"{wheel}/pip", "install", "--quiet", str(wheel)])
 
 

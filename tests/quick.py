@@ -3,6 +3,8 @@
 A test launches if it has a caller to run `runner` as, looks for processes left behind, needs something of the
 machine, or is marked `launches`. That is a guess by what the test declares; so that it stays true, no process
 of a quick run can make a namespace, which every launch does. A test that tries gets EPERM and a note.
+
+Of hypothesis' examples a quick run tries a part.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import errno
 import os
 import struct
 from collections.abc import Generator
+from typing import Any
 
+import hypothesis
 import pytest
 
 from sandbox import syscalls
@@ -27,6 +31,8 @@ _NEW_TIME = 0x80
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
+
+_EXAMPLES = 0.2
 
 _NOTE = (
     "This run starts nothing in a namespace of its own: the kernel answers EPERM to who tries."
@@ -46,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # xdist's workers inherit it.
     if config.getoption("--quick") and not hasattr(config, "workerinput"):
         forbid_namespaces()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    test: Any = getattr(item, "function", None)
+    # hypothesis has no other way to change the settings of a test that sets its own.
+    settings = getattr(test, "_hypothesis_internal_use_settings", None)
+    if settings is not None and item.config.getoption("--quick") and not hasattr(test, "_examples"):
+        fewer = max(1, round(settings.max_examples * _EXAMPLES))
+        test._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=fewer)
+        test._examples = settings.max_examples  # parameters share the function
 
 
 @pytest.hookimpl(wrapper=True)

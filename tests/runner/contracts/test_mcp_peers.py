@@ -28,6 +28,8 @@ BARE = str(ROOT / "tests/plugins/mcp_bare/server.py")
 SDK = str(ROOT / "tests/plugins/mcp_sdk/server.py")
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 
+pytestmark = pytest.mark.launches
+
 # As an argument of the server, and what comes of it.
 BARE_ERAS = [("modern", MODERN), ("legacy", LEGACY), ("silent-legacy", LEGACY)]
 
