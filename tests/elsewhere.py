@@ -2,6 +2,7 @@
 
 The function travels as its source, because an ordinary user may not be able to read the tests. So it imports
 what it needs itself, takes and returns what JSON can say, and names other functions it calls in `using`.
+`wait_for` of tests/tables.py is always there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 Act = Callable[..., Any]
 
@@ -25,7 +27,7 @@ def command(caller: Caller, act: Act, *args: object, using: tuple[Act, ...] = ()
 
 
 def program(act: Act, using: tuple[Act, ...] = ()) -> str:
-    sources = [textwrap.dedent(inspect.getsource(each)) for each in (*using, act)]
+    sources = [textwrap.dedent(inspect.getsource(each)) for each in (wait_for, *using, act)]
     return "\n".join(
         (
             "from __future__ import annotations",

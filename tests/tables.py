@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -62,8 +61,10 @@ def run_lines(
 def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.01) -> bool:
     """Whether it came true. For what the kernel sends no event for.
 
-    The bound is for a machine that hangs, not for one that is slow.
+    The bound is for a machine that hangs, not for one that is slow. Functions that run elsewhere have it too.
     """
+    import time
+
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:

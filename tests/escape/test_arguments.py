@@ -90,11 +90,13 @@ def test_a_nul_ends_no_option_early(cage: Cage, place: str) -> None:
     assert "NUL" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["a=b", "", "x y", "${HOME}", "@@u", "é\n\t'\"\\", "-" * 3])
-def test_odd_values_arrive_unchanged(cage: Cage, value: str) -> None:
-    tables = f"[plugin.entrypoint.env]\nODD = {json.dumps(value)}\n"
-    assert cage.attack("environment", tables=tables).done["ODD"] == value
-    assert cage.attack("words", value).done == [value]
+def test_odd_values_arrive_unchanged(cage: Cage) -> None:
+    values = ["a=b", "", "x y", "${HOME}", "@@u", "é\n\t'\"\\", "-" * 3]
+    odd = {f"ODD_{number}": value for number, value in enumerate(values)}
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in odd.items())
+    found = cage.attack("environment", tables=f"[plugin.entrypoint.env]\n{lines}").done
+    assert {name: found.get(name) for name in odd} == odd
+    assert cage.attack("words", *values).done == values
 
 
 # --- Words that would widen the cage -----------------------------------------------------------------------

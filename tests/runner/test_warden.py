@@ -24,6 +24,7 @@ from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, holding, in_cage, invocation, line, summed
+from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 
@@ -103,9 +104,10 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
         before.start()
         control.tell("born", pid=1)
         host.recv(100)  # signals that there is room; nothing was said
+        waiting = Path(f"/proc/{os.getpid()}/stat")
         pid = os.fork()
         if pid == 0:
-            time.sleep(0.2)
+            wait_for(lambda: waiting.read_text().rpartition(")")[2].split()[0] == "S")
             host.send(b"\x09")
             os._exit(0)
         with pytest.raises(warden._Called):

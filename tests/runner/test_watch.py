@@ -25,6 +25,7 @@ from sandbox.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
+from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -60,10 +61,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
         if how.get("not there yet"):
             cell.signal_program = lambda _: False
         if how.get("launch is over"):
-            for _ in range(5000):
-                if cell.runs():
-                    break
-                time.sleep(0.001)
+            assert wait_for(cell.runs, step=0.001)
             os.write(1, b"runs\n")
             clocks["launch"] = time.monotonic()
         if "teardown" in how:
@@ -282,14 +280,13 @@ def starts_from_a_thread(argv: list[str]) -> None:
     import os
     import subprocess
     import threading
-    import time
 
     started: list[subprocess.Popen[bytes]] = []
     worker = threading.Thread(target=lambda: started.append(subprocess.Popen(argv)))
     worker.start()
     worker.join()
-    while len(os.listdir("/proc/self/task")) > 1:  # join() returns before the kernel's thread is gone
-        time.sleep(0.001)
+    # join() returns before the kernel's thread is gone.
+    assert wait_for(lambda: len(os.listdir("/proc/self/task")) == 1, step=0.001)
     os.write(1, b"alone\n")
     started[0].wait()
 

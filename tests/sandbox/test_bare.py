@@ -13,6 +13,7 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 from tests.sandbox.pens import Pen, pen
+from tests.tables import wait_for
 
 Write = Callable[..., Path]
 
@@ -168,7 +169,6 @@ def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
 def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
     """Run it in groups of its own and with a stderr of its own; how it ended, what it said, who is left."""
     import os
-    import time
     from contextlib import contextmanager
 
     from sandbox import bare
@@ -202,8 +202,7 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
         try:
             with contextmanager(cage)(given) as cell:
                 if how == "killed":
-                    while os.lseek(said, 0, os.SEEK_END) == 0:
-                        time.sleep(0.001)
+                    assert wait_for(lambda: os.lseek(said, 0, os.SEEK_END), step=0.001)
                     cell.kill()
                 end = cell.wait()
                 left = list(cgroup.left())

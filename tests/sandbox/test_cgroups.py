@@ -10,7 +10,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -454,6 +453,7 @@ def test_several_at_once(inside: Pen) -> None:
 def counted() -> dict[str, Any]:
     """What the kernel counts of a member that computes, forks and is refused a fork."""
     import os
+    import time
 
     from sandbox.cgroups import CAGE_PROCESSES, made
     from sandbox.hierarchies import survey
@@ -484,9 +484,8 @@ def counted() -> dict[str, Any]:
                 except OSError:
                     os._exit(7)
                 os._exit(8)
-        until = time.monotonic() + 20
-        while cgroup.counters().throttled == 0 and time.monotonic() < until:
-            time.sleep(0.01)  # on a busy machine it may take a while until it gets more than its share
+        # On a busy machine it may take a while until it gets more than its share.
+        wait_for(lambda: cgroup.counters().throttled != 0, 20)
         os.write(write, b"!")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         counters, cpu = cgroup.counters(), cgroup.cpu()
@@ -525,6 +524,7 @@ def stopped_and_lifted(how: str) -> list[Any]:
     import os
     import select
     import signal
+    import time
 
     from sandbox.cgroups import Cgroup, made
     from sandbox.hierarchies import survey
@@ -548,8 +548,7 @@ def stopped_and_lifted(how: str) -> list[Any]:
         if how == "frozen":
             unified = next(group for group in cgroup.groups if group.site.version == 2)
             cgroup.freeze(True)
-            while unified.table("cgroup.events")["frozen"] != 1:
-                time.sleep(0.001)
+            assert wait_for(lambda: unified.table("cgroup.events")["frozen"] == 1, step=0.001)
             os.set_blocking(read, False)
             try:
                 while os.read(read, 65536):

@@ -123,8 +123,7 @@ def filled(place: str, budget: int, program: str, within: str = "") -> dict[str,
     os.close(descriptor)
     try:
         assert not meter.measure()
-        while not below(keeper.pid):
-            time.sleep(0.001)
+        assert wait_for(lambda: below(keeper.pid), step=0.001)
         keeper.stdin.write(b"go")
         keeper.stdin.flush()
         poll = select.poll()

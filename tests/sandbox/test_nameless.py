@@ -62,7 +62,6 @@ THREAD = "def act():\n    libc.unshare(0x400)\n    deleted()\n    ready()\nthrea
 # The main thread ends, the process does not.
 HEADLESS = """
 def act():
-    time.sleep(0.1)
     while open(f'/proc/{os.getpid()}/stat').read().rpartition(') ')[2][0] != 'Z':
         time.sleep(0.01)
     fd = deleted()

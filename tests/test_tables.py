@@ -1,0 +1,123 @@
+"""The tests' own tools: a process from a template is as a fresh one, and a table names every row."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.tables import Line, check_rows, run_lines, wait_for
+from tests.template import _Forked, quick, templates  # noqa: F401 -- a fixture
+
+
+def seen_from_inside() -> dict[str, Any]:
+    """All that a process can see of what it was given."""
+    import os
+    import resource
+    import signal
+    import sys
+    import threading
+
+    with open("/proc/self/status") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    names = (
+        "Uid",
+        "Gid",
+        "Groups",
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "CapEff",
+        "CapBnd",
+        "NoNewPrivs",
+        "Seccomp",
+    )
+    return {
+        **{name: status[name] for name in names},
+        "parent": os.getppid(),
+        "group": os.getpgrp(),
+        "session": os.getsid(0),
+        "cwd": os.getcwd(),
+        "environ": dict(os.environ),
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "umask": os.umask(0o22),
+        "limits": [resource.getrlimit(number) for number in range(16)],
+        "threads": threading.active_count(),
+        "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "trio": "trio" in sys.modules,
+        "streams": [sys.stdout.line_buffering, sys.stdout.encoding, sys.stdin.fileno(), sys.stderr.errors],
+        "argv": sys.argv[:1],
+    }
+
+
+@pytest.mark.usefixtures("templates")
+@pytest.mark.parametrize("more", [{}, {"X": "1"}], ids=["", "a variable"])
+def test_a_process_from_a_template_is_as_a_fresh_one(runner_as: Caller, more: dict[str, str]) -> None:
+    forked = elsewhere.run(quick(runner_as), seen_from_inside, env=more)
+    fresh = elsewhere.run(runner_as, seen_from_inside, env=more)
+    assert forked == fresh
+    assert forked["parent"] == os.getpid() and not forked["trio"]
+
+
+@pytest.mark.usefixtures("templates")
+def test_it_really_is_forked_and_ends_as_others_do(runner_as: Caller) -> None:
+    caller = quick(runner_as)
+    read, write = os.pipe()
+    with (
+        open(read, "rb") as reader,
+        caller.start("exec", "--report", str(write), "/", pass_fds=[write]) as gone,
+    ):
+        os.close(write)
+        assert isinstance(gone, _Forked)
+        out, err = gone.communicate(timeout=60)
+        assert (gone.returncode, out) == (126, b"") and b"manifest" in err
+        assert b'"manifest_invalid"' in reader.read()
+
+    def waits() -> None:
+        import os
+        import signal
+
+        os.write(1, b"here\n")
+        signal.pause()
+
+    with elsewhere.start(caller, waits, start_new_session=True) as killed:
+        assert isinstance(killed, _Forked) and elsewhere.line(killed) == b"here\n"
+        assert os.getsid(killed.pid) == killed.pid
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("templates")
+def test_what_a_template_cannot_do_is_started(runner_as: Caller) -> None:
+    started = quick(runner_as).start("--version", env={"PYTHONDEVMODE": "1"}, stdin=subprocess.DEVNULL)
+    assert type(started) is subprocess.Popen
+    started.communicate(timeout=60)
+    assert started.returncode == 0
+
+
+def test_every_wrong_row_is_named() -> None:
+    def check(name: str, value: int) -> None:
+        assert value % 2 == 0, f"{value} is odd"
+
+    check_rows({"two": 2, "four": 4}, check)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        check_rows({"one": 1, "two": 2, "three": 3}, check)
+    said = str(caught.value)
+    assert "2 of 3 rows are wrong" in said and "'one'" in said and "3 is odd" in said and "'two'" not in said
+    with pytest.raises(AssertionError, match="without rows"):
+        check_rows({}, check)
+
+
+def test_lines_come_back_in_their_order(runner_as_user: Caller) -> None:
+    lines = [Line(("--version",)), Line(("frobnicate",)), Line(("schema", "nexo"))]
+    assert [done.returncode for done in run_lines(runner_as_user, lines)] == [0, 2, 0]
+
+
+def test_waiting_is_bounded() -> None:
+    assert wait_for(lambda: True, 0)
+    assert not wait_for(lambda: False, 0.01)
