@@ -17,13 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from sandbox.hierarchies import Hierarchy, Site
+from sandbox.hierarchies import LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.spawner import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-PREFIX = "runner-"
-_OWN = "-self"  # end of the name of the group the runner itself moves to
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2
 
@@ -448,7 +446,7 @@ def _hand_down(site: Site) -> None:
     """
     try:
         if site.leave:
-            leaf = f"{site.directory}/{PREFIX}{_identity()}{_OWN}"
+            leaf = f"{site.directory}/{PREFIX}{_identity()}{LEAF}"
             if leaf not in _left_for:
                 held = _made_and_locked(leaf)
                 if held is None:
@@ -484,7 +482,7 @@ def sweep(directory: str) -> None:
             continue  # gone since it was listed, or another user's
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _rmdir(path) and not name.endswith(_OWN):
+            if not _rmdir(path) and not name.endswith(LEAF):
                 Cgroup([Group(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
                 _rmdir(path)  # or the next runner: its members need a moment
         except OSError:
@@ -495,9 +493,9 @@ def sweep(directory: str) -> None:
 
 def _is_ours(name: str) -> bool:
     """runner-PID-START-NUMBER, or -self. Others call theirs runner-something too: those of build farms."""
-    words = name.removesuffix(_OWN).removeprefix(PREFIX).split("-")
-    numbers = 2 if name.endswith(_OWN) else 3
-    return name.startswith(PREFIX) and len(words) == numbers and all(word.isdecimal() for word in words)
+    words = name.removeprefix(PREFIX).split("-")
+    numbered = name.startswith(PREFIX) and len(words) == 3 and all(word.isdecimal() for word in words)
+    return numbered or is_leaf(name)
 
 
 def _version(path: str) -> Literal[1, 2]:

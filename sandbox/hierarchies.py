@@ -17,6 +17,8 @@ from sandbox.value import NamedTuple
 # What budgets need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
+PREFIX = "runner-"  # of the name of every group a runner makes
+LEAF = "-self"  # end of the name of the group to which a runner moves itself
 _UNITS = (".service", ".scope")
 # With one of these systemd marks what it has handed over (Delegate=yes); a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
@@ -218,7 +220,12 @@ def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     that does so already will do, if that leaves no bounds behind which were set for us. Root goes there at
     once where its unit was not delegated: systemd would answer an OOM kill in it by stopping it.
     """
-    chain = list(_upwards(own.directory, own.root))
+    start = own.directory
+    if is_leaf(os.path.basename(start)) and start != own.root:
+        # This process, or its parent, was alone in the group above and has moved here so that it hands down.
+        # Taken for a group of its own, the leaf would get a leaf, and that one too: deeper at each launch.
+        start = os.path.dirname(start)
+    chain = list(_upwards(start, own.root))
     unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)
     inside = [(directory, True) for directory in chain[: unit + 1]]
     beyond = [
@@ -228,6 +235,13 @@ def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     ]
     delegated = os.geteuid() != 0 or any(map(_is_delegated, chain[: unit + 1]))
     yield from (*inside, *beyond) if delegated else (*beyond, *inside)
+
+
+def is_leaf(name: str) -> bool:
+    """runner-PID-START-self"""
+    words = name.removeprefix(PREFIX).removesuffix(LEAF).split("-")
+    shaped = name.startswith(PREFIX) and name.endswith(LEAF)
+    return shaped and len(words) == 2 and all(word.isdecimal() for word in words)
 
 
 def _is_unbounded(directory: str) -> bool:

@@ -34,18 +34,51 @@ def parse(text: str) -> object:
     try:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        message, hint = _MESSAGES.get(error.msg, (error.msg[:1].lower() + error.msg[1:], ""))
-        raise Fault(error.pos, "json_syntax", message, hint) from None
+        said, at = _trailing_comma(text, error.msg, error.pos)
+        message, hint = _MESSAGES.get(said, (said[:1].lower() + said[1:], ""))
+        raise Fault(at, "json_syntax", message, hint) from None
     except (ValueError, RecursionError, OverflowError) as error:
         # The scan names these with their position; this is the belt.
         raise Fault(0, "json_syntax", f"a value cannot be represented: {error}", place=(0, 0)) from None
 
 
+def _trailing_comma(text: str, message: str, at: int) -> tuple[str, int]:
+    """The same words and the same place for a trailing comma, whichever Python reads the document.
+
+    Since 3.13 the parser names the comma. Before, it missed a key or a value at the bracket behind it.
+    """
+    if message.startswith("Illegal trailing comma"):
+        found = _SPACE.match(text, at + 1)
+        return message, found.end() if found else at
+    if message.startswith("Expecting ") and text[:at].rstrip(" \t\n\r").endswith(","):
+        if text.startswith("}", at):
+            return "Illegal trailing comma before end of object", at
+        if text.startswith("]", at):
+            return "Illegal trailing comma before end of array", at
+    return message, at
+
+
 # Possessive throughout (the *+): a plain * keeps a way back for each repetition, which costs memory
 # by the character and, on a string that is never closed, time by the square.
+# Only a set of characters is repeated, never a group: Python before 3.11.5 matches a possessive group wrongly
+# if there is an alternative inside (CPython issue 106052).
 _SPACE = re.compile(r"[ \t\n\r]*+")
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _WORD = re.compile(r"[^\s,:\[\]{}\"]++")
+_PLAIN_STRING = re.compile(r'"[^"\\]*+"')
+_IN_STRING = re.compile(r'\\.|"', re.DOTALL)  # what is not plain in a string: an escape, and its end
+
+
+def string_end(text: str, at: int) -> int | None:
+    """Where the string that starts at `at` ends. None: there is no string, or it is not closed."""
+    plain = _PLAIN_STRING.match(text, at)
+    if plain is not None:
+        return plain.end()
+    if not text.startswith('"', at):
+        return None
+    for found in _IN_STRING.finditer(text, at + 1):
+        if found[0] == '"':
+            return found.end()
+    return None
 
 
 def scan(text: str) -> Positions:
@@ -62,11 +95,11 @@ def scan(text: str) -> Positions:
 
     def key(offset: int) -> int | None:
         """Reads `"key" :`, sets the last path element, returns the offset of the value."""
-        found = _STRING.match(text, offset)
-        if found is None:
+        end = string_end(text, offset)
+        if end is None:
             return None
-        name = _unescaped(found[0])
-        colon = skip(found.end())
+        name = _unescaped(text[offset:end])
+        colon = skip(end)
         if name is None or not text.startswith(":", colon):
             return None
         path[-1] = name
@@ -96,10 +129,10 @@ def scan(text: str) -> Positions:
                     at = after
                 continue
         elif character == '"':
-            string = _STRING.match(text, at)
-            if string is None:
+            end = string_end(text, at)
+            if end is None:
                 return seen.stopped(at)
-            at = skip(string.end())
+            at = skip(end)
         else:
             word = _WORD.match(text, at)
             if word is None:

@@ -28,13 +28,56 @@ def parse(text: str, stop: int | None) -> object:
 
 
 _BLANK = re.compile(r"[ \t]*+")
-_SPACE = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
+_WHITE = re.compile(r"[ \t\r\n]*+")
+_COMMENT = re.compile(r"[ \t\r\n]*+#[^\n]*+")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]++")
-_BASIC = re.compile(r'"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"')
-_LITERAL = re.compile(r"'[^'\n]*+'")
-_LONG_BASIC = re.compile(r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+"{3,5}', re.DOTALL)
-_LONG_LITERAL = re.compile(r"'''[^']*+(?:'(?!'')[^']*+)*+'{3,5}")
 _WORD = re.compile(r"[^,\]\[{}#\n\"'=]++")
+_PLAIN_BASIC = re.compile(r'"[^"\\\n]*+"')
+_LITERAL = re.compile(r"'[^'\n]*+'")
+# What is not plain in a string: an escape, and where it ends. A string of one line has no line break.
+_IN_BASIC = re.compile(r'\\[^\n]|["\n]')
+_IN_LONG_BASIC = re.compile(r'\\.|"""', re.DOTALL)
+
+
+def skip_space(text: str, at: int) -> int:
+    """Behind blanks, line breaks and comments."""
+    while found := _COMMENT.match(text, at):
+        at = found.end()
+    return _match_end(_WHITE, text, at)
+
+
+def string_end(text: str, at: int) -> int | None:
+    """Where the string that starts at `at`, of any of the four kinds, ends. None: it is not closed."""
+    if text.startswith('"""', at):
+        for found in _IN_LONG_BASIC.finditer(text, at + 3):
+            if found[0] == '"""':
+                return _quotes_end(text, found.end())
+        return None
+    if text.startswith("'''", at):
+        closing = text.find("'''", at + 3)
+        return None if closing < 0 else _quotes_end(text, closing + 3)
+    return _line_string_end(text, at)
+
+
+def _quotes_end(text: str, at: int) -> int:
+    """Up to two more quotes before the three that close a long string are part of the string."""
+    quote = text[at - 1]
+    return at + (2 if text.startswith(quote * 2, at) else text.startswith(quote, at))
+
+
+def _line_string_end(text: str, at: int) -> int | None:
+    """The same for the two kinds that keys may be: `""` and `''` are empty strings here."""
+    plain = _PLAIN_BASIC.match(text, at) or _LITERAL.match(text, at)
+    if plain is not None:
+        return plain.end()
+    if not text.startswith('"', at):
+        return None
+    for found in _IN_BASIC.finditer(text, at + 1):
+        if found[0] == '"':
+            return found.end()
+        if found[0] == "\n":
+            return None
+    return None
 
 
 def scan(text: str) -> Positions:
@@ -46,7 +89,7 @@ def scan(text: str) -> Positions:
     table: KeyPath = ()
     at, size = 0, len(text)
     while True:
-        at = _match_end(_SPACE, text, at)
+        at = skip_space(text, at)
         if at >= size:
             return seen
         if text[at] == "[":
@@ -89,16 +132,17 @@ def _key(text: str, at: int) -> tuple[list[tuple[str, int]], int]:
     segments: list[tuple[str, int]] = []
     while True:
         at = _match_end(_BLANK, text, at)
-        found = _BARE_KEY.match(text, at) or _BASIC.match(text, at) or _LITERAL.match(text, at)
-        if found is None:
+        bare = _BARE_KEY.match(text, at)
+        end = bare.end() if bare else _line_string_end(text, at)
+        if end is None:
             return [], at
-        if len(found[0]) > WORD_LIMIT:
-            message = f"a key of {len(found[0])} characters, the limit is {WORD_LIMIT}"
+        if end - at > WORD_LIMIT:
+            message = f"a key of {end - at} characters, the limit is {WORD_LIMIT}"
             raise Fault(at, "key_too_long", message)
-        segments.append((_unquoted(found[0]), at))
+        segments.append((_unquoted(text[at:end]), at))
         if len(segments) > DEPTH_LIMIT:
             raise Fault(at, "too_deep", f"the document is nested deeper than {DEPTH_LIMIT} levels")
-        at = _match_end(_BLANK, text, found.end())
+        at = _match_end(_BLANK, text, end)
         if not text.startswith(".", at):
             return segments, at
         at += 1
@@ -140,10 +184,10 @@ def _pair(text: str, at: int, table: KeyPath, seen: Positions, values: set[KeyPa
             if not inside:
                 return at
             closer, container, index = inside[-1]
-            at = _match_end(_SPACE, text, at)
+            at = skip_space(text, at)
             if not opening:
                 if text.startswith(",", at):
-                    at = _match_end(_SPACE, text, at + 1)
+                    at = skip_space(text, at + 1)
                 elif not text.startswith(closer, at):
                     seen.stopped(at)
                     return None
@@ -182,19 +226,13 @@ def _assignment(
 
 
 def _scalar(text: str, at: int) -> int | None:
-    if text.startswith('"""', at):
-        found = _LONG_BASIC.match(text, at)
-    elif text.startswith("'''", at):
-        found = _LONG_LITERAL.match(text, at)
-    elif text.startswith('"', at):
-        found = _BASIC.match(text, at)
-    elif text.startswith("'", at):
-        found = _LITERAL.match(text, at)
-    else:
-        found = _WORD.match(text, at)
-        if found is not None and len(found[0]) > WORD_LIMIT:
-            length = len(found[0])
-            raise Fault(at, "number_too_large", f"a word of {length} characters, the limit is {WORD_LIMIT}")
-    if found is None and text[at : at + 1] in ("'", '"'):
-        raise Fault(at, "toml_syntax", "this string is not closed")
+    if text.startswith(("'", '"'), at):
+        end = string_end(text, at)
+        if end is None:
+            raise Fault(at, "toml_syntax", "this string is not closed")
+        return end
+    found = _WORD.match(text, at)
+    if found is not None and len(found[0]) > WORD_LIMIT:
+        length = len(found[0])
+        raise Fault(at, "number_too_large", f"a word of {length} characters, the limit is {WORD_LIMIT}")
     return found.end() if found else None

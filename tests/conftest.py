@@ -1,16 +1,27 @@
-"""What all tests share: callers (root, an ordinary user), places a dropped uid can reach, and a leak check.
+"""What all tests share: callers (root, an ordinary user), places a dropped uid can reach, and leak checks.
 
 Most tests run the real program and the real bwrap. What that needs of the machine is declared with
 `@pytest.mark.needs("node")` and so on; a test whose need is not met is skipped with the reason, and the end
 of the run lists, for each need, how many tests ran and how many did not.
+
+Tests run side by side (scripts/test), so none may count what others make as well. Two leak checks:
+
+- `nothing_left` looks at processes below this one: for every test that launches.
+- `machine_as_before` looks at mounts, files in shared places and cgroups of the whole machine: for tests that
+  are about them. Those are marked `machine`, as is a test that uses up something of the machine, and run one
+  by one after all others.
+
+Besides, the whole run fails if the machine is not as before at its end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,24 +30,33 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+from sandbox.cgroups import sweep
+from sandbox.hierarchies import survey
+from sandbox.mounts import read_mounts
+from tests import bounds, quick
+from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("runner", "sandbox", "policies")
 
-# Nobody's uid: outside the ranges of Debian's adduser, of systemd and of the runner's own leases.
-USER_UID = 54321
+# Nobody's uid: outside the ranges of Debian's adduser, of systemd and of the runner's own leases. Each of
+# xdist's workers has another: what the kernel counts by user is then not shared.
+USER_UID = 54321 + int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
 # Where bwrap, node and interpreters are looked for. Not the PATH of whoever runs the tests: a program below
 # somebody's home is no use to a plugin, which cannot see it.
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-# Also the mark by which the leak check knows the tests' own directories from the program's.
-TEMP_PREFIX = "rt-"
+# The pid of the process that was started first, in all processes of a run.
+_RUN = os.environ.setdefault("RUNNER_TEST_RUN", str(os.getpid()))
+# Also the mark by which the leak check knows this run's own directories from the program's.
+TEMP_PREFIX = f"rt-{_RUN}-"
 
 # How long a process may take to vanish after the runner has returned.
 _VANISH_SECONDS = 5.0
@@ -114,19 +134,53 @@ def _become_user() -> list[str]:
     return ["/usr/bin/setpriv", f"--reuid={USER_UID}", f"--regid={USER_UID}", "--clear-groups", "--"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("runner")
+    group.addoption(
+        "--part",
+        choices=["all", "parallel", "machine"],
+        default="all",
+        help="tests that can run side by side, or those marked `machine`",
+    )
+    group.addoption("--quick", action="store_true", help="only tests that launch nothing")
+    group.addoption("--tally", metavar="FILE", help="write counts and durations there, for scripts/test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"needs(*capabilities): skip, with the reason, where one is missing ({', '.join(_CAPABILITIES)})",
     )
-    # Started with nohup, all that we start would ignore it too.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.addinivalue_line(
+        "markers",
+        "machine: counts what is left on the machine, or uses up something of it; runs alone",
+    )
+    # How long one example takes says more of the machine's load than of the code.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
+    config.pluginmanager.register(bounds)
+    config.pluginmanager.register(quick)
     # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    wanted = [
+        item
+        for item in items
+        if part in ("all", "machine" if item.get_closest_marker("machine") else "parallel")
+        and not (config.getoption("--quick") and quick.launches(item))
+    ]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
+        items[:] = wanted
     for item in items:
+        # What is made once for a module is not made by each worker anew.
+        for name, fixtures in getattr(item, "_fixtureinfo").name2fixturedefs.items():  # noqa: B009 -- pytest's own
+            if fixtures[-1].scope == "module":
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         for name in sorted(needs):
             if name not in _CAPABILITIES:
@@ -137,27 +191,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    ran: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    for outcome in ("passed", "failed", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
-            if outcome != "skipped" and getattr(report, "when", "") != "call":
-                continue
-            for key, name in getattr(report, "user_properties", ()):
-                if key == "needs":
-                    (skipped if outcome == "skipped" else ran)[name] += 1
-    if not ran and not skipped:
-        return
-    terminalreporter.section("what the machine let us test")
-    for name in _CAPABILITIES:
-        if not ran[name] and not skipped[name]:
-            continue
-        why = lacks(name)
-        terminalreporter.line(
-            f"{name:7} {ran[name]:5} ran" + (f", {skipped[name]} skipped: {why}" if skipped[name] else ""),
-            yellow=bool(skipped[name]),
-        )
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    tally = Tally.of(terminalreporter.stats)
+    if path := config.getoption("--tally"):
+        tally.write(Path(path))
+    elif lines := tally.needs():
+        terminalreporter.section("what the machine let us test")
+        for line in lines:
+            terminalreporter.line(line, yellow="skipped" in line)
+    if left := config.stash.get(_LEFT, []):
+        terminalreporter.section("left on the machine by this run", red=True)
+        for line in left:
+            terminalreporter.line(line)
 
 
 # --- Callers -----------------------------------------------------------------------------------------------
@@ -253,7 +298,13 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
     become = _become_user() if name == "user" else []
     uid = USER_UID if become else os.geteuid()
     if become:
-        python, pythonpath = request.getfixturevalue("_code_for_everybody")
+        try:
+            python, pythonpath = request.getfixturevalue("_code_for_everybody")
+        except pytest.skip.Exception:
+            # Counted in the summary, whether the test is marked or not.
+            if ("needs", "user") not in request.node.user_properties:
+                request.node.user_properties.append(("needs", "user"))
+            raise
     else:
         python, pythonpath = (sys.executable,), str(ROOT)
     with _public_directory() as parent:
@@ -320,9 +371,17 @@ def _code_for_everybody() -> Iterator[tuple[tuple[str, ...], str]]:
             if works(python, pythonpath):
                 yield (python,), pythonpath
                 return
-        pytest.fail(
-            f"an ordinary user can use neither {sys.executable} nor a {version} in /usr: run scripts/test"
-        )
+        pytest.skip(unreachable(os.path.realpath(sys.executable), version))
+
+
+def unreachable(python: str, version: str) -> str:
+    """Why an ordinary user cannot run our interpreter."""
+    closed = [str(path) for path in Path(python).parents if not path.stat().st_mode & 0o001]
+    why = f"only its owner may enter {closed[-1]}" if closed else "it does not work for them"
+    return (
+        f"needs an interpreter that an ordinary user can run: not {python} ({why}),"
+        f" and there is no {version} with the same packages in /usr/bin or /usr/local/bin"
+    )
 
 
 # --- Places ------------------------------------------------------------------------------------------------
@@ -365,26 +424,56 @@ def write_file() -> Callable[..., Path]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a launch could leave on the machine."""
+    """What launches could leave on the machine, besides processes."""
 
-    processes: frozenset[int]
     mounts: frozenset[str]
     files: frozenset[str]
+    groups: frozenset[str]
+
+    def since(self, before: Traces) -> list[str]:
+        """What is here and was not there, and mounts that have gone."""
+        return sorted(
+            (self.mounts ^ before.mounts) | (self.files - before.files) | (self.groups - before.groups)
+        )
 
 
 def traces() -> Traces:
-    """Our own descendants, this machine's mounts, and files where the runner may put some."""
+    """This machine's mounts, files where the runner may put some, and cgroups of runners that are gone."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     files = {str(path) for path in Path("/run/runner").rglob("*")} - {"/run/runner/uids"}
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(FileNotFoundError):
-            names = os.listdir(place)
-            files |= {
-                f"{place}/{name}"
-                for name in names
-                if name.lstrip(".").startswith(("runner", "bwrap", "bubblewrap"))
-            }
-    return Traces(frozenset(descendants()), frozenset(mounts), frozenset(files))
+            files |= {f"{place}/{name}" for name in os.listdir(place) if _MADE_BY_THE_RUNNER.match(name)}
+    # A runner that was killed cannot remove its groups. The next one does; here it is we.
+    for site in survey(read_mounts()).sites:
+        sweep(site.directory)
+    groups = {
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        # The leaf of its own that a runner moves to on v2 stays until its unit goes.
+        if name.startswith("runner-") and not name.endswith("-self")
+    }
+    return Traces(frozenset(mounts), frozenset(files), frozenset(filter(_has_no_runner, groups)))
+
+
+def _has_no_runner(group: str) -> bool:
+    """A runner locks its groups as long as it lives."""
+    try:
+        fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False  # gone since the listing, or another user's
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+# A cache is meant to stay.
+_MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
 def descendants() -> set[int]:
@@ -424,10 +513,41 @@ def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fails the test if it leaves a process, a mount or a file behind."""
+    """Fails the test if a process that it started, or an orphan of one, outlives it."""
+    with _no_process_left():
+        yield
+
+
+@pytest.fixture
+def machine_as_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the test if it leaves a process, a mount, a file or a cgroup behind, anywhere on the machine."""
+    refuse_beside_others(request.node)
     before = traces()
+    with _no_process_left():
+        yield
+    assert traces().since(before) == []
+
+
+def refuse_beside_others(test: pytest.Item) -> None:
+    """Fails a test that looks at the whole machine, unless it is known to run alone."""
+    if test.get_closest_marker("machine") is None:
+        pytest.fail(
+            "machine_as_before counts what all processes of this machine make."
+            " Mark the test @pytest.mark.machine, so that it runs alone,"
+            " or use nothing_left, which looks only at processes the test started"
+        )
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.fail(
+            "tests marked `machine` do not run beside others: use scripts/test, or pytest without -n,"
+            " or leave them out with --part parallel"
+        )
+
+
+@contextlib.contextmanager
+def _no_process_left() -> Iterator[None]:
+    before = descendants()
     yield
-    left = descendants() - before.processes
+    left = descendants() - before
     gone = vanished(left)
     _reap_orphans()
     if not gone:
@@ -437,10 +557,7 @@ def nothing_left() -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         pytest.fail(f"processes left behind: {names}")
-    after = traces()
-    assert after.processes <= before.processes, "new processes appeared after the test had ended"
-    assert after.mounts == before.mounts
-    assert after.files <= before.files
+    assert descendants() <= before, "new processes appeared after the test had ended"
 
 
 def _reap_orphans() -> None:
@@ -455,3 +572,45 @@ def _cmdline(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "?"
+
+
+# --- Nothing left behind by the whole run ------------------------------------------------------------------
+
+_BEFORE = pytest.StashKey[Traces]()
+_LEFT = pytest.StashKey[list[str]]()
+# Others use this machine too. What they have made meanwhile is transient, or has other names.
+_LEFT_SECONDS = 10.0
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Before the first of xdist's workers.
+    if _is_first_process(session.config):
+        session.config.stash[_BEFORE] = traces()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # After the last one.
+    if _is_first_process(session.config) and (before := session.config.stash.get(_BEFORE, None)) is not None:
+        left = left_by_run(before)
+        deadline = time.monotonic() + _LEFT_SECONDS
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left &= left_by_run(before)
+        if left:
+            session.config.stash[_LEFT] = sorted(left)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _is_first_process(config: pytest.Config) -> bool:
+    return not hasattr(config, "workerinput") and not config.option.collectonly
+
+
+def left_by_run(before: Traces) -> set[str]:
+    """What is new and could be this run's by its name."""
+    found = {
+        line
+        for line in traces().since(before)
+        if line.startswith("/") or re.search(r" /\S*(/rt-|runner|bwrap)|nsfs", line)
+    }
+    return found | {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(TEMP_PREFIX)}

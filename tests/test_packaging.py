@@ -36,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "wheel",
         "--quiet",
         "--no-deps",
+        "--no-build-isolation",
         "--wheel-dir",
         str(out),
         str(source),

@@ -30,6 +30,8 @@ OBJECTS_SLACK = (LAUNCHES - WARM_UP) // 2
 SHARED_SLACK = 200
 MINUTES = 60.0
 
+pytestmark = [pytest.mark.machine, pytest.mark.bound(20 * MINUTES)]
+
 MANIFEST = """\
 [plugin]
 id = "soak"
@@ -241,7 +243,7 @@ def places(caller: Caller) -> tuple[list[str], list[str]]:
     return own, ["/run/runner", "/var/lib/runner", "/var/cache/runner"] if caller.uid == 0 else ["/dev/shm"]
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("machine_as_before")
 def test_two_thousand_launches_leave_nothing_behind(runner_as: Caller, manifest: Path) -> None:
     _make_state_parent(runner_as)
     own, shared = places(runner_as)
@@ -251,7 +253,7 @@ def test_two_thousand_launches_leave_nothing_behind(runner_as: Caller, manifest:
     assert grown(before, after, RSS_SLACK, OBJECTS_SLACK, SHARED_SLACK) == {}
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("machine_as_before")
 def test_what_leaks_is_found(runner_as: Caller, manifest: Path) -> None:
     """The soak itself can fail: one of each is forgotten at each launch."""
     _make_state_parent(runner_as)
@@ -265,7 +267,7 @@ def test_what_leaks_is_found(runner_as: Caller, manifest: Path) -> None:
     assert ("cgroups" in found) == _makes_groups(runner_as)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("machine_as_before")
 def test_runners_side_by_side_leave_nothing_behind(runner_as: Caller, manifest: Path) -> None:
     """Eight at a time, with one state directory, sweeping while others make their groups."""
     _make_state_parent(runner_as)

@@ -275,31 +275,33 @@ def _no_swap() -> bool:
     return len(Path("/proc/swaps").read_text().splitlines()) < 2
 
 
+# Connections to itself, each filled as far as it goes, until there is enough in all of them. How much goes
+# into one is up to the machine: half a megabyte where nobody has raised net.core.wmem_max.
 SOCKETS = """
 import json, socket, time
 held, sent, server = [], 0, socket.socket()
 server.bind(("127.0.0.1", 0))
 server.listen(5)
-for _ in range(100):
+while sent < {enough} and len(held) < 400:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     client.connect(server.getsockname())
     held += [client, server.accept()[0]]
     client.setblocking(False)
-    for _ in range(20):
+    for _ in range(4):
         try:
             sent += client.send(b"x" * (1 << 20))
         except OSError:
             time.sleep(0.002)
-print(json.dumps(sent))
+    print(json.dumps(sent), flush=True)
 """
 
 
 def test_what_waits_in_sockets_is_memory(box: Box) -> None:
-    """A hundred connections to itself, each filled as far as it goes."""
     if not by_cgroup(box, "memory"):
         pytest.skip("nobody counts that here")
-    result = box.run(SOCKETS, limits={"memory": "32M"})
-    assert result.outcome[2] == "oom" or result.told < 2 * (32 << 20)
-    control = box.run(SOCKETS, limits={"memory": "1G"})
-    assert control.told > 2 * (32 << 20)
+    code = SOCKETS.format(enough=64 * MIB)
+    result = box.run(code, limits={"memory": "32M"})
+    assert 0 < result.told < 64 * MIB
+    control = box.run(code, limits={"memory": "1G"})
+    assert control.told >= 64 * MIB

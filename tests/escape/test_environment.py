@@ -65,6 +65,7 @@ def test_options_of_the_cage_are_not_shown_to_it(cage: Cage, write_file: Callabl
     assert SECRET in json.dumps(control.done)
 
 
+@pytest.mark.machine
 def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: Cage) -> None:
     report = cage.caller.home / "report.json"
     tables = '[plugin.requires]\nenv = ["API_TOKEN"]\n'
@@ -82,6 +83,7 @@ def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: Cage) -> N
         assert SECRET not in explained.stdout + explained.stderr
 
 
+@pytest.mark.machine
 def test_a_secret_of_the_manifest_is_in_no_command_line_and_no_report(cage: Cage) -> None:
     report = cage.caller.home / "report.json"
     tables = f'[plugin.entrypoint.env]\nAPI_TOKEN = "{SECRET}"\n'

@@ -291,6 +291,7 @@ def test_running_plugins_have_a_uid_each(cage: Cage) -> None:
         assert set(uids) == {cage.caller.uid}
 
 
+@pytest.mark.machine
 @pytest.mark.needs("root")
 def test_a_plugin_that_takes_all_leaves_others_theirs(cage: Cage) -> None:
     """inotify instances are counted per uid on the host."""

@@ -25,8 +25,11 @@ STRETCH = 1.3
 WHOLE_TREE = 5
 
 
+pytestmark = pytest.mark.machine
+
+
 @pytest.fixture
-def cage_with_state(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Cage:
+def cage_with_state(runner_as: Caller, plugin_dir: Path, machine_as_before: None) -> Cage:
     return make_cage(runner_as, plugin_dir)
 
 

@@ -35,7 +35,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.report import Failure
     from sandbox.cgroups import Cgroup
     from sandbox.grants import Overrides
-    from sandbox.spawner import SpawnError
+    from sandbox.spawner import CgroupDoors, SpawnError
     from sandbox.spec import Limits
 
     doors = Cgroup.doors
@@ -46,12 +46,12 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     real: Any = getattr(confine, "launched")  # noqa: B009 -- imported there, not exported
 
     @contextmanager
-    def nowhere(self: Cgroup) -> Iterator[tuple[int, ...]]:
+    def nowhere(self: Cgroup) -> Iterator[CgroupDoors]:
         with doors(self) as opened:
             null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(null, opened[-1], inheritable=False)
+            os.dup2(null, opened.files[-1], inheritable=False)
             os.close(null)
-            yield opened
+            yield opened._replace(unified=-1)  # not born there: it has to go through the door
 
     def noted(*words: Any) -> Any:
         bounds.append(words[3])

@@ -38,6 +38,8 @@ SECONDS = 60.0
 
 Write = Callable[..., Path]
 
+pytestmark = pytest.mark.launches
+
 
 @pytest.fixture
 def sessions(nothing_left: None) -> Iterator[None]:

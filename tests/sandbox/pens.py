@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ class Pen:
     caller: Caller  # whatever it starts is in the pen
     directories: tuple[Path, ...]  # where its groups are made, one for each hierarchy
     doors: tuple[Path, ...]  # the cgroup.procs of all groups in which it starts
+    leaves: bool  # a runner that starts in it moves to a leaf of its own (v2)
 
     @property
     def legacy(self) -> tuple[Path, ...]:
@@ -139,15 +140,12 @@ def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
             doors.append(host / "cgroup.procs")
         if not doors:
             pytest.skip("no group can be made here")
-        prefix = ("/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", *caller.prefix)
         if not alone:
             # With somebody else in it, the nearest group on v2 hands nothing down: so the one above is taken.
-            sleeper = subprocess.Popen(
-                ["/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", "/bin/sleep", "1000"]
-            )
-            _until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
-        inside = replace(caller, name=f"{caller.name} in a pen", prefix=prefix)
-        yield Pen(inside, tuple(map(Path, elsewhere.run(inside, _directories))), tuple(doors))
+            sleeper = _sleeper_in(doors)
+        inside = replace(caller, name=f"{caller.name} in a pen", prefix=_join(doors, caller.prefix))
+        directories, leaves = elsewhere.run(inside, _sites)
+        yield Pen(inside, tuple(map(Path, directories)), tuple(doors), leaves)
     finally:
         if sleeper is not None:
             sleeper.kill()
@@ -156,11 +154,46 @@ def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
             _demolish(place)
 
 
-def _directories() -> list[str]:
+@contextmanager
+def beside_a_host(pen: Pen, caller: Caller) -> Iterator[Caller]:
+    """A caller for those who come after the first runner of a pen that is `alone`.
+
+    On v2 that one has made its group hand down, and the kernel lets nobody join such a group any more. A host
+    that has more to start there sits in a leaf, and starts it from there.
+    """
+    doors = []
+    for door in pen.doors:
+        handing_down = door.parent / "cgroup.subtree_control"
+        if handing_down.exists() and handing_down.read_text().split():
+            leaf = door.parent / "host"
+            leaf.mkdir()
+            _hand_over(leaf, caller)
+            door = leaf / "cgroup.procs"
+        doors.append(door)
+    sleeper = _sleeper_in(doors)
+    try:
+        yield replace(pen.caller, prefix=_join(doors, caller.prefix))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def _join(doors: Iterable[Path], prefix: Iterable[str]) -> tuple[str, ...]:
+    return "/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", *prefix
+
+
+def _sleeper_in(doors: Sequence[Path]) -> subprocess.Popen[bytes]:
+    sleeper = subprocess.Popen(_join(doors, ("/bin/sleep", "1000")))
+    _until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
+    return sleeper
+
+
+def _sites() -> tuple[list[str], bool]:
     from sandbox.hierarchies import survey
     from sandbox.mounts import read_mounts
 
-    return [site.directory for site in survey(read_mounts()).sites]
+    sites = survey(read_mounts()).sites
+    return [site.directory for site in sites], any(site.enable and site.leave for site in sites)
 
 
 def _parent(hierarchy: Hierarchy) -> str:

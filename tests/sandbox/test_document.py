@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
+import pkgutil
+import re
 import resource
 import socket
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from re._parser import SubPattern  # type: ignore[import-not-found]
+from re._parser import parse as parse_pattern
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import positions
+import runner
+import sandbox
+from sandbox import json_text, positions, toml_text
 from sandbox.diagnostic import Diagnostic, DocumentError, printable, quoted
 from sandbox.document import Document, parse, read_bounded
 from sandbox.spec import KeyPath
@@ -140,6 +150,7 @@ REFUSED: list[tuple[Literal["toml", "json"], bytes, str, int, int]] = [
     ("toml", b"\xff\xfea\x00", "invalid_utf8", 1, 1),
     ("json", b"", "json_syntax", 1, 1),
     ("json", b'{\n  "a": 1,\n}', "json_syntax", 3, 1),
+    ("json", b'{"a": [\n  1,\n\n ]}', "json_syntax", 4, 2),
     ("json", b'{"a": 1} x', "json_syntax", 1, 10),
     ("json", b'{"a": [1 2]}', "json_syntax", 1, 10),
     ("json", b'{"a": "b', "json_syntax", 1, 7),
@@ -252,6 +263,9 @@ HOSTILE: dict[str, tuple[Literal["toml", "json"], bytes, str | None]] = {
     "quotes in a long string": ("toml", b'a = """' + b'""x' * (MIB // 3 - 10) + b'"""', None),
     "escapes never closed": ("toml", b'a = "' + b"\\n" * (MIB // 2 - 10), "toml_syntax"),
     "long string never closed": ("toml", b'a = """' + b'""x' * (MIB // 3 - 10), "toml_syntax"),
+    "quotes in a long literal": ("toml", b"a = '''" + b"''x" * (MIB // 3 - 10) + b"'''", None),
+    "long literal never closed": ("toml", b"a = '''" + b"''x" * (MIB // 3 - 10), "toml_syntax"),
+    "long escapes never closed": ("toml", b'a = """' + b"\\n" * (MIB // 2 - 10), "toml_syntax"),
     "comments": ("toml", b"#\n" * (MIB // 2), None),
     "blank lines": ("toml", b" \n" * (MIB // 2), None),
     "comments in an array": ("toml", b"a = [" + b" #\n" * (MIB // 3 - 5) + b"]", None),
@@ -286,6 +300,58 @@ def test_hostile_documents_cost_little(name: str) -> None:
     assert time.process_time() - started < 2
 
 
+PACKAGES = (runner, sandbox)
+_ONE_CHARACTER = {"IN", "LITERAL", "NOT_LITERAL", "ANY", "CATEGORY"}
+
+
+def _repeats(parsed: Any) -> Iterator[tuple[str, bool]]:
+    """Of each repetition in a pattern: its kind, and whether one character is repeated."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if name.endswith("_REPEAT"):
+            body = argument[2]
+            yield name, len(body) == 1 and str(body[0][0]) in _ONE_CHARACTER
+        pending = [argument]
+        while pending:  # patterns inside of this one, in whichever tuple or list they lie
+            part = pending.pop()
+            if isinstance(part, SubPattern):
+                yield from _repeats(part)
+            elif isinstance(part, (tuple, list)):
+                pending.extend(part)
+
+
+def _patterns() -> Iterator[tuple[str, re.Pattern[Any]]]:
+    for package in PACKAGES:
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.endswith("__main__"):
+                module = importlib.import_module(found.name)
+                for name, value in vars(module).items():
+                    if isinstance(value, re.Pattern):
+                        yield f"{found.name}.{name}", value
+
+
+def test_possessive_patterns_repeat_single_characters_only() -> None:
+    """Python before 3.11.5 (Debian 12 has 3.11.2) matches possessive groups wrongly: CPython issue 106052."""
+    found = 0
+    for name, pattern in _patterns():
+        for kind, single in _repeats(parse_pattern(pattern.pattern, pattern.flags)):
+            assert kind != "POSSESSIVE_REPEAT" or single, name
+            found += kind == "POSSESSIVE_REPEAT"
+    assert found
+
+
+@pytest.mark.parametrize("module", [json_text, toml_text])
+def test_the_scanners_patterns_never_go_back(module: ModuleType) -> None:
+    """So a match takes time by the length of what it matched, on any text: nothing is tried twice."""
+    patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
+    assert patterns
+    for pattern in patterns:
+        if pattern.pattern.endswith(r"\Z"):  # reads the messages of tomllib, not the document
+            continue
+        for kind, _ in _repeats(parse_pattern(pattern.pattern, pattern.flags)):
+            assert kind == "POSSESSIVE_REPEAT", pattern.pattern
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["toml", "json"]))
 def test_any_bytes_are_a_document_or_a_refusal(raw: bytes, format_: Literal["toml", "json"]) -> None:
@@ -316,6 +382,38 @@ def test_what_tomllib_accepts_is_scanned_to_the_end(text: str) -> None:
     found = parse("f", text.encode(), "toml")
     assert found.data == data
     _check_positions(found, text)
+
+
+_STRING_BITS = ('"', "'", "\\", "n", "\n")
+
+
+@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
+def test_toml_strings_end_where_tomllib_ends_them(quote: str) -> None:
+    accepted = 0
+    for bits in (bits for count in range(6) for bits in itertools.product(_STRING_BITS, repeat=count)):
+        text = f"a = {quote}{''.join(bits)}{quote}\nb = 1\n"
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            continue
+        accepted += 1
+        seen = toml_text.scan(text)
+        assert (seen.stop, seen.offsets) == (None, {("a",): 0, ("b",): text.rindex("b")}), (text, data)
+    assert accepted > 50
+
+
+def test_json_strings_end_where_the_standard_parser_ends_them() -> None:
+    accepted = 0
+    for bits in (bits for count in range(7) for bits in itertools.product(_STRING_BITS, repeat=count)):
+        text = f'["{"".join(bits)}",1]'
+        try:
+            data = json.loads(text)
+        except ValueError:
+            continue
+        accepted += 1
+        seen = json_text.scan(text)
+        assert (seen.stop, seen.offsets) == (None, {(0,): 1, (1,): len(text) - 2}), (text, data)
+    assert accepted > 50
 
 
 _KEYS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)

@@ -118,6 +118,18 @@ class Machine:
                     os.chown(each, caller.uid, caller.uid)
             for member in self.members:  # only to be written by the test itself
                 os.chmod(f"{member}/cgroup.procs", 0o666)
+            return self._surveyed_by(caller, given)
+        # Not root: everything here is the caller's own, so the rest is taken away by its mode.
+        shut = {Path(name) for name, _, _ in os.walk(self.base)} - {self.base, *owned}
+        try:
+            for path in shut:
+                path.chmod(0o555)
+            return self._surveyed_by(caller, given)
+        finally:
+            for path in shut:
+                path.chmod(0o755)
+
+    def _surveyed_by(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = elsewhere.run(caller, surveyed, given)
         return result
 
@@ -178,6 +190,40 @@ def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, runner
     assert found["controllers"] == sorted(CONTROLLERS)
     assert found["enable"] == ["cpu", "io"]  # the others are handed down already
     assert found["leave"] is False
+
+
+@pytest.mark.parametrize("above", ["our.service", "container"])
+def test_a_runners_own_leaf_is_no_place_for_groups(
+    machine: Machine, unified: Path, runner_as: Caller, above: str
+) -> None:
+    """It has all the controllers, and a runner alone in it could hand them down: in a leaf below it, and the
+    next time in one below that."""
+    handed = machine.group(unified / above, has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
+    own = machine.group(handed / "runner-1-2-self", has=ALL)
+    machine.stand_in(f"0::/{above}/runner-1-2-self", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["line"]) == (str(handed), f"0::/{above}")
+    assert found["controllers"] == sorted(CONTROLLERS)
+    assert (found["enable"], found["leave"]) == ([], False)
+
+
+@pytest.mark.parametrize("name", ["runner-1-2-0", "runner-ci-self", "runner-1-2-3-self", "xrunner-1-2-self"])
+def test_what_only_looks_like_a_runners_leaf(
+    machine: Machine, unified: Path, runner_as: Caller, name: str
+) -> None:
+    """The control: somebody put us there, so there we stay."""
+    handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
+    own = machine.group(handed / name, has=ALL)
+    machine.stand_in(f"0::/our.service/{name}", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["leave"]) == (str(own), True)
+
+
+def test_a_container_whose_root_is_a_runners_leaf(machine: Machine, runner_as: Caller) -> None:
+    """A cgroup namespace was made there: nothing above can be seen."""
+    own = machine.group(machine.mount("runner-1-2-self", "cgroup2", root="/runner-1-2-self"), has=ALL)
+    machine.stand_in("0::/runner-1-2-self", own)
+    assert site(machine.survey_as(runner_as, own))["directory"] == str(own)
 
 
 def test_the_nearest_of_equals(machine: Machine, unified: Path, runner_as: Caller) -> None:

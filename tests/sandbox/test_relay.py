@@ -25,26 +25,11 @@ from hypothesis import strategies as st
 
 from sandbox.relay import Relay
 from tests import elsewhere
+from tests.bounds import BOUND_SECONDS
 from tests.conftest import Caller
 
 BUFFER = 64 << 10
 PYTHON = "/usr/bin/python3"
-# No test here takes nearly as long, even beside a fork bomb; without it one that blocks would never say so.
-HANGS = 600.0
-
-
-@pytest.fixture(autouse=True)
-def _ends() -> Iterator[None]:
-    """A write that blocks is a failure with a place, not a run that stands still."""
-
-    def hangs(*_: object) -> None:
-        pytest.fail("something blocks")  # no OSError: the relay would take it for the sink's
-
-    old = signal.signal(signal.SIGALRM, hangs)
-    signal.setitimer(signal.ITIMER_REAL, HANGS, HANGS / 10)  # again: hypothesis tries again
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, old)
 
 
 @pytest.fixture(autouse=True)
@@ -387,6 +372,7 @@ def test_a_sink_that_is_not_for_writing_is_not_opened_for_it(make: MakeSink, tmp
         os.close(fd)
 
 
+@pytest.mark.machine
 def test_a_new_terminal_is_not_made_by_writing_to_a_master() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
@@ -808,7 +794,7 @@ def test_a_grandchild_that_keeps_stderr_holds_nobody_up(sink: Sink) -> None:
         daemon = int(elsewhere.line(process))
         assert watch(relay, process)[0] is None
         process.wait()
-        assert relay.finish(HANGS * 2)  # does not wait for the end of the pipe
+        assert relay.finish(BOUND_SECONDS * 2)  # does not wait for the end of the pipe
     assert os.read(sink.other, 100) == b"said\n"
     os.kill(daemon, signal.SIGKILL)
 

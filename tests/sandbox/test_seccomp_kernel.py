@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from sandbox import seccomp, syscalls
-from tests.conftest import SYSTEM_PATH, USER_UID
+from tests.conftest import SYSTEM_PATH, TEMP_PREFIX, USER_UID
 
 LEASED_UID = 61200
 ARCH = os.uname().machine
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.needs("gcc")
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Path]:
     """A directory everybody may enter, with the compiled probe; inside the cage it is /probe."""
-    path = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir="/tmp"))
     path.chmod(0o755)
     try:
         source = Path(__file__).with_name("probe.c")

@@ -472,7 +472,7 @@ def before_the_mapping(given: dict[str, Any]) -> None:
         os.write(1, b".\n")
         select.select([us], [], [])
 
-    spawner._map_ids = wait
+    spawner._map_ids = wait  # type: ignore[assignment]
     spawner.spawn(spawner.Order(**given))
 
 

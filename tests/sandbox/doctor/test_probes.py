@@ -76,6 +76,7 @@ def test_a_program_that_hangs_is_ended_with_all_its_children() -> None:
     assert (run.late, run.worked) == (True, False)
 
 
+@pytest.mark.launches
 def test_the_spawner_says_where_it_stuck() -> None:
     run = run_spawned(("/nonexistent",), uid=UID)
     assert (run.stage, run.number, run.worked) == ("start bubblewrap", errno.ENOENT, False)
@@ -248,6 +249,7 @@ def test_a_range_is_mapped_only_as_a_whole(
 # --- the rehearsal ------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 def test_every_layer_holds_in_a_rehearsal() -> None:
     findings = rehearsal.rehearse(REAL, UID)
     assert {finding.layer: finding.status for finding in findings} == dict.fromkeys(
@@ -295,11 +297,13 @@ def statuses(findings: list[Finding]) -> dict[str, str]:
     return {finding.layer: finding.status for finding in findings if finding.status != "ok"}
 
 
+@pytest.mark.launches
 def test_the_dishonest_bwrap_is_honest_when_told_nothing(dishonest: Callable[[str], str]) -> None:
     """The control of the two tests below."""
     assert statuses(rehearsal.rehearse(dishonest(""), UID)) == {}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("code", "layer"),
     [
@@ -327,6 +331,7 @@ def test_a_layer_that_bwrap_accepts_but_does_not_make_is_found_out(
     assert fault.cause == "ineffective"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("option", "layer"),
     [
@@ -349,6 +354,7 @@ def test_a_layer_that_bwrap_refuses_is_named_alone(
     assert "too old" in fault.remedy
 
 
+@pytest.mark.launches
 def test_where_no_cage_can_be_built_one_finding_says_so(dishonest: Callable[[str], str]) -> None:
     broken = dishonest("sys.stderr.write('bwrap: No permissions\\n'); sys.exit(1)")
     (finding,) = rehearsal.rehearse(broken, UID)
@@ -356,11 +362,13 @@ def test_where_no_cage_can_be_built_one_finding_says_so(dishonest: Callable[[str
     assert "No permissions" in finding.summary
 
 
+@pytest.mark.launches
 def test_layers_that_only_fail_together_do_not_pass(dishonest: Callable[[str], str]) -> None:
     picky = dishonest("if '--add-seccomp-fd' in words and '--unshare-net' in words: sys.exit(1)")
     assert statuses(rehearsal.rehearse(picky, UID)) == {"cage": "missing"}
 
 
+@pytest.mark.launches
 def test_a_look_that_broke_off_proves_nothing(dishonest: Callable[[str], str]) -> None:
     silent = dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']")
     findings = rehearsal.rehearse(silent, UID)

@@ -1,0 +1,147 @@
+"""The test suite in parts: tests side by side, then those that need the machine for themselves, one by one.
+
+    scripts/test [ARGUMENTS]            everything, after style and types
+    scripts/test --quick [ARGUMENTS]    the tests that launch nothing
+    scripts/test --pythons [ARGUMENTS]  the same on every other Python that is found
+
+Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.pythons import NotInstallable, Python, environment, find_pythons, missing_versions
+from tests.tally import Tally
+
+ROOT = Path(__file__).resolve().parent.parent
+# What pytest says if there was nothing to do.
+NO_TESTS = 5
+INTERRUPTED = 2
+
+PARALLEL = ("--part", "parallel")
+MACHINE = ("--part", "machine")
+QUICK = ("--quick",)
+
+
+def main(argv: Sequence[str]) -> int:
+    mode, arguments = (argv[0], argv[1:]) if argv[:1] in (["--quick"], ["--pythons"]) else ("", argv)
+    here = Python(Path(sys.executable), platform.python_version())
+    others, passed_over = find_pythons(sys.base_prefix, platform.python_version())
+    _say(f"Python {here.version} ({os.path.realpath(sys.executable)})")
+    _say("others here: " + (", ".join(map(str, others)) or "none"))
+    if mode == "--quick":
+        return run_parts(here, [(*QUICK, *_workers())], arguments)
+    if mode == "--pythons":
+        for name, why in passed_over:
+            _say(f"passed over: {name}: {why}")
+        return run_pythons(others, arguments)
+    if code := subprocess.run([ROOT / "scripts/check"]).returncode:
+        return code
+    return run_parts(here, [(*PARALLEL, *_workers()), MACHINE], arguments)
+
+
+def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequence[str]) -> int:
+    """One after the other, then what is to say of all of them. The worst exit code."""
+    began = time.monotonic()
+    whole = Tally()
+    codes: list[int] = []
+    for part in parts:
+        code, tally = _pytest(python, [*part, *arguments])
+        codes.append(code)
+        whole.add(tally)
+        if code == INTERRUPTED or (code not in (0, NO_TESTS) and {"-x", "--exitfirst"} & set(arguments)):
+            break
+    if whole.needs():
+        _section("what the machine let us test", whole.needs())
+    _section(f"the slowest {len(whole.slowest())}", whole.slowest())
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", ())
+    return worst(codes)
+
+
+def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
+    """The tests that launch nothing, on each. A supported Python on which they cannot run is a failure."""
+    results: list[str] = []
+    failed = 0
+    for python in pythons:
+        _section(str(python), ())
+        try:
+            there, lacking = environment(python)
+        except NotInstallable as error:
+            results.append(f"{python}: NOT TESTED: {error}")
+            failed = failed or int(python.is_supported)
+            continue
+        for requirement in lacking:
+            _say(f"cannot be installed there: {requirement}; tests that need it will fail")
+        code, tally = _pytest(there, [*QUICK, *_workers(), "-q", "-p", "no:cacheprovider", *arguments])
+        failed = failed or code
+        without = f", without {', '.join(lacking)}" if lacking else ""
+        results.append(f"{python}{without}: {tally.total()}{'' if code == 0 else f', exit code {code}'}")
+    _section("on other Pythons", results or ["none was found"])
+    if not_found := missing_versions([*(each.version for each in pythons), platform.python_version()]):
+        _say(f"not found here: {', '.join(not_found)}")
+    return failed
+
+
+def worst(codes: Sequence[int]) -> int:
+    """0 if all are, and if one part had no tests while another had some."""
+    failures = [code for code in codes if code not in (0, NO_TESTS)]
+    if failures:
+        return failures[0]
+    return 0 if 0 in codes else NO_TESTS
+
+
+def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tally.json")
+        argv = [str(python.path), "-m", "pytest", "--tally", str(path), *arguments]
+        _flush()
+        code = _wait(subprocess.Popen(argv, cwd=ROOT, env=_environ()))
+        # Without one, pytest has not come to an end: its exit code says so.
+        return code, Tally.read(path) if path.exists() else Tally()
+
+
+def _environ() -> dict[str, str]:
+    """Without PYTHONDONTWRITEBYTECODE: each process of a run would compile all tests anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """To its end, also if ^C is pressed: pytest gets it too, and tells what it has done so far."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _workers() -> tuple[str, ...]:
+    # By group, because what is made once for a module takes longer than stealing saves.
+    return "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadgroup"
+
+
+def _section(title: str, lines: Sequence[str]) -> None:
+    print(f" {title} ".center(100, "="))
+    for line in lines:
+        print(line)
+    _flush()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

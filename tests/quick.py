@@ -1,0 +1,90 @@
+"""`--quick`: the tests that launch nothing.
+
+A test launches if it has a caller to run `runner` as, looks for processes left behind, needs something of the
+machine, or is marked `launches`. That is a guess by what the test declares; so that it stays true, no process
+of a quick run can make a namespace, which every launch does. A test that tries gets EPERM and a note.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Generator
+
+import pytest
+
+from sandbox import syscalls
+from sandbox.bpf import ALLOW, ERRNO
+
+_FIXTURES = {"runner_as", "runner_as_root", "runner_as_user", "nothing_left", "machine_as_before", "peers"}
+_MARKS = ("launches", "machine", "needs")
+
+# All CLONE_NEW flags but that of time namespaces, which only unshare knows.
+_NEW_NAMESPACES = 0x7E020000
+_NEW_TIME = 0x80
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+
+_NOTE = (
+    "This run starts nothing in a namespace of its own: the kernel answers EPERM to who tries."
+    " If this test launches something, mark it @pytest.mark.launches"
+)
+
+
+def launches(item: pytest.Item) -> bool:
+    names = set(getattr(item, "fixturenames", ()))
+    return bool(names & _FIXTURES) or any(item.get_closest_marker(mark) for mark in _MARKS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "launches: starts processes in namespaces of their own; not in --quick"
+    )
+    # xdist's workers inherit it.
+    if config.getoption("--quick") and not hasattr(config, "workerinput"):
+        forbid_namespaces()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and item.config.getoption("--quick"):
+        report.sections.append(("--quick", _NOTE))
+    return report
+
+
+def forbid_namespaces() -> None:
+    """For this process and all it starts, by a filter that cannot be taken off."""
+    numbers = syscalls.load(os.uname().machine)
+    load, equal, bits, ret = 0x20, 0x15, 0x45, 0x06
+    refuse = ERRNO | errno.EPERM
+    program = [
+        (load, 0, 0, 0),
+        (equal, 4, 0, numbers["clone"]),
+        (equal, 5, 0, numbers["unshare"]),
+        # Its flags are out of a filter's sight. libc falls back to clone.
+        (equal, 0, 1, numbers["clone3"]),
+        (ret, 0, 0, ERRNO | errno.ENOSYS),
+        (ret, 0, 0, ALLOW),
+        (load, 0, 0, 16),  # clone: low half of the first argument
+        (bits, 3, 2, _NEW_NAMESPACES),
+        (load, 0, 0, 16),  # unshare
+        (bits, 1, 0, _NEW_NAMESPACES | _NEW_TIME),
+        (ret, 0, 0, ALLOW),
+        (ret, 0, 0, refuse),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for may_gain_privileges in (True, False):  # only who has CAP_SYS_ADMIN may go on starting setuid programs
+        if not may_gain_privileges:
+            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0) == 0:
+            return
+    code_ = ctypes.get_errno()
+    raise OSError(code_, f"a seccomp filter cannot be installed: {os.strerror(code_)}")

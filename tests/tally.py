@@ -1,0 +1,84 @@
+"""What a run has to say at its end: what the machine let us test, and which tests took longest.
+
+scripts/test runs the suite in two parts, tests side by side and then tests that need the machine for
+themselves. Each part writes its tally to a file (`--tally FILE`), and both are told together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SLOWEST = 10
+_OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+
+
+@dataclass
+class Tally:
+    counts: Counter[str] = field(default_factory=Counter)
+    ran: Counter[str] = field(default_factory=Counter)  # by need
+    skipped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # need, reason
+    seconds: Counter[str] = field(default_factory=Counter)  # by test; setup and teardown are part of it
+
+    @classmethod
+    def of(cls, stats: Mapping[str, Iterable[Any]]) -> Tally:
+        """From the reports of a run, also of one whose tests ran in other processes (xdist)."""
+        tally = cls()
+        for outcome, reports in stats.items():
+            for report in reports:
+                if not hasattr(report, "when"):  # no test: a file that could not be imported, a warning
+                    tally.counts[outcome] += outcome in _OUTCOMES
+                    continue
+                tally.seconds[report.nodeid] += report.duration
+                if outcome not in _OUTCOMES:  # setups and teardowns without a word have the outcome ""
+                    continue
+                tally.counts[outcome] += 1
+                for key, name in report.user_properties:
+                    if key == "needs" and outcome == "skipped":
+                        tally.skipped[name][_reason(report)] += 1
+                    elif key == "needs" and report.when == "call":
+                        tally.ran[name] += 1
+        return tally
+
+    @classmethod
+    def read(cls, path: Path) -> Tally:
+        told = json.loads(path.read_text())
+        skipped = defaultdict(Counter, {name: Counter(found) for name, found in told["skipped"].items()})
+        return cls(Counter(told["counts"]), Counter(told["ran"]), skipped, Counter(told["seconds"]))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(vars(self)))
+
+    def add(self, other: Tally) -> None:
+        self.counts += other.counts
+        self.ran += other.ran
+        self.seconds += other.seconds
+        for name, reasons in other.skipped.items():
+            self.skipped[name] += reasons
+
+    def needs(self) -> list[str]:
+        """For each need how many tests ran, and how many did not and why."""
+        lines = []
+        for name in sorted({*self.ran, *self.skipped}):
+            lines.append(f"{name:8} {self.ran[name]:5} ran")
+            for reason, count in self.skipped.get(name, Counter()).most_common():
+                lines.append(f"{'':8} {count:5} skipped: {reason}")
+        return lines
+
+    def slowest(self) -> list[str]:
+        return [f"{seconds:8.2f} s  {test}" for test, seconds in self.seconds.most_common(SLOWEST)]
+
+    def total(self) -> str:
+        return (
+            ", ".join(f"{self.counts[name]} {name}" for name in _OUTCOMES if self.counts[name]) or "no tests"
+        )
+
+
+def _reason(report: Any) -> str:
+    longrepr = report.longrepr
+    said = str(longrepr[2] if isinstance(longrepr, (tuple, list)) else longrepr)
+    return said.removeprefix("Skipped: ")
