@@ -26,11 +26,11 @@ _SHARED = ("/run", "/tmp")
 
 
 def directory() -> str | None:
-    """Where entries are kept, whether or not it exists yet. None: it is off."""
+    """Where entries are kept, whether or not it exists yet. None: there is no such place, or it is off."""
     if os.environ.get("RUNNER_CACHE", "").lower() == "off":
         return None
     own = _own_directory()
-    if own is not None and _can_be_written(own):
+    if own is None or _can_be_written(own):
         return own
     uid = os.geteuid()
     return f"{_SHARED[uid != 0]}/runner-cache-{uid}"

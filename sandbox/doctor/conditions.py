@@ -104,7 +104,7 @@ def remembered() -> Finding:
     """What a launch saves by what the last one worked out: more than half of its time."""
     place = cache.directory()
     if place is None:
-        return Finding("cache", "info", "off: RUNNER_CACHE=off")
+        return Finding("cache", "info", "none: RUNNER_CACHE=off, or nobody knows this user's home")
     if why := cache.unusable(place):
         return Finding(
             "cache",

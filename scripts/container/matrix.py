@@ -395,7 +395,7 @@ def _context(work: Path) -> Path:
 def outer(arguments: argparse.Namespace) -> int:
     for number in _ENDING:
         signal.signal(number, _leave)
-    work = Path(tempfile.mkdtemp(prefix="runner-test-container-", dir="/var/tmp"))
+    work = Path(tempfile.mkdtemp(prefix="test-container-", dir="/var/tmp"))
     work.chmod(0o711)
     argv = [
         "unshare",

@@ -198,13 +198,13 @@ def test_what_another_user_owns_is_not_used(folder: Path) -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands for /tmp, and no other place that can be written: not even for root, who may write in all
-    that is not read-only."""
+    """What stands for /tmp, and a home that cannot be written, not even by root."""
     path = tmp_path / "shared"
     path.mkdir()
     path.chmod(0o1777)
     monkeypatch.setattr(cache, "_SHARED", (str(path), str(path)))
-    monkeypatch.setattr(cache, "_own_directory", lambda: "/proc/self/runner")
+    monkeypatch.setattr(cache, "_own_directory", lambda: "/read-only/runner")
+    monkeypatch.setattr(cache, "_can_be_written", lambda path: not path.startswith("/read-only/"))
     return path / f"runner-cache-{os.geteuid()}"
 
 
