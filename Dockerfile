@@ -28,7 +28,8 @@
 #
 # As root in the container (the default here) each plugin gets a uid of its own (2147418112-2147483647, or 61184-65519
 # in a user namespace with 65536 ids), and the runner's files are out of its reach by ownership as well. With
-# `--user 1000:1000` it works too, with one uid for all plugins; give it a home then: `-e HOME=/tmp`. State that is to outlive the container: `-v plugin-state:/var/lib/runner`.
+# `--user 1000:1000` it works too, with one uid for all plugins; give it a home then: `-e HOME=/tmp`.
+# State that is to outlive the container: `-v plugin-state:/var/lib/runner`.
 #
 # Budgets: Docker shows a container its cgroups read-only, so the runner can limit the memory of a plugin only process by
 # process. The shipped default policy would not start a plugin as root then; the image's own policy, which
