@@ -228,7 +228,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     prepared.open_plan = opened
     owner = prepared.owner
     prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
-    _require_same(prepared.state_dir, owner, opened.plan)
+    _require_same(owner, opened.plan)
     _require_reachable(prepared.state_dir, owner)
     if granted.limits.disk is not None and not granted.unsandboxed:
         _require_room(opened, granted.limits.disk)
@@ -313,14 +313,14 @@ def _devices(plan: LaunchPlan) -> Iterator[int]:
             yield operation.identity.dev
 
 
-def _require_same(state_dir: str | None, owner: Owner | None, plan: LaunchPlan) -> None:
+def _require_same(owner: Owner | None, plan: LaunchPlan) -> None:
     """What was made ready is what will be mounted, and not another directory put in its place meanwhile."""
     for operation in plan.operations:
-        if isinstance(operation, Bind) and owner is not None and operation.dest == state_dir:
+        if isinstance(operation, Bind) and owner is not None and operation.dest in owner.state:
             opened = (operation.identity.dev, operation.identity.ino)
-            if owner.state is not None and opened != owner.state:
+            if opened != owner.state[operation.dest]:
                 raise StateRefused(
-                    f"state directory {state_dir} was replaced while it was being opened",
+                    f"state directory {operation.dest} was replaced while it was being opened",
                     "choose a place with --state-dir that nobody else can write",
                 )
 

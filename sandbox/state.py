@@ -30,7 +30,8 @@ class Owner(NamedTuple):
     uid: int
     gid: int
     lease_fd: int | None  # held for as long as anything of the plugin lives; None when nothing is leased
-    state: tuple[int, int] | None = None  # device and inode of its state directory
+    # Device and inode of its state directory, and of what was asked of it below, by path.
+    state: Mapping[str, tuple[int, int]] = {}
 
 
 def state_root(environ: Mapping[str, str]) -> str:
@@ -129,18 +130,15 @@ class _Directory:
                 "it must be a directory, not a link: remove it or choose another with --state-dir",
             ) from None
         self.before = os.fstat(self.fd)
+        self.identities = {path: (self.before.st_dev, self.before.st_ino)}
 
     @property
     def is_new(self) -> bool:
         return self._steps[-1].made
 
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self.before.st_dev, self.before.st_ino
-
     def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
         for part in parts:
-            _make_below(self.fd, part, uid, gid, self.made)
+            self.identities[f"{self.path}/{part}"] = _make_below(self.fd, part, uid, gid, self.made)
 
     def clear(self) -> bool:
         """Without the folders that were made below it; False if something else is in it."""
@@ -194,7 +192,7 @@ class _LeasedClaim:
     @property
     def owner(self) -> Owner:
         assert self._lease is not None and self._directory is not None
-        return Owner(self._lease.uid, self._lease.uid, self._lease.fd, self._directory.identity)
+        return Owner(self._lease.uid, self._lease.uid, self._lease.fd, self._directory.identities)
 
     def undo(self) -> None:
         if self._directory is None:
@@ -245,7 +243,7 @@ class _OwnClaim:
     @property
     def owner(self) -> Owner:
         assert self._directory is not None
-        return Owner(os.geteuid(), os.getegid(), self._record, self._directory.identity)
+        return Owner(os.geteuid(), os.getegid(), self._record, self._directory.identities)
 
     def undo(self) -> None:
         if self._directory is None or not (self._record is None or lock_alone(self._record)):
@@ -309,8 +307,9 @@ def lock_alone(fd: int) -> bool:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) -> None:
-    """Folders inside of the state directory, through no link: what is there already is the plugin's doing."""
+def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) -> tuple[int, int]:
+    """Folders inside of the state directory, through no link: what is there already is the plugin's doing.
+    Returns device and inode of the last one."""
     here = os.dup(fd)
     names = part.split("/")
     try:
@@ -331,5 +330,7 @@ def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) ->
             if made:
                 made_here.append("/".join(names[:depth]))
                 os.fchown(here, uid, gid)
+        status = os.fstat(here)
+        return status.st_dev, status.st_ino
     finally:
         os.close(here)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import elsewhere
 from tests.conftest import TEMP_PREFIX, USER_UID, Caller
 
 Write = Callable[..., Path]
@@ -195,3 +196,49 @@ def test_names_of_ones_own_descriptors(runner_as: Caller, plugin: Path) -> None:
     assert json.loads(told.stdout)["schema"] == "runner.report.v1"
     for target in ("/dev/stdin", "/dev/fd/77", "/proc/1/fd/2"):
         assert runner_as(*words, target, plugin).returncode == 2
+
+
+# --- races -------------------------------------------------------------------------------------------------
+
+
+def swapped_after_it_was_made_ready(manifest: str, state: str, swap: str) -> list[str]:
+    """A launch up to its start, in which somebody puts another directory in the place of the plugin's."""
+    import os
+    from contextlib import contextmanager
+
+    from runner import prepare
+    from runner.report import Failure
+
+    @contextmanager
+    def owned_state(*args, **more):  # type: ignore[no-untyped-def]
+        with made_ready(*args, **more) as owner:
+            if swap:
+                os.rename(swap, f"{state}.moved")
+                os.makedirs(f"{state}/part", exist_ok=True)
+                os.chown(swap, owner.uid, owner.gid)
+            yield owner
+
+    made_ready = vars(prepare)["owned_state"]
+    vars(prepare)["owned_state"] = owned_state
+    prepared = prepare.Prepared(prepare.Invocation(manifest, state_dir=state))
+    try:
+        with prepare.ready(prepared, os.environ):
+            return ["ready", ""]
+    except Failure as failure:
+        return [failure.outcome.code, failure.outcome.message]
+
+
+@pytest.mark.parametrize("asked", ["", "/part"])
+def test_what_was_made_ready_is_what_is_mounted(
+    runner_as: Caller, plugin: Path, write_file: Write, asked: str
+) -> None:
+    write_file(plugin / "nexo-plugin.toml", NEXO.replace("${state_dir}", "${state_dir}" + asked))
+    runner_as.give(plugin.parent)
+    state = f"{plugin.parent}/state"
+    act = swapped_after_it_was_made_ready
+    assert elsewhere.run(runner_as, act, str(plugin), state, "") == ["ready", ""]  # the control
+    code, message = elsewhere.run(runner_as, act, str(plugin), state, state + asked)
+    assert (code, message) == (
+        "policy_denied",
+        f"state directory {state}{asked} was replaced while it was being opened",
+    )
