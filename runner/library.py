@@ -127,7 +127,8 @@ class OpenPlugin:
         self._session.notify(method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
-        """What it tells unasked, until it ends. For one reader; more than 256 that nobody reads are lost."""
+        """What it tells unasked, until it ends. For one reader; more than 256, or 32 MiB, that
+        nobody reads are lost."""
         if self._session is not None:
             return self._session.events()
         return self._events.__aiter__()

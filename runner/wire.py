@@ -50,7 +50,7 @@ class Reading(NamedTuple):
     value: Any
     cause: Cause | None = None
     detail: str = ""
-    weight: int = 0  # bytes that the value takes in memory, at most; seldom less than a quarter of it
+    weight: int = 0  # bytes that the value takes in memory, at most; of long ones hardly four times that
 
 
 def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Any:
@@ -74,7 +74,10 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     hooks = _Hooks()
     numbers = _may_have_bad_numbers(outline.rest)
     keys = unique or _may_repeat(raw, outline.strings, identity)
-    weight, meanwhile = _weighed(raw, outline.rest, keys)
+    if len(raw) <= _SHORT:
+        weight, meanwhile = len(raw) * _MOST_FOR_A_BYTE, 0
+    else:
+        weight, meanwhile = _weighed(raw, outline.rest, keys)
     if weight + meanwhile > MOST_MEMORY:
         raise WireFault("too_many_values", f"its values take more than {MOST_MEMORY >> 20} MiB of memory")
     del outline  # as long as the message itself
@@ -92,7 +95,7 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
         repeated = hooks.doubled
     if repeated is not None:
         raise WireFault("duplicate_key", f"it has the key {json.dumps(repeated)} twice")
-    return Reading(value, weight=weight)
+    return Reading(value, None, "", weight)
 
 
 def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Reading:
@@ -223,6 +226,9 @@ _QUOTE, _WIDE_QUOTE = 32, 48
 # While it is read: the parser remembers each key. If repeated ones are looked for, there is also a list of
 # pairs, and a table of places.
 _REMEMBERED, _PAIR = 38, 89 + 70
+
+# Most frames are short, and it does not matter what exactly they weigh. Arrays in arrays take 56 for a byte.
+_SHORT, _MOST_FOR_A_BYTE = 1024, 64
 
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 

@@ -158,6 +158,14 @@ async def test_pieces_go_where_they_are_wanted(autojump_clock: trio.testing.Mock
     assert told == ["a", "b", "c"]
 
 
+def test_who_is_turned_away_is_told_why() -> None:
+    one = gate(allowed=("memory.recall",))
+    for method, why in (("memory.recall", "busy"), ("memory.forget", "denied"), ("made.up", "unknown")):
+        assert one.turn_away(question(method)) == Answer(error=(-1, why, None))
+    assert one.refused == {"memory.recall": 1, "memory.forget": 1, "unknown": 1}
+    assert one.busy == {"memory.recall": 1} and one.served == {}
+
+
 @pytest.mark.trio
 async def test_so_many_at_once_so_many_waiting_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
     async def takes_its_time(params: Any, emit: Emit) -> Any:

@@ -44,7 +44,7 @@ __all__ = ["sessions"]  # a fixture
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 4)], ids=["short", "long"])
+@pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
 async def test_long_events_that_nobody_reads_are_fewer(
     plugin_dir: Path, write_file: Write, sessions: None, length: int, kept: int
 ) -> None:

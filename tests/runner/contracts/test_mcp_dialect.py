@@ -32,6 +32,7 @@ from runner.dialect import (
     Send,
     Violation,
 )
+from runner.holdings import STANDING
 from runner.jsonrpc import MOST_TICKETS
 from tests.runner.contracts.mcp_pump import setting
 
@@ -669,6 +670,59 @@ def test_a_list_has_an_end(answer: Callable[[int], Said], cause: str, count: int
     dialect = legacy()
     assert pages(dialect, answer) == (cause, count)
     asked(dialect, "tool", "t", token=8)  # and the session goes on
+
+
+def cause_of(event: Any) -> str:
+    """Of a violation. Nothing: it is none."""
+    return event.cause if isinstance(event, Violation) else ""
+
+
+def test_lists_on_their_way_share_what_there_is() -> None:
+    """One that ends, in whatever way, leaves its part to the others; the tools of the last one stay."""
+    dialect = legacy()
+    numbers = [asked(dialect, "list", "tools", token=token)["id"] for token in (1, 2, 3)]
+    half = "a" * (STANDING * 2 // 5)
+    assert [cause_of(hear(dialect, page(number, half, cursor="c"))[0]) for number in numbers[:2]] == ["", ""]
+    assert cause_of(hear(dialect, page(numbers[2], half, cursor="c"))[0]) == "list_too_large"
+    dialect.cancel(1, "given up")
+    number = asked(dialect, "list", "tools", token=4)["id"]
+    (event,) = hear(dialect, {"id": number, "result": {"tools": [{"name": half}]}})
+    assert isinstance(event, Reply)
+    number = asked(dialect, "list", "tools", token=5)["id"]
+    assert cause_of(hear(dialect, page(number, half))[0]) == "list_too_large"
+    hear(dialect, CHANGED)  # nothing is known of its tools any more
+    number = asked(dialect, "list", "tools", token=6)["id"]
+    assert cause_of(hear(dialect, page(number, half, cursor="c"))[0]) == ""
+
+
+def test_a_cursor_is_short() -> None:
+    for length, cause in ((flight.MOST_CURSOR, ""), (flight.MOST_CURSOR + 1, "cursor_too_long")):
+        dialect = legacy()
+        number = asked(dialect, "list", "tools")["id"]
+        assert cause_of(hear(dialect, page(number, "a", cursor="c" * length))[0]) == cause
+
+
+def test_what_a_server_wants_kept_is_bounded() -> None:
+    for length, cause in ((STANDING // 4, ""), (STANDING // 2, "state_too_large")):
+        dialect = modern()
+        number = asked(dialect, "tool", "t")["id"]
+        for _ in range(3):  # each round replaces the one before
+            state = {"resultType": "input_required", "requestState": "s" * length}
+            (event,) = hear(dialect, result(number, state))
+            assert cause_of(event) == cause
+            if cause:
+                break
+            number = event["id"]
+
+
+def test_what_a_server_says_of_itself_is_bounded() -> None:
+    for length, code in ((STANDING // 4, ""), (STANDING, "handshake_failed")):
+        dialect = mcp.make(setting(()))
+        dialect.opening()
+        (event, *_) = hear(dialect, result(1, {**DISCOVERED, "instructions": "x" * length}))
+        assert isinstance(event, Violation if code else Ready)
+        if isinstance(event, Violation):
+            assert (event.code, event.cause) == (code, "too_large")
 
 
 def listed(dialect: Mcp, *tools: Said) -> None:
