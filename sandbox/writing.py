@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 
+_READER_SECONDS = 10
+
 
 def write_all(fd: int, data: bytes) -> None:
     """Every byte, or OSError.
@@ -16,7 +18,9 @@ def write_all(fd: int, data: bytes) -> None:
         try:
             data = data[os.write(fd, data) :]
         except BlockingIOError:
-            # A descriptor of the caller's may be non-blocking. That is theirs to say; we wait all the same.
+            # A descriptor of the caller's may be non-blocking. That is theirs to say; a slow reader is waited
+            # for all the same, one that is stuck is not.
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
-            poll.poll()
+            if not poll.poll(_READER_SECONDS * 1000):
+                raise

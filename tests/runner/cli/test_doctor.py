@@ -351,6 +351,15 @@ def test_root_of_a_namespace_without_the_plugins_uids_is_told(runner_as_root: Ca
 
 
 @pytest.mark.needs("root")
+def test_a_namespace_with_65536_ids_has_other_uids_for_plugins(runner_as_root: Caller) -> None:
+    assert "2147418112-2147483647" in finding(examined(runner_as_root), "uid_range")["summary"]  # the control
+    result = examined(runner_as_root, 'user_namespace("0 0 65536")')
+    assert finding(result, "uid_drop")["summary"].startswith("became uid 65519")
+    assert "61184-65519" in finding(result, "uid_range")["summary"]
+    assert finding(result, "uid_pool")["summary"].count("of 2168") == 2
+
+
+@pytest.mark.needs("root")
 def test_a_container_that_masks_proc_is_told(runner_as_root: Caller) -> None:
     private = """
     must(libc.unshare(NEWNS))

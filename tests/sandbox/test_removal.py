@@ -1,0 +1,53 @@
+"""Emptying a directory that a stranger has filled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.removal import remove_tree
+
+
+def remove(path: Path, owner: int | None = None) -> None:
+    parent = os.open(path.parent, os.O_RDONLY)
+    try:
+        remove_tree(path.name, parent, os.geteuid() if owner is None else owner)
+    finally:
+        os.close(parent)
+
+
+def test_deep_closed_and_linked(tmp_path: Path) -> None:
+    state, victim = tmp_path / "state", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").touch()
+    (state / "a/b/c").mkdir(parents=True)
+    (state / "a/b/c/file").touch()
+    (state / "a/out").symlink_to(victim)
+    (state / "to").symlink_to(victim / "file")
+    os.mkfifo(state / "a/fifo")
+    (state / os.fsdecode(b"\xff")).mkdir()
+    here = os.getcwd()
+    os.chdir(state)
+    for _ in range(2000):  # deeper than Python's stack and than any limit on open files
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(here)
+    for shut in ("a/b/c", "a/b"):
+        (state / shut).chmod(0)
+    before = os.listdir("/proc/self/fd")
+    remove(state)
+    assert os.listdir("/proc/self/fd") == before
+    assert not state.exists() and (victim / "file").exists()
+
+
+@pytest.mark.parametrize("what", ["a link", "somebody else's"])
+def test_what_was_put_in_its_place_stays(tmp_path: Path, what: str) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "file").touch()
+    (tmp_path / "link").symlink_to(real)
+    with pytest.raises(OSError, match="Not a directory|replaced"):
+        remove(tmp_path / "link") if what == "a link" else remove(real, os.geteuid() + 1)
+    assert (real / "file").exists()
