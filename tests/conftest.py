@@ -451,8 +451,8 @@ def traces() -> Traces:
         os.path.join(folder, name)
         for folder, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
-        # The leaf of its own that a runner moves to on v2 stays until its unit goes.
-        if name.startswith("runner-") and not name.endswith("-self")
+        # runner-PID-START-NUMBER. The leaf that a runner moves to on v2, -self, stays until its unit goes.
+        if re.fullmatch(r"runner-\d+-\d+-\d+", name)
     }
     return Traces(frozenset(mounts), frozenset(files), frozenset(filter(_has_no_runner, groups)))
 
