@@ -61,7 +61,7 @@ class Host:
                 self.process.stdin.write(event.frame)
                 self.process.stdin.flush()
             elif isinstance(event, HostCall) and event.expects_answer:
-                self.do(self.dialect.emit(event.ticket, "piece"))
+                self.do(list(self.dialect.emit(event.ticket, "piece")))
                 self.do(self.dialect.answer(event.ticket, self.answers[event.method]))
             elif isinstance(event, HostCall):
                 self.do(self.dialect.answer(event.ticket, Answer()))
