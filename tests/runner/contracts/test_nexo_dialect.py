@@ -1200,7 +1200,7 @@ def test_deltas_carry_the_plugins_number() -> None:
     (sent,) = conversation.emit(1, "hello")
     assert isinstance(sent, Send) and sent.lane == "reply"
     assert frames([sent]) == [tell("llm.complete.delta", {"request_id": 50, "chunk": "hello"})]
-    (frame,) = frames(conversation.emit(2, "half a \ud83d"))
+    (frame,) = frames(list(conversation.emit(2, "half a \ud83d")))
     assert frame["params"] == {"request_id": None, "chunk": "half a ?"}
     for ticket, value in ((3, "nobody asked"), (1, {"no": "text"})):
         assert list(conversation.emit(ticket, value)) == []
