@@ -98,6 +98,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "pyroute2": Use(("sandbox.network.*",)),
     "trio": Use(
         (
+            "runner.backlog",
             "runner.cage",
             "runner.cli.conversation",
             "runner.cli.many",

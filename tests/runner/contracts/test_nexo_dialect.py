@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.contracts.nexo import manifest
+from runner.contracts.nexo import catalogue, manifest
 from runner.contracts.nexo.dialect import CONTINUE, FRAME_LIMIT, KINDS, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
 from runner.dialect import (
@@ -32,8 +32,10 @@ from runner.dialect import (
     Setting,
     Violation,
 )
+from runner.holdings import Shelf
 from runner.jsonrpc import MOST_TICKETS
 from runner.plugin import Plugin
+from runner.schemas import Schema
 from sandbox.document import parse
 
 MANIFEST = """\
@@ -187,6 +189,7 @@ def offers(*tools: Any) -> dict[str, Any]:
         # Exposed is another list: what is only there may not be advertised.
         (answer(1, offers({**SAY, "name": "demo_pin"})), "tool_catalogue", "'demo_pin'"),
         (answer(1, offers(SAY, SAY)), "tool_catalogue", "twice"),
+        (answer(1, {**offers(SAY), "more": [{}] * 200_000}), "too_large", "32 MiB"),
     ],
 )
 def test_a_handshake_that_fails(reply: Any, cause: str, words: str) -> None:
@@ -209,6 +212,17 @@ def test_a_handshake() -> None:
     assert hear(conversation, answer(1, WELCOME)) == [Ready(expected)]
     # A second answer to the same question is late, and is counted.
     assert hear(conversation, answer(1, WELCOME)) == [] and conversation.counters["late"] == 1
+
+
+def test_not_all_schemas_stay_compiled() -> None:
+    """Each may take a good part of what there is for all: one that makes room is compiled again."""
+    shelf: Shelf[Schema] = Shelf(40_000)
+    tools = [catalogue.Tool(f"t{n}", "", {"enum": list(range(10))}) for n in range(3)]
+    kept = []
+    for tool in (*tools, tools[0]):
+        assert tool.faults(11, shelf) and not tool.faults(1, shelf)
+        kept.append([one.name for one in tools if shelf.get(one.name)])
+    assert kept == [["t0"], ["t1"], ["t2"], ["t0"]]
 
 
 @pytest.mark.parametrize("result", [who("demo"), {**who("demo"), "tools": []}])

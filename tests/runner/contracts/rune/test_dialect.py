@@ -217,6 +217,7 @@ HANDSHAKES: list[tuple[str, Any, str, str, str | None]] = [
     ("type padded", handshake(type="handshake "), FAILED, "message_type", None),
     ("key of other case", handshake(type=GONE, Type="handshake"), FAILED, "message_type", None),
     ("null", b"null\n", FAILED, "message_type", None),
+    ("too large in memory", handshake(more=[{}] * 200_000), FAILED, "too_large", None),
     ("empty object", b"{}\n", FAILED, "message_type", None),
     ("the last of two keys", b'{"type":"handshake","type":"x"}\n', FAILED, "message_type", None),
     ("manifest missing", handshake(manifest=GONE), MISMATCH, "protocol_version", ""),
