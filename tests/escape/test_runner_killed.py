@@ -45,16 +45,16 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
         "exec", "--state-dir", str(state), cage.folder, "--", "daemon_and_wait", held
     )
     before = descendants()
-    cgroups = _cgroups()
     own_namespaces = _namespaces(os.getpid())
     seen: set[str] = set()
     sizes: Counter[int] = Counter()
+    pids: set[int] = set()
     try:
-        duration = max(_time_to_ready(cage, command) for _ in range(3)) * AT_ONCE / 2
+        duration = max(_time_to_ready(cage, command, pids) for _ in range(3)) * AT_ONCE / 2
         moments = [STRETCH * duration * number / KILLS for number in range(KILLS)]
         random.Random(7).shuffle(moments)
         for start in range(0, KILLS, AT_ONCE):
-            _kill_at(cage, command, moments[start : start + AT_ONCE], sizes, seen)
+            _kill_at(cage, command, moments[start : start + AT_ONCE], sizes, seen, pids)
             left = descendants() - before
             assert vanished(left), f"still there: {[_cmdline(pid) for pid in left]}"
         seen -= own_namespaces
@@ -68,7 +68,7 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
         with open(held, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
         # And the next launch is as the first was: neither the uid nor the state is stuck.
-        assert _time_to_ready(cage, command) > 0
+        assert _time_to_ready(cage, command, pids) > 0
         # A group cannot remove itself. The next runner does.
         assert (
             cage.caller(
@@ -76,15 +76,16 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
             ).returncode
             == 0
         )
-        assert _cgroups() <= cgroups
+        assert _cgroups(pids) == set()
     finally:
         subprocess.run(["rm", "-rf", str(state)], check=True)
 
 
-def _time_to_ready(cage: Cage, command: list[str]) -> float:
+def _time_to_ready(cage: Cage, command: list[str], pids: set[int]) -> float:
     """How long a launch takes until the plugin speaks; then it is killed like all the others."""
     began = time.monotonic()
     with _start(cage, command) as process:
+        pids.add(process.pid)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         taken = time.monotonic() - began
@@ -109,10 +110,12 @@ def _kill_at(
     moments: list[float],
     sizes: Counter[int],
     seen: set[str],
+    pids: set[int],
 ) -> None:
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
         runners = [stack.enter_context(_start(cage, command)) for _ in moments]
+        pids |= {runner.pid for runner in runners}
         for moment, runner in sorted(zip(moments, runners, strict=True), key=lambda pair: pair[0]):
             time.sleep(max(0.0, began + moment - time.monotonic()))
             tree = _tree(runner.pid)
@@ -152,12 +155,14 @@ def _held_namespaces(others: set[int]) -> set[str]:
     return found | {line.split()[3] for line in mounts if " - nsfs " in line}
 
 
-def _cgroups() -> set[str]:
-    """Control groups that could be ours by their name."""
+def _cgroups(pids: set[int]) -> set[str]:
+    """Control groups that were made by these runners: others may run beside us, and have theirs."""
+    marks = tuple(f"runner-{pid}-" for pid in pids)
     return {
-        path
-        for path, _, _ in os.walk("/sys/fs/cgroup")
-        if any(word in os.path.basename(path) for word in ("runner", "plugin", "sbx", "bwrap"))
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(marks) and not name.endswith("-self")
     }
 
 
