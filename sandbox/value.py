@@ -56,7 +56,7 @@ else:
         def _replace(self, **changes):
             result = type(self)(*map(changes.pop, self._fields, self))
             if changes:
-                raise ValueError(f"{type(self).__name__} has no field {', '.join(changes)}")
+                raise TypeError(f"{type(self).__name__} has no field {', '.join(changes)}")
             return result
 
         def _asdict(self):
