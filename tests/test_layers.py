@@ -99,6 +99,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "trio": Use(
         (
             "runner.backlog",
+            "runner.backlog",
             "runner.cage",
             "runner.cli.conversation",
             "runner.cli.many",

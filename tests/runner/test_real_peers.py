@@ -448,7 +448,7 @@ async def test_what_a_server_asks_is_refused_by_default(
     assert sampler.asked == []
     assert plugin.report is not None
     refused = {"roots/list": 1, "sampling/createMessage": 1}
-    assert plugin.report["session"]["host_calls"] == {"served": {}, "refused": refused}
+    assert plugin.report["session"]["host_calls"] == {"served": {}, "refused": refused, "busy": {}}
 
 
 @pytest.mark.trio
@@ -467,7 +467,7 @@ async def test_what_a_server_asks_is_answered_where_policy_and_host_allow(
     assert request["messages"][0]["content"]["text"] == "a colour?"
     assert plugin.report is not None
     served = {"roots/list": 1, "sampling/createMessage": 1}
-    assert plugin.report["session"]["host_calls"] == {"served": served, "refused": {}}
+    assert plugin.report["session"]["host_calls"] == {"served": served, "refused": {}, "busy": {}}
 
 
 class Form:

@@ -333,13 +333,13 @@ class Alias(NamedTuple):
 
 MOUNTED = {
     "the directory itself": Alias((("bind", "{v}", "{m}"),), "{m}", said="what it opens is"),
-    "a directory below": Alias((("bind", "{v}/inner", "{m}"),), "{m}", said="bind mount"),
-    "a file below": Alias((("bind", "{v}/secret", "{m}/file"),), "{m}/file", said="bind mount"),
+    "a directory below": Alias((("bind", "{v}/inner", "{m}"),), "{m}", said="it is a mount of"),
+    "a file below": Alias((("bind", "{v}/secret", "{m}/file"),), "{m}/file", said="it is a mount of"),
     "a parent": Alias((("bind", "{b}", "{m}"),), "{m}", said="contains"),
     "through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault", said="what it opens is"),
     "below, through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault/inner", said="lies below"),
     "a mount of a mount": Alias(
-        (("bind", "{v}", "{m}"), ("bind", "{m}/inner", "{s}")), "{s}", said="bind mount"
+        (("bind", "{v}", "{m}"), ("bind", "{m}/inner", "{s}")), "{s}", said="it is a mount of"
     ),
     "a mount below the source": Alias((("bind", "{v}/inner", "{m}/sub"),), "{m}", said="mount below"),
     "the directory, mounted below the source": Alias(
@@ -352,7 +352,9 @@ MOUNTED = {
     "what a later mount hides": Alias(
         (("bind", "{b}", "{m}"), ("bind", "{s}", "{v}")), "{m}/vault/inner", said="bind"
     ),
-    "a moved mount": Alias((("bind", "{v}/inner", "{m}"), ("move", "{m}", "{s}")), "{s}", said="bind mount"),
+    "a moved mount": Alias(
+        (("bind", "{v}/inner", "{m}"), ("move", "{m}", "{s}")), "{s}", said="it is a mount of"
+    ),
 }
 
 
