@@ -464,10 +464,12 @@ class Denylist:
         for found, entry in self._inside.related(*inside):
             yield Hit(entry, found, how)
         for name in self.mounts.layered(inside):
-            for found, entry in self._names.related("", name):
-                yield Hit(entry, found, how)
+            found_there = list(self._names.related("", name))
             for mount in self.mounts.covering(name):
-                for found, entry in self._inside.related(*mount.inside(name)):
+                found_there += self._inside.related(*mount.inside(name))
+            for found, entry in found_there:
+                # systemd keeps layers of /usr below /run. Sockets are looked for in the overlay itself.
+                if entry.origin != "sockets":
                     yield Hit(entry, found, how)
 
     # Hard links. A file below a denied directory may have a second name anywhere on its filesystem.

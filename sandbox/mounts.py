@@ -36,7 +36,7 @@ class Mount(NamedTuple):
     source: str
     writable: bool = True
     options: str = ""  # of the filesystem, not of this mount of it
-    layers: tuple[str, ...] = ()  # the directories an overlay is made of
+    layers: tuple[str, ...] = ()  # the directories an overlay is made of; "": one that nobody can name
 
     def inside(self, path: str) -> Inside:
         """The filesystem's own name for `path`, which must be at or below this mount's point."""
@@ -74,9 +74,28 @@ class Mounts:
             yield from self._by_point.get(point, ())
 
     def layered(self, inside: Inside) -> Iterator[str]:
-        """The paths that a place on an overlay is made of: the same files under other names and numbers."""
-        for layer in self._layers.get(inside.device, ()):
-            yield join(layer, inside.path.lstrip("/"))
+        """The paths that a place on an overlay is made of: the same files under other names and numbers. Of
+        layers that lie on overlays themselves, theirs too."""
+        open_ends, seen = [inside], {inside}
+        while open_ends:
+            place = open_ends.pop()
+            for layer in self._layers.get(place.device, ()):
+                if not layer:
+                    continue
+                path = join(layer, place.path.lstrip("/"))
+                yield path
+                for below in {mount.inside(path) for mount in self.covering(path)} - seen:
+                    seen.add(below)
+                    open_ends.append(below)
+
+    def unprovable(self, inside: Inside) -> bool:
+        """Whether a place is on an overlay with a layer that nobody can name."""
+        layers = self._layers.get(inside.device, ())
+        return "" in layers or any(
+            "" in self._layers.get(mount.device, ())
+            for path in self.layered(inside)
+            for mount in self.covering(path)
+        )
 
     def below(self, path: str) -> tuple[Mount, ...]:
         """Mounts strictly below `path`: a recursive bind, which is what bwrap makes, takes them along."""
@@ -144,18 +163,17 @@ _LAYER = re.compile(r"((?:\\.|[^:\\])+)")
 
 
 def _layers(options: bytes) -> Iterator[str]:
-    """The absolute ones. A relative one is relative to where its mounter was, which nobody can tell."""
+    """A relative one is relative to where its mounter was, which nobody can tell: it has no name."""
     for option in options.split(b","):  # a comma in a path is escaped
         name, _, value = option.partition(b"=")
         paths: Iterable[str] = ()
-        if name in (b"lowerdir", b"lowerdir+", b"datadir+"):
+        if name == b"lowerdir":
             paths = _LAYER.findall(_unescape(value))
-        elif name == b"upperdir":
+        elif name in (b"upperdir", b"lowerdir+", b"datadir+"):
             paths = (_unescape(value),)
         for path in paths:
             plain = re.sub(r"\\(.)", r"\1", path)
-            if plain.startswith("/"):
-                yield "/" + plain.strip("/")
+            yield "/" + plain.strip("/") if plain.startswith("/") else ""
 
 
 def read_mounts(path: str = MOUNTINFO) -> Mounts:

@@ -449,6 +449,8 @@ _DISPENSABLE = ("/libexec", "/include", "/share")
 
 def _parts_of(prefix: str) -> tuple[str, ...]:
     """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
+    if prefix == "/":
+        return ()
     if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
         return (*_PARTS, "pyvenv.cfg")
     if _has_python(prefix):
@@ -458,7 +460,8 @@ def _parts_of(prefix: str) -> tuple[str, ...]:
 
 def is_runtime(prefix: str) -> bool:
     """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
-    return _has_node(prefix) or _has_python(prefix)
+    # The root itself looks like one: /lib/python3 is the system's.
+    return prefix != "/" and (_has_node(prefix) or _has_python(prefix))
 
 
 def _has_node(prefix: str) -> bool:

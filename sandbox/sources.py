@@ -230,6 +230,13 @@ def _judged(
     hit = denylist.hit(place, access, own_state=own_state)
     if hit is not None:
         raise _denied(asked, hit)
+    if not trusted and any(mounts.unprovable(shown) for shown in (place.inside, *place.mounted_below)):
+        raise Refused(
+            "overlay",
+            asked,
+            "it is on an overlay with a layer of a relative path, which could be anything",
+            "mount the overlay with absolute paths",
+        )
     scanned = 0
     if not trusted:
         scan = _Scan(asked, access, denylist, scan_limit)

@@ -43,6 +43,7 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 # capset(2): version 3 and "this process"; effective, permitted, inheritable, for the low and the high half.
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _CAPABILITIES = struct.Struct("=6I")
+_CAP_KILL = 1 << 5
 _CAP_SETUID = 1 << 7
 _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
@@ -234,10 +235,13 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
     The maker owns the namespace, so it can map the ids. Root could do that only with CAP_SYS_ADMIN, which it
     does not have in most containers.
 
-    The maker keeps the *file system* uid of root, and the child inherits it. It lets the maker open its own
-    child in /proc, and lets the child start the program in a cgroup that belongs to root. It gives no
-    capability, and both processes drop it before any other program runs.
+    The maker keeps the *file system* uid and gid of root, and the child inherits them. They let the maker
+    open its own child in /proc, and let the child start the program in a cgroup that belongs to root. They
+    give no capability, and both processes drop them before any other program runs.
     """
+    # Without it neither we nor our death could end a process of another uid.
+    if not _effective_capabilities() & _CAP_KILL:
+        raise SpawnError("end a process of another uid: CAP_KILL is missing", errno.EPERM)
     born_r, born_w = os.pipe2(os.O_CLOEXEC)
     try:
         maker = os.fork()
@@ -252,6 +256,7 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)
             libc = ctypes.PyDLL(None, use_errno=True)
+            libc.setfsgid(0)  # a /proc mounted with hidepid shows everything to this group
             libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
             os.setresuid(order.uid, order.uid, order.uid)
             _keep_root_file_access(libc)
@@ -283,28 +288,37 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
     return int(made)
 
 
+def _effective_capabilities() -> int:
+    """The low half."""
+    held = ctypes.create_string_buffer(_CAPABILITIES.size)
+    if ctypes.PyDLL(None).capget(_CAPABILITY_HEADER, held) < 0:
+        return 0
+    return int(_CAPABILITIES.unpack(held.raw)[0])
+
+
 def _keep_root_file_access(libc: ctypes.CDLL) -> None:
     """Become root again for the file system only, after the uid was dropped with its capabilities kept."""
     # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. A /proc mounted
-    # with hidepid shows the child only to CAP_SYS_PTRACE. Root in a container rarely has or needs either.
+    # with hidepid and a group shows the child only to CAP_SYS_PTRACE. Container root has neither.
     for wanted in (_CAP_SETUID | _CAP_SYS_ADMIN | _CAP_SYS_PTRACE, _CAP_SETUID | _CAP_SYS_ADMIN, _CAP_SETUID):
         if libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(wanted, wanted, 0, 0, 0, 0)) == 0:
             break
     libc.setfsuid(0)
-    if _file_system_uid(libc) != 0:
+    if _file_system_ids(libc) != (0, 0):
         raise OSError(errno.EPERM, "")
 
 
 def _drop_root_file_access(order: Order, libc: ctypes.CDLL) -> None:
     if order.drop:
+        libc.setfsgid(order.gid)
         libc.setfsuid(order.uid)
-    if _file_system_uid(libc) != order.uid:
+    if _file_system_ids(libc) != (order.uid, order.gid):
         raise OSError(errno.EPERM, "")
 
 
-def _file_system_uid(libc: ctypes.CDLL) -> int:
-    """setfsuid tells the uid in force before the call; -1 is no uid, so that this call changes nothing."""
-    return int(libc.setfsuid(-1))
+def _file_system_ids(libc: ctypes.CDLL) -> tuple[int, int]:
+    """Each call tells the id in force before it; -1 is no id, so that it changes nothing."""
+    return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))
 
 
 def read_ending(fd: int) -> Ending | None:

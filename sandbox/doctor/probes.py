@@ -69,10 +69,9 @@ REQUIRED = frozenset(
     }
 )
 
-_GIVE_CAPABILITIES = (
-    "give them back (docker: --cap-add SETUID --cap-add SETGID; systemd: CapabilityBoundingSet=), "
-    "or start the runner as an ordinary user"
-)
+# What root needs so that each plugin can have a uid of its own. KILL: to end what has another uid, also by
+# dying. CHOWN and FOWNER: to give it a state directory. DAC_OVERRIDE: to look into that, and into /proc.
+_CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 _MAP_UIDS = (
     "map them (podman: --uidmap, --gidmap; 65536 ids are enough), choose a mapped range with [user] uids in "
     "the policy, or start the runner as an ordinary user"
@@ -385,12 +384,13 @@ def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
     if machine.around.uid != 0:
         return None
     first, last = machine.uid_range
-    needed = {"CAP_SETUID": 7, "CAP_SETGID": 6}
-    lacking = [name for name, bit in needed.items() if not machine.around.capabilities >> bit & 1]
+    lacking = [name for name, bit in _CAPABILITIES.items() if not machine.around.capabilities >> bit & 1]
     if lacking:
+        named = " and ".join(f"CAP_{name}" for name in lacking)
+        options = " ".join(f"--cap-add {name}" for name in lacking)
         return (
-            f"this root lacks {' and '.join(lacking)}, without which no uid can be dropped",
-            _GIVE_CAPABILITIES,
+            f"this root lacks {named}: it cannot run plugins with a uid of their own, and end them",
+            f"give it back (docker: {options}; systemd: CapabilityBoundingSet=), or be an ordinary user",
             "capabilities",
         )
     if usable_range(machine.uid_range) is None:

@@ -35,7 +35,7 @@ _DOCKER_ALLOWS = (
     *("process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace", "vmsplice"),
     *("statmount", "listmount", "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"),
     *("io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents"),
-    *("sync", "cachestat", "remap_file_pages", "uprobe", "uretprobe"),
+    *("sync", "syncfs", "cachestat", "remap_file_pages", "uprobe", "uretprobe"),
     *("chroot", "modify_ldt", "get_thread_area", "set_thread_area", "epoll_ctl_old", "epoll_wait_old"),
 )
 

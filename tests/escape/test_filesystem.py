@@ -412,10 +412,18 @@ def test_a_mount_of_a_denied_folder_is_denied(
         overlay(f"lowerdir={notes}:{denied}/keys"),
         overlay(f"lowerdir={denied.parent}:/usr/share"),  # it has what is denied somewhere below
         overlay(f"lowerdir={notes},upperdir={denied}/keys,workdir={work}"),
+        # An overlay of an overlay.
+        f"mount -t overlay overlay -o 'lowerdir={denied}/keys:/usr/share/doc' '{work}' && "
+        + overlay(f"lowerdir={work}:{notes}"),
     ):
         refused = ran(mount)
         assert refused.returncode == REFUSED, (mount, refused)
         assert "it is a mount of something that" in refused.stderr
+    relative = ran(
+        f"cd '{denied.parent}' && "
+        + overlay("lowerdir=denied/keys:notes").replace("denied/", f"{denied.name}/")
+    )
+    assert relative.returncode == REFUSED and "relative path" in relative.stderr, relative
     for mount in (f"mount --bind '{notes}' '{alias}'", overlay(f"lowerdir={notes}:{work}/work")):
         harmless = ran(f"cp '{notes}/text' '{notes}/id'; {mount}")
         assert "harmless" in harmless.stdout, (mount, harmless)

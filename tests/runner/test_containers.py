@@ -69,7 +69,10 @@ def test_a_proc_without_the_numbers_of_the_cage(runner_as: Caller, echo: Path, b
 @pytest.mark.needs("root", "user")
 def test_a_proc_that_hides_the_processes_of_others(runner_as: Caller, echo: Path, bare: Path) -> None:
     script = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
-    answers(behind(runner_as, "/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"), echo, bare)
+    hidden = ("/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh")
+    answers(behind(runner_as, *hidden), echo, bare)
+    if runner_as.uid == 0:  # a container's root has no capability to see them with
+        answers(behind(runner_as, *hidden, *without()), echo, bare)
 
 
 @pytest.mark.needs("root")
@@ -94,6 +97,15 @@ def uids(pid: int) -> tuple[str, ...]:
 
 
 @pytest.mark.needs("root")
-def test_root_that_cannot_drop_its_uid(runner_as_root: Caller, echo: Path) -> None:
-    done = behind(runner_as_root, *without("setuid"))("exec", echo, input="hello\n")
+@pytest.mark.parametrize("capability", ["setuid", "kill"])
+def test_root_that_cannot_drop_its_uid_or_end_what_has_another(
+    runner_as_root: Caller, echo: Path, bare: Path, capability: str
+) -> None:
+    """Without CAP_KILL nothing would end a plugin: not a signal of the runner, nor its death."""
+    lacking = behind(runner_as_root, *without(capability))
+    done = lacking("exec", echo, input="hello\n")
     assert (done.returncode, done.stdout) == (125, "")
+    assert f"CAP_{capability.upper()}" in done.stderr and f"--cap-add {capability.upper()}" in done.stderr
+    done = lacking("call", bare, "bare_echo", "--input", '{"text": "hello"}')
+    assert (done.returncode, done.stdout) == (22, "")
+    assert f"CAP_{capability.upper()}" in done.stderr

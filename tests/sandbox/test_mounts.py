@@ -135,11 +135,28 @@ def test_the_layers_of_an_overlay() -> None:
 52 29 0:50 /sub /bound rw - overlay overlay rw,lowerdir=/a:/b\134:c\054d:relative,upperdir=/u\040v,workdir=/w
 """
     mounts = parse_mountinfo(raw)
-    assert [mount.layers for mount in mounts.all[:2]] == [(), ("/a", "/b:c,d", "/u v")]
-    assert mounts.all[2].layers == ("/x", "/z", "/d")
+    assert [mount.layers for mount in mounts.all[:2]] == [(), ("/a", "/b:c,d", "", "/u v")]
+    assert mounts.all[2].layers == ("/x:y", "/z", "/d")
     bound = mounts.all[3]
     assert list(mounts.layered(bound.inside("/bound/x"))) == ["/a/sub/x", "/b:c,d/sub/x", "/u v/sub/x"]
     assert list(mounts.layered(mounts.all[0].inside("/etc"))) == []
+    assert mounts.unprovable(bound.inside("/bound/x"))
+    assert not mounts.unprovable(mounts.all[2].inside("/new")) and not mounts.unprovable(Inside("254:0", "/"))
+
+
+def test_overlays_of_overlays() -> None:
+    raw = b"""29 1 254:0 / / rw - ext4 /dev/vda rw
+50 29 0:50 / /one rw - overlay overlay ro,lowerdir=/secret:/e
+51 29 0:51 / /two rw - overlay overlay ro,lowerdir=/one/in:/e2
+52 29 0:52 / /three rw - overlay overlay ro,lowerdir=/two:/three
+53 29 0:53 / /odd rw - overlay overlay ro,lowerdir=/far:/three
+54 29 0:54 / /far rw - overlay overlay ro,lowerdir=relative:/e
+"""
+    mounts = parse_mountinfo(raw)
+    three = set(mounts.layered(Inside("0:52", "/x")))
+    assert three == {"/two/x", "/three/x", "/one/in/x", "/e2/x", "/secret/in/x", "/e/in/x"}
+    assert not mounts.unprovable(Inside("0:52", "/x"))
+    assert mounts.unprovable(Inside("0:53", "/x"))  # by a layer of a layer
 
 
 def test_the_layers_of_a_containers_root_are_names_of_its_host() -> None:

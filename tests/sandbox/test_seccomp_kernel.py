@@ -231,6 +231,7 @@ REFUSED = [
     Row("io_submit", "0,0,0", "ENOSYS"),
     Row("io_pgetevents", "0,0,0,0,0,0", "ENOSYS"),
     Row("sync", "", "EPERM"),
+    Row("syncfs", "-1", "EPERM"),
     Row("remap_file_pages", "1,0,0,0,0", "EPERM"),
     Row("cachestat", "-1,buf,buf,0", "EPERM", since=(6, 5)),
     Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES

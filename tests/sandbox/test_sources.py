@@ -350,7 +350,7 @@ MOUNTED = {
         (("bind", "{v}/secret", "{m}/file"),), "{m}", said="mount below"
     ),
     "what a later mount hides": Alias(
-        (("bind", "{b}", "{m}"), ("bind", "{s}", "{v}")), "{m}/vault/inner", said="bind"
+        (("bind", "{b}", "{m}"), ("bind", "{s}", "{v}")), "{m}/vault/inner", said="it is a mount of"
     ),
     "a moved mount": Alias(
         (("bind", "{v}/inner", "{m}"), ("move", "{m}", "{s}")), "{s}", said="it is a mount of"
