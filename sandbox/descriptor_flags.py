@@ -1,19 +1,21 @@
-"""Flags that belong to an open file and not to one process: a plugin changes them for its caller too.
+"""Flags and locks that belong to an open file and not to one process: a plugin changes them for its caller.
 
-A shell whose terminal is left with O_NONBLOCK ends at its next read. So what the caller handed over is put
-back as it was.
+A shell whose terminal is left with O_NONBLOCK ends at its next read, and a log that stays locked cannot be
+rotated. So what the caller handed over is put back as it was.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sandbox.value import NamedTuple
 
 # What F_SETFL can change. The rest is decided when a file is opened.
+_UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # of everything
 _SETTABLE = os.O_APPEND | os.O_NONBLOCK | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
 
 
@@ -21,6 +23,7 @@ class _Flags(NamedTuple):
     status: int
     owner: int  # who gets signals about it
     pipe_size: int | None  # None: it is no pipe
+    locked: bool
 
 
 @contextmanager
@@ -39,7 +42,12 @@ def _read(fd: int) -> _Flags:
         size: int | None = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
     except OSError:
         size = None
-    return _Flags(fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETOWN), size)
+    return _Flags(fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETOWN), size, _is_locked(fd))
+
+
+def _is_locked(fd: int) -> bool:
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        return b"\nlock:" in file.read()
 
 
 def _restore(fd: int, before: _Flags) -> None:
@@ -50,9 +58,15 @@ def _restore(fd: int, before: _Flags) -> None:
         _set(fd, fcntl.F_SETOWN, before.owner)
     if now.pipe_size != before.pipe_size and before.pipe_size is not None:
         _set(fd, fcntl.F_SETPIPE_SZ, before.pipe_size)
+    if now.locked and not before.locked:
+        _set(fd, fcntl.F_OFD_SETLK, _UNLOCK)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        except OSError:
+            pass
 
 
-def _set(fd: int, command: int, value: int) -> None:
+def _set(fd: int, command: int, value: int | bytes) -> None:
     try:
         fcntl.fcntl(fd, command, value)
     except OSError:

@@ -265,6 +265,7 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
             if made < 0:
                 raise OSError(-made, "")
             stage = 2
+            os.write(born_w, _MADE.pack(stage, errno.EIO, made))  # should we be killed from here on
             _map_ids(made, order)
             code = 0
         except OSError as error:
@@ -275,12 +276,12 @@ def _clone_as_owner(order: Order, clone: Callable[..., int]) -> int:
             finally:
                 os._exit(0)  # also if the runner is gone: below us is its own stack
     os.close(born_w)
-    answer = os.read(born_r, _MADE.size)
-    os.close(born_r)
     os.waitpid(maker, 0)
+    answer = os.read(born_r, 2 * _MADE.size)  # its first word and its last, or one of them
+    os.close(born_r)
     if len(answer) < _MADE.size:
-        raise SpawnError(_MAKER_STAGES[0], errno.EIO)  # somebody killed it
-    stage, code, made = _MADE.unpack(answer)
+        raise SpawnError("go on: a process on the way was killed", errno.EIO)
+    stage, code, made = _MADE.unpack(answer[-_MADE.size :])
     if code:
         if made > 0:
             _reap(made)

@@ -67,6 +67,48 @@ def test_sockets_that_hold_more_than_the_limit(box: Box) -> None:
         assert running.end().outcome == ("ok", "run", "")
 
 
+DATAGRAMS = """
+import json, socket, sys
+print("ready", flush=True)
+held, sent = [], 0
+while sent < {enough} and len(held) < 400:
+    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    receiver.bind(("127.0.0.1", 0))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    held += [receiver, sender]
+    for _ in range(60):
+        sent += sender.sendto(bytes(60000), receiver.getsockname())
+print(json.dumps(sent), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_datagrams_that_wait_are_memory_too(box: Box) -> None:
+    with box.running(DATAGRAMS.format(enough=256 * MIB), limits={"memory": "32M"}) as running:
+        running.process.wait(60)
+        assert running.end().outcome == ("crashed", "run", "oom")
+    with box.running(DATAGRAMS.format(enough=16 * MIB), limits={"memory": "256M"}) as running:
+        assert int(running.line()) >= 16 * MIB  # the control
+        assert running.end().outcome == ("ok", "run", "")
+
+
+def test_many_short_connections_are_nothing(box: Box) -> None:
+    """What the kernel keeps of closed connections belongs to nobody, and is little."""
+    code = """
+import json, socket
+servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+for number in range(9000):
+    server = servers[number % 3]
+    client = socket.create_connection(server.getsockname())
+    server.accept()[0].close()
+    client.close()
+print(json.dumps(number))
+"""
+    result = box.run(code, limits={"memory": "32M"})
+    assert (result.outcome, result.told) == (("ok", "run", ""), 8999)
+
+
 def test_empty_sockets_are_little(box: Box) -> None:
     code = """
 import json, socket, sys

@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from sandbox.descriptor_flags import restored
 from tests import elsewhere
 from tests.conftest import Caller
@@ -72,3 +74,40 @@ def test_what_cannot_be_put_back_is_left(tmp_path: Path) -> None:
     assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == 1 << 16
     os.close(read)
     os.close(write)
+
+
+LOCK = """\
+import fcntl, os, struct
+fcntl.flock(1, fcntl.LOCK_EX)
+fcntl.fcntl(2, fcntl.F_OFD_SETLK, struct.pack("hh4xqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+os.write(1, b"locked")
+"""
+
+
+@pytest.mark.parametrize("held_before", [False, True])
+def test_locks_on_the_callers_files(
+    runner_as: Caller, plugin_dir: Path, tmp_path: Path, held_before: bool
+) -> None:
+    (plugin_dir / "lock.py").write_text(LOCK)
+    server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/lock.py"]}
+    manifest = plugin_dir / "mcp.json"
+    manifest.write_text(
+        json.dumps({"mcpServers": {"lock": {**server, "x-sandbox": {"read": [str(plugin_dir)]}}}})
+    )
+    for path in plugin_dir.iterdir():
+        path.chmod(0o644)
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        if held_before:
+            fcntl.flock(out, fcntl.LOCK_EX)
+        with runner_as.start("exec", "--policy", "dev", manifest, stdout=out, stderr=err) as running:
+            assert running.wait(30) == 0
+        assert (tmp_path / "out").read_bytes() == b"locked"
+        # Ours is kept; what the plugin took is free for others.
+        for path in (tmp_path / "out", tmp_path / "err"):
+            with open(path, "wb") as other:
+                if held_before and path.name == "out":
+                    with pytest.raises(BlockingIOError):
+                        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                else:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 
@@ -22,9 +23,10 @@ LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:0
         (LINE.format(state="01", sent=1000, received=500), 5596),
         (LINE.format(state="0A", sent=128, received=7), 4096),  # listening: connections, not bytes
         (LINE.format(state="04", sent=10, received=0) * 3, 3 * 4106),
+        (LINE.format(state="06", sent=0, received=0) * 4, 4 * 512),
         ("   0: 0100007F:8C", 0),
     ],
-    ids=["none", "empty", "both queues", "listening", "three", "cut short"],
+    ids=["none", "empty", "both queues", "listening", "three", "closed", "cut short"],
 )
 def test_a_table(lines: str, held: int) -> None:
     assert held_in(HEAD + lines) == held
@@ -56,30 +58,43 @@ def test_a_namespace_nobody_is_in_yet() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "held", "wait"),
-    [(64 << 20, 0, 0.125), (1 << 30, 0, 1.0), (64 << 20, 63 << 20, 0.02), (1 << 20, None, 0.02)],
+    [(64 << 20, 0, 0.0625), (1 << 30, 0, 1.0), (64 << 20, 63 << 20, 0.02), (1 << 20, None, 0.02)],
 )
 def test_the_next_look_is_when_it_could_be_full(
     monkeypatch: pytest.MonkeyPatch, limit: int, held: int | None, wait: float
 ) -> None:
     monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(socket_meter, "thread_time", lambda: 1.0)
     meter = SocketMeter(limit, lambda: held)
     assert meter.look({}, 100.0) is None and meter.due == 100.02  # not yet
     assert meter.look({}, 101.0) is None
-    assert meter.due == pytest.approx(101.0 + wait)
+    assert meter.due == pytest.approx(100.0 + wait)
 
 
-def test_looking_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(socket_meter, "monotonic", lambda: clock[0])
+@pytest.mark.parametrize(("took", "wait"), [(0.001, 0.0625), (0.01, 0.2), (5.0, 0.25)])
+def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
+    monkeypatch: pytest.MonkeyPatch, took: float, wait: float
+) -> None:
+    """A plugin can make it slow, by sockets that hold nothing."""
+    clock = [1.0]
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(socket_meter, "thread_time", lambda: clock[0])
 
     def slow() -> int:
-        clock[0] += 0.5
+        clock[0] += took
         return 0
 
-    meter = SocketMeter(1 << 20, slow)
-    clock[0] = 101.0
+    meter = SocketMeter(64 << 20, slow)
     assert meter.look({}, 101.0) is None
-    assert meter.due == pytest.approx(111.0)
+    assert meter.due == pytest.approx(100.0 + wait)
+
+
+def test_more_sockets_than_are_looked_at_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_meter, "_TABLE_LIMIT", 10)
+    tables = SocketTables(os.getpid)
+    assert tables.held() == math.inf
+    assert SocketMeter(1 << 40, tables.held).look({}, math.inf) == "memory"
+    tables.close()
 
 
 def test_more_than_the_limit() -> None:

@@ -484,6 +484,31 @@ def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
         assert end_of_output(runner) == b""
 
 
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("function", "stage"),
+    [
+        ("_map_ids", "map the plugin's ids"),
+        ("_keep_root_file_access", "go on: a process on the way was killed"),
+    ],
+)
+def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: str) -> None:
+    """By the OOM killer, say: what it had made is gone, and nothing starts."""
+
+    def killed(given: dict[str, Any], name: str) -> list[Any]:
+        import os
+        import signal
+
+        from sandbox import spawner
+
+        setattr(spawner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        return failing(given)
+
+    given = order(runner_as_root, "/bin/echo", "started")
+    told = elsewhere.run(runner_as_root, killed, given, function, using=(failing,))
+    assert told == [stage, errno.EIO, False, 0]
+
+
 def spawned(given: dict[str, Any]) -> None:
     import os
 
