@@ -149,6 +149,8 @@ def unlaunched(error: Exception) -> tuple[Outcome, int]:
             return error.outcome, error.exec_status
         case SpawnError():
             hint = "runner doctor tells what is missing"
+            if error.errno == errno.EAGAIN:
+                hint = "there is no room for another process: raise the limit of processes (ulimit -u)"
             return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
         case OSError():
             # Of ours, not of the plugin's: too few descriptors, a size limit, no memory.
@@ -170,6 +172,8 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
     policy, granted = prepared.policy, prepared.grant
     if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
         return outcome
+    if "ulimit" in outcome.hint:
+        return outcome  # no layer is in the way
     if policy is None or granted is None or granted.unsandboxed:
         return outcome
     from sandbox.doctor.probes import first_obstacle

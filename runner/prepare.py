@@ -256,9 +256,10 @@ def _claim(prepared: Prepared, granted: Grant, layers: Layers, stack: ExitStack)
     except OSError as error:
         if isinstance(error, PermissionError) and layers.uid_range is not None:
             _require_capabilities(layers.uid_range)
-        raise StateRefused(
-            f"{error.filename or state_dir}: {error.strerror}", "choose a writable place with --state-dir"
-        ) from None
+        place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
+        if layers.uid_range is not None and str(place).startswith("/run/"):
+            hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
+        raise StateRefused(f"{place}: {error.strerror}", hint) from None
 
 
 def _require_capabilities(uid_range: tuple[int, int]) -> None:

@@ -37,6 +37,8 @@ KERNEL_FILESYSTEMS = frozenset({
 })
 # fmt: on
 
+# What the runner itself lacks is no fault of the path's.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 _KINDS = {
@@ -162,6 +164,8 @@ def _walk(asked: str, mounts: Mounts) -> list[Step]:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise Missing(asked) from None
+        if error.errno in _SHORTAGES:
+            raise
         raise Refused(
             "unreadable",
             asked,
@@ -294,6 +298,8 @@ class _Scan:
             for child in directories:
                 self.directory(fd, child, f"{path}/{child}" if path else child, depth + 1)
         except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise
             raise Refused(
                 "unreadable", self.asked, f"{self.asked}/{path} cannot be scanned: {error.strerror}"
             ) from None
@@ -384,6 +390,8 @@ class _Scan:
         as we are. One we may enter but not list could hold a socket whose name is known."""
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path:
             return  # removed or replaced meanwhile
+        if error.errno in _SHORTAGES:
+            raise error
         enterable = os.access(name, os.X_OK, dir_fd=parent, effective_ids=True)
         if error.errno == errno.EACCES and path and not enterable:
             return

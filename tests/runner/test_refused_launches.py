@@ -140,6 +140,38 @@ def test_a_launch_that_fails_for_another_reason_accuses_nobody(
 
 
 @pytest.mark.needs("root")
+def test_a_run_that_cannot_be_written(runner_as_root: Caller, plugin: Callable[[str], Path]) -> None:
+    script = 'mount -t tmpfs -o ro none /run && exec "$@"'
+    manifest = plugin("echo hi")
+    done = behind(runner_as_root, "/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh")(
+        "exec", manifest
+    )
+    assert done.stdout == "" and "--tmpfs /run" in done.stderr, done.stderr
+
+
+def test_too_few_descriptors_are_not_the_manifests_fault(
+    runner_as: Caller, plugin: Callable[[str], Path]
+) -> None:
+    manifest = plugin("echo hi")
+    for number in (8, 10, 12):
+        done = behind(runner_as, "/usr/bin/prlimit", f"--nofile={number}")("exec", manifest)
+        assert done.returncode == 125 and "policy_denied" not in done.stderr, (number, done.stderr)
+        assert "ulimit" in done.stderr
+    control = behind(runner_as, "/usr/bin/prlimit", "--nofile=64")("exec", manifest)
+    assert control.stdout == "hi\n", control.stderr
+
+
+@pytest.mark.needs("user")
+def test_too_few_processes(runner_as_user: Caller, plugin: Callable[[str], Path]) -> None:
+    manifest = plugin("echo hi")
+    limited = dataclasses.replace(
+        runner_as_user, prefix=(*runner_as_user.prefix, "/usr/bin/prlimit", "--nproc=1")
+    )
+    done = limited("exec", manifest)
+    assert done.returncode == 125 and "ulimit -u" in done.stderr, done.stderr
+
+
+@pytest.mark.needs("root")
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("script", "cause"),
