@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from runner import wire
@@ -29,13 +30,31 @@ MOST_IN_STRAY = 1000
 
 # What is looked through in one line, and takes time while nobody looks at the clocks.
 MOST_PIECES = 10_000
+# Characters of a method that are compared with the contract's, and how many of them may be visible: the
+# contract's methods are shorter.
+MOST_OF_METHOD = 1024
+MOST_VISIBLE = 64
+# Where an array is read as the fields of a message in order: there are not more fields.
+MOST_FIELDS = 16
 
 _KEYS = IDENTITY | {"params"}
 _PARTS = ("params", "result", "error")
 # Where some readers end a line: those of str.splitlines, and what ends a string in C.
 _ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
-_STREAM = json.JSONDecoder()
+# No number makes a message. Converting long ones takes long, and CPython refuses integers of 4301 digits.
+_STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _SOMETHING = re.compile(r"\S")
+
+# What is looked for in lines that are no JSON, in small letters. Each pattern begins with plain letters: the
+# regex engine finds these much faster than a boundary.
+_ESCAPED = re.compile(r"\\(?:(?:u\{0*|u00|u000000|x)([4-7][0-9a-f])\}?|([01][0-7]{2}))")
+_MESSAGE_WORDS = tuple(re.compile(rf"{word}(?<!\w{word})(?!\w)") for word in ("jsonrpc", "method"))
+_ID_KEY, _RESULT_KEY, _ERROR_KEY = (
+    re.compile(rf"{word}(?<!\w{word})[\"'\s]*[:/#]") for word in ("id", "result", "error")
+)
+# What some readers skip within a word: the end of a continued line, a backslash that escapes nothing, and
+# bytes that are no UTF-8.
+_SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
 class Asked(NamedTuple):
@@ -59,10 +78,11 @@ Heard = Asked | Answered
 
 class Overheard:
     """`words`: the contract's own keys in the parts of a message. A host that ignores case would
-    find them under other names."""
+    find them under other names. `methods`: those the contract acts on, likewise."""
 
-    def __init__(self, words: frozenset[str] = frozenset()) -> None:
+    def __init__(self, words: frozenset[str] = frozenset(), methods: frozenset[str] = frozenset()) -> None:
         self._words = words
+        self._methods = methods
         self._open: dict[tuple[type, Any], str] = {}
         self._strays: dict[str, int] = {}
 
@@ -106,8 +126,12 @@ class Overheard:
         if hides(raw, is_json=cause is None, is_message=_is_message):
             return _ambiguous("a line that some hosts would take for more than one")
         if cause is not None:
+            if _is_lenient_message(raw):
+                return _ambiguous("a line that is no JSON, but a message for hosts with a lenient reader")
             self.stray("not_json")
             return []
+        if isinstance(value, list) and any(map(self._is_field, islice(value, MOST_FIELDS))):
+            return _ambiguous("an array that some hosts would read as the fields of a message")
         said = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not batch:
             # Most hosts ignore it. Some take arrays wherever they come.
@@ -121,10 +145,32 @@ class Overheard:
         for message in said:
             if isinstance(message, dict) and (double := _double_meaning(message) or self._odd_part(message)):
                 return _ambiguous(double)
+            if isinstance(message, dict) and self._is_misspelled(message.get("method")):
+                return _ambiguous("a method of the contract in another spelling, which some hosts would take")
         return list(self._from_plugin(said, is_stray=isinstance(value, list) and not batch))
 
     def _odd_part(self, message: Mapping[str, Any]) -> str:
         return next((odd for part in _PARTS if (odd := odd_key(message.get(part), self._words))), "")
+
+    def _is_field(self, value: Any) -> bool:
+        """Whether a value in an array is one that only a message has."""
+        if not isinstance(value, str):
+            return False
+        return value == "2.0" or value in self._methods or self._is_misspelled(value)
+
+    def _is_misspelled(self, method: Any) -> bool:
+        """Whether a host that trims methods, drops what is invisible or ignores case would take this one for
+        another. What is too long to look through counts as if it were."""
+        if not isinstance(method, str) or method in self._methods:
+            return False
+        begin = method[:MOST_OF_METHOD]
+        # U+FFFD stands for bytes that are no UTF-8 and for halves of surrogate pairs.
+        visible = "".join(each for each in begin if each.isprintable() and each not in " \ufffd")
+        if len(visible) > MOST_VISIBLE:
+            return False
+        if len(method) > len(begin):
+            return True
+        return visible.casefold() in {word.casefold() for word in self._methods}
 
     def _from_plugin(self, messages: list[Any], *, is_stray: bool) -> Iterator[Heard]:
         for message in messages:
@@ -172,26 +218,69 @@ def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bo
     if text.count(end) > MOST_PIECES:
         return True
     values = (value for piece in text.split(end) for value in _values(piece))
-    return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
+    try:
+        return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
+    except (ValueError, RecursionError):
+        return True  # we cannot read it, but others may
 
 
 def _values(text: str) -> Iterator[Any]:
-    """As many as a stream of JSON begins with."""
+    """As many as a stream of JSON begins with. Raises ValueError or RecursionError where this parser has
+    limits that others do not have."""
     at = 0
     while (found := _SOMETHING.search(text, at)) is not None:
         try:
             value, at = _STREAM.raw_decode(text, found.start())
-        except (ValueError, RecursionError):
+        except json.JSONDecodeError:
             return
         yield value
 
 
+def _is_lenient_message(raw: bytes) -> bool:
+    """Whether a line that is no JSON has what a message has, for who also reads comments, single quotes, keys
+    without quotes, more commas, control characters in strings, UTF-16 and the like. How such readers
+    differ is not looked into: the words are enough."""
+    begin = raw.find(b"{")
+    if begin < 0:
+        return False
+    # Without NUL, UTF-16 and UTF-32 are ASCII here. Python's json.loads detects both in bytes.
+    text = raw[begin:].replace(b"\0", b"").decode("utf-8", "replace").casefold()
+    if "\\" in text:
+        text, escapes = _ESCAPED.subn(_unescaped, text, MOST_PIECES + 1)
+        if escapes > MOST_PIECES:  # of plain letters, which nobody needs to escape
+            return True
+    if _has_words(text):
+        return True
+    bare = text
+    for skipped in _SKIPPED:
+        bare = bare.replace(skipped, "")
+    return len(bare) != len(text) and _has_words(bare)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    hexadecimal, octal = escape.groups()
+    return chr(int(hexadecimal, 16) if hexadecimal else int(octal, 8)).casefold()
+
+
+def _has_words(text: str) -> bool:
+    if any(word.search(text) for word in _MESSAGE_WORDS):
+        return True
+    return bool(_ID_KEY.search(text)) and bool(_RESULT_KEY.search(text) or _ERROR_KEY.search(text))
+
+
 def _is_message(value: Any) -> bool:
+    """Also for a host that ignores case, or ends a key at a NUL."""
     if isinstance(value, list):
         return any(isinstance(each, dict) and _is_message(each) for each in value)
     if not isinstance(value, dict):
         return False
-    return isinstance(value.get("method"), str) or ("id" in value and ("result" in value or "error" in value))
+    keys = set()
+    for key, each in value.items():
+        folded = key.partition("\0")[0].casefold()
+        if folded == "method" and isinstance(each, str):
+            return True
+        keys.add(folded)
+    return "id" in keys and ("result" in keys or "error" in keys)
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:
@@ -201,8 +290,7 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
         return f"a message with both {kinds[0]} and {kinds[1]}"
     if isinstance(method := message.get("method"), str) and "\0" in method:
         return "a method with a NUL in its name, where some hosts end it"
-    folded = {key.casefold(): value for key, value in message.items()}
-    return odd_key(message, _KEYS) if "jsonrpc" in folded and _is_message(folded) else ""
+    return odd_key(message, _KEYS) if _is_message(message) else ""
 
 
 def odd_key(table: Any, words: frozenset[str]) -> str:

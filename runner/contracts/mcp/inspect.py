@@ -30,7 +30,7 @@ class Inspector:
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
-        self._overheard = Overheard(_WORDS)
+        self._overheard = Overheard(_WORDS, frozenset((DISCOVER, INITIALIZE)))
         self._batches = False
         self.handshaken = False
         self.awaiting = False

@@ -14,6 +14,7 @@ from sandbox.diagnostic import quoted
 # What is read of the plugin's messages, here and in handshake.py.
 _OUTER_WORDS = frozenset(("topic", "event", "manifest", "tools"))
 _WORDS = frozenset(("topic", "plugin", "id", "name"))
+INITIALIZE, PUBLISH = "initialize", "broker.publish"
 
 
 def make(setting: Setting) -> Inspector:
@@ -24,7 +25,7 @@ class Inspector:
     limit = FRAME_LIMIT
 
     def __init__(self, setting: Setting) -> None:
-        self._overheard = Overheard(_OUTER_WORDS)
+        self._overheard = Overheard(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
         self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
         # The host's variables are the runner's: it was started by it.
@@ -38,7 +39,7 @@ class Inspector:
 
     def host_frame(self, raw: bytes | None) -> None:
         for asked in self._overheard.host(raw):
-            if asked.method == "initialize" and asked.is_question and not self.handshaken:
+            if asked.method == INITIALIZE and asked.is_question and not self.handshaken:
                 self.awaiting = True
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
@@ -48,9 +49,9 @@ class Inspector:
         for one in heard:
             fault = None
             if isinstance(one, Answered):
-                if one.method == "initialize":
+                if one.method == INITIALIZE:
                     fault = self._shaken(one)
-            elif one.method == "broker.publish":
+            elif one.method == PUBLISH:
                 fault = self._published(one.params)
             if fault is not None:
                 return fault
@@ -72,6 +73,11 @@ class Inspector:
     def _published(self, params: Any) -> Violation | None:
         given = params if isinstance(params, dict) else {}
         topic, event = given.get("topic"), given.get("event")
+        for name, part in (("params", params), ("event", event)):
+            if part is not None and not isinstance(part, dict):
+                # Rust's serde, for one, reads an array as the fields of a struct in order.
+                message = f"{PUBLISH} whose {name} is no object: some hosts find a topic there"
+                return Violation("malformed_response", message, "ambiguous")
         if odd := odd_key(event, _WORDS):
             return Violation("malformed_response", odd, "ambiguous")
         if not isinstance(topic, str) or not topic:

@@ -90,6 +90,11 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
         {},
     ),
     "a banner": ((("<", b"server running"), *LEGACY), {"not_json": 1}),
+    "logs with braces": (
+        (*LEGACY, ("<", b"{'level': 'info', 'methods': 3}"), ("<", b"method f of {x} failed")),
+        {"not_json": 2},
+    ),
+    "methods of other contracts": ((*LEGACY, ("<", line(method="Broker.Publish"))), {}),
     "JSON that is not the protocol": ((*LEGACY, ("<", b'{"level":"info"}'), ("<", b'"hi"')), {"not_rpc": 2}),
     "answers nobody asked for": (
         (*LEGACY, ("<", line(id=5, result={})), ("<", line(id=5, result={}))),
@@ -153,6 +158,20 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "malformed_response",
         "ambiguous",
     ),
+    **{
+        name: (((">", INITIALIZE), ("<", raw)), "malformed_response", "ambiguous")
+        for name, raw in {
+            "single quotes": initialized().replace(b'"', b"'"),
+            "a comma too many": initialized()[:-1] + b",}",
+            "without a version": b"{id:0,result:{}}",
+            "in UTF-16": initialized().decode().encode("utf-16-be"),
+            "behind a long integer": initialized(x=0).replace(b'"x": 0', b'"x": ' + b"9" * 5_000) + b" x",
+            "a method in capital letters": line(id=1, method="Initialize"),
+            "a method with blanks": line(id=1, method="server/discover "),
+            "keys in capital letters": b'{"ID":0,"Result":{}}',
+            "an array of fields": b'["2.0",0,{}]',
+        }.items()
+    },
     "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
     "too deep": ((*LEGACY, ("<", b"[" * 129 + b"]" * 129)), "malformed_response", "too_deep"),
 }

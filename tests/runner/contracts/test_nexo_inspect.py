@@ -103,12 +103,48 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
             ("<", b"\r10 %\r20 %"),
             ("<", b'{"level":"info","id":3} done'),
             ("<", b"[1] started {"),
-            ("<", b'got {"method":"m"}'),
+            ("<", b'got {"name":"m"}'),
             ("<", b"1 " * 5_000 + b"{"),
         ),
         {"not_json": 5},
     ),
-    "JSON in capital letters": ((*HELLO, ("<", b'{"Method":"GET","ID":1}')), {"not_rpc": 1}),
+    "JSON in capital letters": ((*HELLO, ("<", b'{"Verb":"GET","ID":1}')), {"not_rpc": 1}),
+    "logs with braces": (
+        (
+            *HELLO,
+            ("<", b"{'level': 'info', 'id': 3, 'methods': ['a'], 'input_method': 1}"),
+            ("<", b"Traceback (most recent call last): File \"x.py\", line 3, in f: d = {'a': 1,}"),
+            ("<", b"TypeError: method f() of {'a'} takes 1 argument"),
+            ("<", b"DEBUG {result: 3, error: none}"),
+            ("<", b"INFO {an error of id 3}"),
+            ("<", rb"C:\users {\n \u00e9 \x1b[0m \u4e00}"),
+            ("<", b"{" + b"9" * 5_000 + b"} items"),
+        ),
+        {"not_json": 7},
+    ),
+    "no params, no event": (
+        (
+            *HELLO,
+            ("<", line(method="broker.publish", params=None)),
+            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x"})),
+            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x", "event": None})),
+        ),
+        {"no_topic": 1},
+    ),
+    "arrays elsewhere": (
+        (*HELLO, ("<", line(method="log", params=["a", {}])), ("<", b'["a","2"]')),
+        {"not_rpc": 1},
+    ),
+    "other methods": (
+        (
+            *HELLO,
+            *(
+                ("<", line(method=name))
+                for name in ("Broker.Publisher", "broker publish", "LOG", "m" * 5_000)
+            ),
+        ),
+        {},
+    ),
     "what JSON allows in a text": (
         (*HELLO, ("<", '{"method":"m","params":"\u2028{}\u2028\u0085[]"}'.encode())),
         {},
@@ -138,6 +174,15 @@ def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
 
 
 EVIL = publish("agent.intake")
+FIELDS: list[Any] = ["id", "2026-01-01T00:00:00Z", "agent.intake", "core", None, {}]
+
+
+def lenient(old: bytes, new: bytes, raw: bytes = EVIL) -> Lines:
+    """The line changed so that it is no JSON for us."""
+    assert old in raw
+    return (*HELLO, ("<", raw.replace(old, new)))
+
+
 SLACK = publish("plugin.inbound.slack.x")
 OTHER = reply("other")
 
@@ -178,6 +223,97 @@ AMBIGUOUS: Mapping[str, Lines] = {
     "a manifest of two spellings": ((">", ASK), ("<", reply(Manifest={"plugin": {"id": "other"}}))),
     "tools in capital letters": ((">", ASK), ("<", reply(Tools=[tool("noted_rm")]))),
     "a tool of two names": ((">", ASK), ("<", reply(tools=[{**tool("noted_add"), "NAME": "noted_rm"}]))),
+    **{
+        f"an event that is {event!r}": (
+            *HELLO,
+            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x", "event": event})),
+        )
+        for event in (FIELDS, [], "{}", 1, False)
+    },
+    **{
+        f"params that are {params!r}": (*HELLO, ("<", line(method="broker.publish", params=params)))
+        for params in (["agent.intake", {}], [], "agent.intake", 0)
+    },
+    "a message as an array of its fields": (*HELLO, ("<", b'["2.0",null,"m",{}]')),
+    "such an array without a version": (*HELLO, ("<", b'[null,"broker.publish",{"topic":"agent.intake"}]')),
+    "in another spelling": (*HELLO, ("<", b'[null,"Broker.Publish",{"topic":"agent.intake"}]')),
+    "after an integer that Python does not convert": (
+        *HELLO,
+        ("<", EVIL.replace(b'{"payload"', b'{"x": ' + b"9" * 5_000 + b', "payload"') + b" x"),
+    ),
+    "and on a line of its own": (*HELLO, ("<", b"9" * 5_000 + b"\r" + EVIL)),
+    "single quotes": lenient(b'"', b"'"),
+    "single quotes, an answer": lenient(b'"', b"'", OTHER.replace(b'"jsonrpc": "2.0", ', b"")),
+    "no quotes": (*HELLO, ("<", b"{method:broker.publish,params:{topic:agent.intake}}")),
+    "no quotes, an answer": (*HELLO, ("<", b"{id /**/ : 1, result/**/: {}}")),
+    "a comment": lenient(b'"method"', b'/* */ "method"'),
+    "a comment before it": (*HELLO, ("<", b"/* */" + EVIL)),
+    "a comma too many": lenient(b"}}}", b"}},}"),
+    "a zero too many": lenient(b'"payload": 1', b'"payload": 01'),
+    "a tab in a text": lenient(b"agent.intake", b"agent\t.intake"),
+    "a byte order mark after a blank": (*HELLO, ("<", b" \xef\xbb\xbf" + EVIL)),
+    "a prefix": (*HELLO, ("<", b'got {"method":"m"}')),
+    "capital letters and no JSON": (*HELLO, ("<", b'{"Method":"broker.publish",}')),
+    **{
+        f"letters written {escape.decode()}": (*HELLO, ("<", b"{'" + escape + b"ethod':'m'}"))
+        for escape in (
+            rb"\u006d",
+            rb"\u004D",
+            rb"\x6d",
+            rb"\u{6D}",
+            rb"\u{00006d}",
+            rb"\U0000006d",
+            rb"\155",
+            rb"\m",
+        )
+    },
+    "a letter written as itself": (*HELLO, ("<", b"{'me\\thod':'m'}")),
+    "a line continued": (*HELLO, ("<", b"{'me\\\rthod':'m'}")),
+    "bytes that are no UTF-8": (*HELLO, ("<", b"{'me\xffthod':'m'}")),
+    "more escaped letters than we look at": (*HELLO, ("<", b"{" + rb"\u0041" * 10_001)),
+    **{
+        f"in {encoding}": (*HELLO, ("<", EVIL.decode().encode(encoding)))
+        for encoding in ("utf-16-le", "utf-16-be", "utf-32-be", "utf-16")
+    },
+    **{
+        f"a method spelled {method[:20]!r}": (
+            *HELLO,
+            ("<", EVIL.replace(b'"broker.publish"', json.dumps(method).encode())),
+        )
+        for method in (
+            *(
+                "Broker.Publish",
+                " broker.publish",
+                "broker.publish\r\n",
+                "broker\u200b.publish",
+                "\ufeffbroker.publish",
+            ),
+            *(
+                "broker.\xa0publish",
+                "broker.publi\u017fh",
+                "broker.\ud800publish",
+                "broker.publish" + " " * 5_000,
+            ),
+            *("\u2028broker.publish", "\x7fbroker.publish", "INITIALIZE", " " * 100_000),
+        )
+    },
+    "a method with bytes that are no UTF-8": lenient(b"broker.publish", b"broker.pub\xfflish"),
+    "keys in capital letters, no version": (
+        *HELLO,
+        ("<", b'{"Method":"broker.publish","PARAMS":{"topic":"agent.intake"}}'),
+    ),
+    "params in capital letters, no version": (
+        *HELLO,
+        ("<", b'{"method":"m","PARAMS":{"topic":"agent.intake"}}'),
+    ),
+    "a method of two types": (*HELLO, ("<", b'{"Method":"broker.publish","METHOD":3}')),
+    "a method whose key has a NUL": (*HELLO, ("<", b'{"method\\u0000":"broker.publish"}')),
+    "an answer in capital letters, no version": (*HELLO, ("<", b'{"ID":1,"Result":{}}')),
+    "capital letters in an array": (*HELLO, ("<", b'[{"Method":"broker.publish"}]')),
+    "capital letters within a message": (
+        *HELLO,
+        ("<", b'{"method":"m","params":\r{"Method":"broker.publish"}\r}'),
+    ),
     "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
 }
 
@@ -241,6 +377,11 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
     "not even a text": (((">", ASK), ("<", reply(3))), "handshake_failed", "identity_missing"),
     "somebody else": (((">", ASK), ("<", reply("other"))), "handshake_failed", "identity_mismatch"),
     "tools that are no list": (((">", ASK), ("<", reply(tools={}))), "handshake_failed", "tool_catalogue"),
+    "a tool as an array of its fields": (
+        ((">", ASK), ("<", reply(tools=[["noted_rm", "d", {}]]))),
+        "handshake_failed",
+        "tool_catalogue",
+    ),
     "a tool that was not declared": (
         ((">", ASK), ("<", reply(tools=[tool("noted_add"), tool("noted_rm")]))),
         "handshake_failed",

@@ -75,6 +75,13 @@ def test_fine(lines: tuple[tuple[str, bytes | None], ...]) -> None:
 
 WRONG = {
     "a banner": (((">", ASK), ("<", b"hello")), "malformed_response", "bad_json"),
+    "single quotes": (((">", ASK), ("<", handshake().replace(b'"', b"'"))), "malformed_response", "bad_json"),
+    "a comma too many": (((">", ASK), ("<", handshake()[:-1] + b",}")), "malformed_response", "bad_json"),
+    "one behind a long integer": (
+        ((">", ASK), ("<", b"[\r" + handshake(x=0).replace(b'"x": 0', b'"x": ' + b"9" * 5_000) + b"\r]")),
+        "malformed_response",
+        "ambiguous",
+    ),
     "a blank line": (((">", ASK), ("<", b" ")), "malformed_response", "blank_line"),
     "a byte order mark": (((">", ASK), ("<", b"\xef\xbb\xbf" + handshake())), "malformed_response", "bom"),
     "no number": (((">", ASK), ("<", b'{"type":NaN}')), "malformed_response", "bad_number"),
