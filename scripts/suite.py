@@ -124,7 +124,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _workers() -> tuple[str, ...]:
-    # By group, because what is made once for a module takes longer than stealing saves.
+    # Tests that share what is made once for a module go to one worker: tests/spread.py.
     return "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadgroup"
 
 

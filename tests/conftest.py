@@ -41,7 +41,7 @@ import pytest
 from sandbox.cgroups import sweep
 from sandbox.hierarchies import survey
 from sandbox.mounts import read_mounts
-from tests import bounds, quick
+from tests import bounds, quick, spread
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,11 +160,12 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
     config.pluginmanager.register(bounds)
     config.pluginmanager.register(quick)
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(spread)
     # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("--part")
     wanted = [
@@ -177,10 +178,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
         items[:] = wanted
     for item in items:
-        # What is made once for a module is not made by each worker anew.
-        for name, fixtures in getattr(item, "_fixtureinfo").name2fixturedefs.items():  # noqa: B009 -- pytest's own
-            if fixtures[-1].scope == "module":
-                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         for name in sorted(needs):
             if name not in _CAPABILITIES:
@@ -444,16 +441,13 @@ def traces() -> Traces:
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(FileNotFoundError):
             files |= {f"{place}/{name}" for name in os.listdir(place) if _MADE_BY_THE_RUNNER.match(name)}
-    # A runner that was killed cannot remove its groups. The next one does; here it is we.
+    groups = set()
     for site in survey(read_mounts()).sites:
+        # A runner that was killed cannot remove its groups. The next one does; here it is we.
         sweep(site.directory)
-    groups = {
-        os.path.join(folder, name)
-        for folder, names, _ in os.walk("/sys/fs/cgroup")
-        for name in names
-        # runner-PID-START-NUMBER. The leaf that a runner moves to on v2, -self, stays until its unit goes.
-        if re.fullmatch(r"runner-\d+-\d+-\d+", name)
-    }
+        for folder, names, _ in os.walk(site.directory):
+            # runner-PID-START-NUMBER. The leaf of its own that a runner has on v2 stays until its unit goes.
+            groups |= {f"{folder}/{name}" for name in names if re.fullmatch(r"runner-\d+-\d+-\d+", name)}
     return Traces(frozenset(mounts), frozenset(files), frozenset(filter(_has_no_runner, groups)))
 
 

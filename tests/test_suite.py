@@ -18,6 +18,7 @@ import pytest
 from scripts.pythons import Python, find_pythons, missing_versions
 from scripts.suite import NO_TESTS, run_parts, worst
 from tests.conftest import ROOT, unreachable
+from tests.spread import groups
 from tests.tally import Tally
 
 Write = Callable[..., Path]
@@ -252,6 +253,33 @@ def test_a_quick_run_leaves_launches_out_and_makes_none(tmp_path: Path, workers:
     done = run(tmp_path / "it", LAUNCHES, "--quick", "-n", workers)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "test_undeclared" in done.stdout and "mark it @pytest.mark.launches" in done.stdout
+
+
+# --- What goes to one worker -------------------------------------------------------------------------------
+
+SHARES = """
+import pytest
+
+@pytest.fixture(scope="module")
+def costly() -> int:
+    return 1
+
+@pytest.mark.parametrize("number", range(8))
+def test_with(number: int, costly: int) -> None:
+    pass
+
+@pytest.mark.parametrize("number", range(8))
+def test_without(number: int) -> None:
+    pass
+"""
+
+
+def test_what_is_made_once_for_a_module_is_made_by_one_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "it"
+    folder.mkdir()
+    (folder / "test_it.py").write_text(SHARES)
+    assert groups(folder, folder) == {"test_it.py::test_with": "test_it.py::costly"}
+    assert set(groups()) >= {"tests/test_packaging.py::test_the_wheel_holds_every_file_of_the_packages"}
 
 
 # --- What is told at the end -------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""Which tests xdist gives to one worker: those that share what is made once for their module.
+
+`--dist loadgroup` is meant for this, but names the group in the test's id, which pytest 9.2 does not let it
+change. So groups are found where xdist distributes tests: by name, in a process that has not imported them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+_TESTS = Path(__file__).resolve().parent
+_ROOT = _TESTS.parent
+
+
+class Spread(LoadScopeScheduling):  # type: ignore[misc,unused-ignore]
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._groups = groups()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups.get(nodeid.partition("[")[0], nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return Spread(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def groups(folder: Path = _TESTS, root: Path = _ROOT) -> Mapping[str, str]:
+    """The group of each test function that takes a fixture of its module, by the function's id."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("test_*.py")):
+        text = path.read_text()
+        if 'scope="module"' not in text:
+            continue
+        functions = [
+            each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        shared = {each.name for each in functions if any(map(_is_for_the_module, each.decorator_list))}
+        file = path.relative_to(root).as_posix()
+        for each in functions:
+            if taken := sorted(shared & {argument.arg for argument in each.args.args}):
+                found[f"{file}::{each.name}"] = f"{file}::{taken[0]}"
+    return found
+
+
+def _is_for_the_module(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and any(
+        keyword.arg == "scope" and isinstance(keyword.value, ast.Constant) and keyword.value.value == "module"
+        for keyword in decorator.keywords
+    )
