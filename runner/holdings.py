@@ -38,7 +38,7 @@ FRAME = wire.MOST_MEMORY + 3 * 16 * _MEBI
 REPLIES = 5 * _MEBI  # and one more, begun before it was full
 IDS = 4 * _MEBI
 
-# A question is a task, besides what was asked.
+# Each question is a task, besides what was asked. One frame can have many.
 QUESTION = 16 << 10
 
 _FEW = 64
@@ -68,25 +68,25 @@ class Charge:
     """What one frame takes of a share, as long as any part of it is held.
 
     An array of messages is one frame. Each of them is held for a time of its own, and all together take no
-    more than the frame.
+    more than the frame, and `each` for every one that is held.
     """
 
-    def __init__(self, share: Share, weight: int) -> None:
+    def __init__(self, share: Share, weight: int, each: int = 0) -> None:
         self.weight = weight
+        self._each = each
         self._share = share
         self._holders = 0
 
     def hold(self) -> bool:
         """Whether there was room. If so, `release` is to follow."""
-        if not self._holders and not self._share.take(self.weight):
+        if not self._share.take(self._each if self._holders else self.weight + self._each):
             return False
         self._holders += 1
         return True
 
     def release(self) -> None:
         self._holders -= 1
-        if not self._holders:
-            self._share.give_back(self.weight)
+        self._share.give_back(self._each if self._holders else self.weight + self._each)
 
 
 class Shelf(Generic[_T]):

@@ -464,7 +464,7 @@ class Session:
     def _heed(self, message: Message, nursery: trio.Nursery) -> bool:
         """Do what it says. Whether something was asked of us."""
         asked = False
-        questions = Charge(self._asked, message.weight + QUESTION)
+        questions = Charge(self._asked, message.weight, QUESTION)
         self._told = self._backlog.charge(message.weight)
         for event in self._dialect.feed(message):
             if isinstance(event, HostCall):

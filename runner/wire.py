@@ -69,10 +69,6 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     outline = _outline(raw)
     if len(outline.rest) > MOST_VALUES and sum(map(outline.rest.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise WireFault("too_many_values", f"more than {MOST_VALUES} values in one message")
-    if _too_deep(outline.rest):
-        raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
-    hooks = _Hooks()
-    numbers = _may_have_bad_numbers(outline.rest)
     keys = unique or _may_repeat(raw, outline.strings, identity)
     if len(raw) <= _SHORT:
         weight, meanwhile = len(raw) * _MOST_FOR_A_BYTE, 0
@@ -80,6 +76,10 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
         weight, meanwhile = _weighed(raw, outline.rest, keys)
     if weight + meanwhile > MOST_MEMORY:
         raise WireFault("too_many_values", f"its values take more than {MOST_MEMORY >> 20} MiB of memory")
+    if _too_deep(outline.rest):
+        raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
+    hooks = _Hooks()
+    numbers = _may_have_bad_numbers(outline.rest)
     del outline  # as long as the message itself
     decoder = hooks.decoder(numbers=numbers, keys=keys)
     try:
@@ -179,6 +179,11 @@ def _shortened(digits: str) -> str:
 
 # --- before parsing: what can there be to find? -----------------------------------------------------------
 # All of it is exact for JSON, and for as much of anything else as a parser reads before it gives up.
+#
+# None of it may make an object for each quote or escape of a whole frame: an object takes 40 bytes and more,
+# and a frame can have millions of them. What has to be taken apart is taken apart in chunks.
+
+_CHUNK = 64 << 10
 
 # Most long frames are a few long strings. It pays to look past them; it does not if there are many.
 _FEW_STRINGS = 64
@@ -207,13 +212,23 @@ def _too_deep(rest: bytes) -> bool:
     # Two quotes side by side can go: what is inside of a string and what is not stays as it was.
     structure = rest.translate(_STEPS, _NOT_STRUCTURE).replace(b'""', b"")
     if b'"' in structure:
-        structure = b"".join(structure.split(b'"')[::2])
+        structure = _outside_of_strings(structure)
     leafless = structure
     for levels in range(_USUAL_DEPTH):
         if len(leafless) + levels <= MOST_DEPTH:
             return False
         leafless = leafless.replace(b"\x01\xff", b"")
     return max(accumulate(memoryview(structure).cast("b"))) > MOST_DEPTH
+
+
+def _outside_of_strings(text: bytes) -> bytes:
+    kept = []
+    inside = 0  # whether the chunk begins inside of a string
+    for start in range(0, len(text), _CHUNK):
+        pieces = text[start : start + _CHUNK].split(b'"')
+        kept.append(b"".join(pieces[inside::2]))
+        inside ^= (len(pieces) - 1) & 1
+    return b"".join(kept)
 
 
 # Bytes in CPython on 64 bit, with the garbage collector's header, rounded up as the allocator does. A list is
@@ -288,6 +303,9 @@ _LONE = re.compile(
     rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
+_MENDED = rb"\\ufffd"  # a template, which is as long as what it replaces
+# An escape is six bytes long. Whether it is alone depends on the six before it and the six after it.
+_AROUND = 12
 
 
 def _without_lone_surrogates(raw: bytes) -> bytes:
@@ -296,4 +314,16 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
     if b"\x01" in raw:
         return raw  # no JSON: free for use as a mark
     marked = raw.replace(b"\\\\", b"\x01")  # a backslash that is only text, and escapes nothing
-    return _LONE.sub(rb"\\ufffd", marked).replace(b"\x01", b"\\\\")
+    return _mended(marked).replace(b"\x01", b"\\\\")
+
+
+def _mended(text: bytes) -> bytes:
+    """As _LONE.sub(_MENDED, text), which makes two objects for each match before it joins them."""
+    if len(text) <= _CHUNK:
+        return _LONE.sub(_MENDED, text)
+    chunks = []
+    for start in range(0, len(text), _CHUNK):
+        before = min(start, _AROUND)
+        part = _LONE.sub(_MENDED, text[start - before : start + _CHUNK + _AROUND])
+        chunks.append(part[before : before + _CHUNK])  # nothing has moved: all lengths are as they were
+    return b"".join(chunks)

@@ -165,6 +165,45 @@ async def test_many_ordinary_questions_at_once_and_a_long_answer(
     assert session.report["session"]["host_calls"]["busy"] == {}
 
 
+BATCHED = """
+def hello_with_batches():
+    message = hear()
+    if message["method"] == "server/discover":
+        say(id=message["id"], error={"code": -32601, "message": "no"})
+        message = hear()
+    say(id=message["id"], result={"protocolVersion": "2025-03-26",
+        "capabilities": {"tools": {}}, "serverInfo": {"name": "plugin", "version": "1"}})
+    hear()
+
+hello_with_batches()
+m = hear()
+params = {"messages": [{"role": "user", "content": {"type": "text", "text": "x"}}], "maxTokens": 100}
+batch = [{"jsonrpc": "2.0", "id": n, "method": "sampling/createMessage", "params": params} for n in range(40)]
+print(json.dumps(batch), flush=True)
+answers = [hear() for n in range(40)]
+good = sum("result" in one for one in answers)
+say(id=m["id"], result={**text("done"), "structuredContent": {"good": good}})
+hear()
+"""
+
+
+@pytest.mark.trio
+async def test_each_question_of_a_batch_counts(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    held: list[int] = []
+
+    class Model:
+        async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+            held.append(session._asked.held)
+            return {"role": "assistant", "model": "m", "content": {"type": "text", "text": "fine"}}
+
+    with trio.fail_after(2 * SECONDS):
+        async with hosted(write_file, plugin_dir, BATCHED, Services(sampling=Model())) as session:
+            answer = await session.call(TOUCH)
+            assert session._asked.held == 0
+    assert answer["structuredContent"] == {"good": 40}
+    assert held[0] > 40 * holdings.QUESTION
+
+
 NOISY = """
 hello()
 m = hear()
@@ -229,6 +268,21 @@ def test_a_frame_is_charged_once() -> None:
     other.release()
     third.release()
     assert share.held == 0
+
+
+def test_each_question_of_a_frame_is_charged() -> None:
+    share = Share(100)
+    frame = Charge(share, 60, 15)
+    assert frame.hold() and share.held == 75
+    assert frame.hold() and share.held == 90
+    assert not frame.hold() and share.held == 90
+    frame.release()
+    assert share.held == 75
+    assert frame.hold() and share.held == 90
+    frame.release()
+    frame.release()
+    assert share.held == 0
+    assert not Charge(share, 90, 15).hold() and share.held == 0
 
 
 def test_the_oldest_makes_room() -> None:

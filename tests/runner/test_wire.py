@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner import wire
+from runner import holdings, wire
+from runner.contracts.mcp.dialect import FRAME_LIMIT
 from runner.wire import MOST_DEPTH, MOST_MEMORY, MOST_VALUES, WireFault, decode, encode, message
+from tests import elsewhere
+from tests.conftest import ROOT
 
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
@@ -305,3 +311,103 @@ def test_frames_are_read_in_threads_at_the_same_time() -> None:
         thread.join()
     assert wrong == []
     assert wire.LEAST_INTEGER < 0 < wire.MOST_INTEGER
+
+
+# --- Memory ------------------------------------------------------------------------------------------------
+
+escapes = st.lists(
+    st.sampled_from([rb"\ud83d", rb"\uDE00", rb"\u0069", rb"\ud8", b"\x01", b"\\", b"u", b"d", b"8", b"x"]),
+    max_size=40,
+).map(b"".join)
+
+
+@given(escapes, st.integers(1, 40))
+@example(rb"\ud83d\ude00" * 20, 6)
+@example(rb"\ud83d\ude00" * 20, 7)
+@example(rb"\ud83d\ude00\ude00" * 20, 13)
+def test_surrogates_are_alone_or_not_wherever_chunks_end(text: bytes, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_CHUNK", chunk)
+        assert wire._mended(text) == wire._LONE.sub(wire._MENDED, text)
+
+
+@given(
+    st.lists(st.sampled_from([b'"', b"\x01", b"\xff", b"\x01" * 5]), max_size=60).map(b"".join),
+    st.integers(1, 20),
+)
+def test_strings_are_left_out_wherever_chunks_end(text: bytes, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_CHUNK", chunk)
+        assert wire._outside_of_strings(text) == b"".join(text.split(b'"')[::2])
+
+
+# How it begins, what fills it up to the limit, how it ends, and what becomes of it.
+HOSTILE: Mapping[str, tuple[str, str, str, str | None]] = {
+    "lone surrogates": ('["', r"ab\ud800", '"]', None),
+    "lone surrogates after backslashes": ('["', r"\\\ud800", '"]', None),
+    "lone surrogates without an end": ('["', r"ab\ud800", "", "bad_json"),
+    "many strings with lone surrogates": ("[", r'"\ud800abcdefghijklmnop",', "0]", "too_many_values"),
+    "one wide character": ('["', "x", '\U0001f600"]', None),
+    "quotes": ("", '"', "", "too_many_values"),
+    "two brackets in strings": ("", '"]]', "", "too_many_values"),
+    "four brackets in strings": ("", '"]]]]', "", "bad_json"),
+    "deep, and brackets in strings": ("[" * 129, '"]]]]', "", "too_deep"),
+    "strings": ("[", '"abcdefghijkl",', "0]", None),
+    "escapes that are keys": ('{"id":"', r"\u0069", '","id":1}', "duplicate_key"),
+    "brackets": ("", "[", "", "too_many_values"),
+}
+
+
+def peaks(frames: dict[str, list[str]], length: int, chunk: int | None) -> dict[str, list[Any]]:
+    """What a process of its own grew by at most for each of these, in bytes, and the outcome."""
+    import json
+    import os
+    import resource
+
+    from runner import wire
+
+    if chunk is not None:
+        setattr(wire, "_CHUNK", chunk)  # noqa: B010 -- not exported
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+    wire.message(b'{"id": "\\\\ud800"}', identity=frozenset(("id",)))
+    found = {}
+    for name, (begin, filling, end, _) in frames.items():
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            before = peak()
+            first, part, last = begin.encode(), filling.encode(), end.encode()
+            raw = first + part * ((length - len(first) - len(last)) // len(part)) + last
+            cause = wire.message(raw, identity=frozenset(("id",))).cause
+            os.write(write, json.dumps([peak() - before, cause]).encode())
+            os._exit(0)
+        os.close(write)
+        found[name] = json.loads(os.read(read, 4096))
+        os.close(read)
+        os.waitpid(child, 0)
+    return found
+
+
+def peaks_elsewhere(frames: Mapping[str, Any], chunk: int | None = None) -> dict[str, list[Any]]:
+    asked = json.dumps([dict(frames), FRAME_LIMIT, chunk])
+    command = [sys.executable, "-c", elsewhere.program(peaks), asked]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=True)
+    found: dict[str, list[Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_no_frame_takes_more_than_its_share_while_it_is_read() -> None:
+    found = peaks_elsewhere(HOSTILE)
+    assert {name: cause for name, (_, cause) in found.items()} == {
+        name: row[-1] for name, row in HOSTILE.items()
+    }
+    assert {name: grown >> 20 for name, (grown, _) in found.items() if grown > holdings.FRAME} == {}
+    assert all(grown > FRAME_LIMIT // 2 for grown, _ in found.values())  # so it is measured
+
+    # The same, taken apart in one piece.
+    names = ("lone surrogates", "four brackets in strings")
+    loose = peaks_elsewhere({name: HOSTILE[name] for name in names}, 1 << 40)
+    assert all(grown > holdings.FRAME for grown, _ in loose.values())
+    assert [cause for _, cause in loose.values()] == [found[name][1] for name in names]
