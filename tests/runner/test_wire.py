@@ -344,7 +344,6 @@ def test_strings_are_left_out_wherever_chunks_end(text: bytes, chunk: int) -> No
 # How it begins, what fills it up to the limit, how it ends, and what becomes of it.
 HOSTILE: Mapping[str, tuple[str, str, str, str | None]] = {
     "lone surrogates": ('["', r"ab\ud800", '"]', None),
-    "lone surrogates after backslashes": ('["', r"\\\ud800", '"]', None),
     "lone surrogates without an end": ('["', r"ab\ud800", "", "bad_json"),
     "many strings with lone surrogates": ("[", r'"\ud800abcdefghijklmnop",', "0]", "too_many_values"),
     "one wide character": ('["', "x", '\U0001f600"]', None),
@@ -352,7 +351,6 @@ HOSTILE: Mapping[str, tuple[str, str, str, str | None]] = {
     "two brackets in strings": ("", '"]]', "", "too_many_values"),
     "four brackets in strings": ("", '"]]]]', "", "bad_json"),
     "deep, and brackets in strings": ("[" * 129, '"]]]]', "", "too_deep"),
-    "strings": ("[", '"abcdefghijkl",', "0]", None),
     "escapes that are keys": ('{"id":"', r"\u0069", '","id":1}', "duplicate_key"),
     "brackets": ("", "[", "", "too_many_values"),
 }
