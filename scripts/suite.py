@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,17 +54,20 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
     began = time.monotonic()
     whole = Tally()
     codes: list[int] = []
+    unfinished: list[str] = []
     for part in parts:
         code, tally = _pytest(python, [*part, *arguments])
         codes.append(code)
         whole.add(tally)
+        if code < 0:  # else nobody would know that most tests are missing below
+            unfinished.append(f"{' '.join(part[:2])} did not come to its end: {signal.strsignal(-code)}")
         if code == INTERRUPTED or (code not in (0, NO_TESTS) and {"-x", "--exitfirst"} & set(arguments)):
             break
     if whole.needs():
         _section("what the machine let us test", whole.needs())
     _section(f"the slowest {len(whole.slowest())}", whole.slowest())
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
-    _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", ())
+    _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", unfinished)
     return worst(codes)
 
 
@@ -95,7 +99,7 @@ def worst(codes: Sequence[int]) -> int:
     """0 if all are, and if one part had no tests while another had some."""
     failures = [code for code in codes if code not in (0, NO_TESTS)]
     if failures:
-        return failures[0]
+        return failures[0] if failures[0] > 0 else 128 - failures[0]  # as a shell says it of a signal
     return 0 if 0 in codes else NO_TESTS
 
 

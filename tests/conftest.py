@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import gc
 import os
 import re
 import select
@@ -186,6 +187,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.user_properties.append(("needs", name))
             if reason := lacks(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    # Or the garbage collector looks through thousands of collected tests again and again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

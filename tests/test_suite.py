@@ -340,7 +340,7 @@ def test_the_tally_is_right_wherever_tests_ran(tmp_path: Path, workers: str) -> 
         ([0, 1], 1),
         ([NO_TESTS, 1], 1),
         ([2], 2),
-        ([-9, 0], -9),
+        ([-9, 0], 137),
     ],
 )
 def test_one_exit_code(codes: Sequence[int], code: int) -> None:
@@ -362,6 +362,18 @@ def test_parts_are_told_together(
     assert (
         run_parts(here, [("--part", "parallel"), ("--part", "machine")], [*arguments, "-k", "_marked"]) == 0
     )
+
+
+@pytest.mark.launches
+def test_a_part_that_was_killed_is_not_forgotten(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
+        monkeypatch.delenv(name)
+    text = "import os, signal\ndef test_it() -> None:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    arguments = command(tmp_path / "it", text)[3:]
+    assert run_parts(Python(Path(sys.executable), "3.11.2"), [("--part", "parallel")], arguments) == 137
+    assert "--part parallel did not come to its end: Killed" in capfd.readouterr().out
 
 
 # --- Other Pythons -----------------------------------------------------------------------------------------
