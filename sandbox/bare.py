@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
+from sandbox.cgroups import Cgroup
 from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
 from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
@@ -111,39 +112,49 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
         stack.callback(os.close, status_w)
         stack.callback(os.close, status_r)
         prctl.set_child_subreaper(True)
-        pid, born_inside = fork_into(doors)
+        # Before the plugin is there: from its first moment on we may be stopped.
+        clock = None if bounds.deadline is None else _start_clock(bounds.deadline, bounds.cgroup)
+        try:
+            pid, born_inside = fork_into(doors)
+        except BaseException:
+            if clock is not None:
+                _end(clock)
+            raise
         if pid == 0:
             _become(plan, bounds, doors, born_inside, parent, status_w)
         try:
             cell = BareCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            for each in (pid,) if clock is None else (pid, clock):
+                _end(each)
             raise
     try:
-        if bounds.deadline is not None:
-            _start_clock(bounds.deadline, cell)
         yield cell
     finally:
         cell.close()
         prctl.set_child_subreaper(False)
 
 
-def _start_clock(deadline: float, cell: BareCell) -> None:
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
     """A process that ends the plugin when its time is up, should the runner be stopped or busy then. In a
     cage the keeper has that clock."""
     import prctl
 
     runner = os.getpid()
-    if os.fork():
-        return
+    if pid := os.fork():
+        return pid
     try:
         prctl.set_pdeathsig(signal.SIGKILL)
         os.closerange(0, 0x7FFFFFFF)
         while os.getppid() == runner and (left := deadline - time.monotonic()) > 0:
             time.sleep(left)
-        if cell.cgroup is not None:
-            cell.cgroup.kill()
+        if cgroup is not None:
+            cgroup.kill()
         for _ in range(_PASSES):
             found = [pid for pid in descendants(runner) if pid != os.getpid() and not _is_zombie(pid)]
             if not found:
