@@ -15,6 +15,7 @@ from runner.watch import End
 from sandbox import seccomp
 from sandbox.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
+from sandbox.policy_file import position as policy_position
 from sandbox.spec import Denial, Limits
 
 if TYPE_CHECKING:
@@ -172,8 +173,11 @@ def denial_document(prepared: Prepared, denial: Denial) -> dict[str, Any]:
 
 
 def place(prepared: Prepared, denial: Denial) -> str:
-    """file:line:column of what was denied."""
-    plugin = prepared.plugin
+    """file:line:column of what was denied, or of the rule where nobody asked for it by name."""
+    plugin, policy = prepared.plugin, prepared.policy
+    if policy is not None and denial.origin and (denial.rule == "scan_limit" or denial.origin == "policy"):
+        line, column = policy_position(policy, ("scan_limit",)) if denial.rule == "scan_limit" else (0, 0)
+        return f"{policy.file}:{line}:{column}" if line else policy.file
     if plugin is None:
         return ""
     line, column = position(plugin, denial.where) if denial.where else (0, 0)

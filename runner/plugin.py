@@ -41,4 +41,5 @@ class Switches(NamedTuple):
     """What the operator says through a contract's own environment variables."""
 
     require_enabled: bool = False  # refuse a manifest that would rather run without a cage
-    host_network_allowed: bool = False  # the host's network may be granted, whatever the policy's ceiling
+    # The variable that asks for the host's network, if it is set. The policy says whether that counts.
+    host_network_by: str = ""

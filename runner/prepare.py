@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Literal
 
 from runner.manifest import Loaded, contract, load
 from runner.plugin import Plugin
@@ -163,7 +164,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         overrides=invocation.overrides,
         homes=prepared.homes,
         require_enabled=switches.require_enabled,
-        host_network_allowed=switches.host_network_allowed,
+        host_network_by=switches.host_network_by,
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
     # First: who is told to raise a ceiling should not find out then that it is of no use.
@@ -396,12 +397,12 @@ def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
 # --- what went wrong ------------------------------------------------------------------------------
 
 
-def _invalid(diagnostics: tuple[Diagnostic, ...], phase: Phase) -> Outcome:
+def _invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
     """Of a manifest, or of a policy: both are documents, with the same kind of faults."""
     errors = [d for d in diagnostics if d.severity == "error"]
     faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
     return Outcome(
-        "manifest_invalid",
+        "manifest_invalid" if phase == "manifest" else "policy_invalid",
         phase,
         f"{errors[0].file if errors else f'the {phase}'} has {faults}",
         errors[0].rule if errors else "",
@@ -411,11 +412,15 @@ def _invalid(diagnostics: tuple[Diagnostic, ...], phase: Phase) -> Outcome:
 
 
 def _denied(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
-    things = "one thing" if len(denials) == 1 else f"{len(denials)} things"
+    asked = [denial for denial in denials if not denial.origin]
+    things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
+    message = f"the manifest asks for {things} it may not have"
+    if not asked:
+        message = f"{denials[0].origin} cannot be shown to the plugin"
     return Outcome(
         "policy_denied",
         phase,
-        f"the manifest asks for {things} it may not have",
+        message,
         denials[0].rule,
         denials[0].hint,
         denials=denials,

@@ -12,6 +12,7 @@ Every failure of a plugin has a code (what), a phase (when), a cause (why exactl
     capability_not_declared    handshake  a capability that must be declared is not
     capability_not_allowed     handshake  a capability that nobody granted
     manifest_invalid           manifest   the manifest has faults, listed with file:line:column
+    policy_invalid             policy     the operator's policy has faults, listed with file:line:column
     policy_denied              policy     the manifest asks what policy or denylist refuse
     sandbox_unavailable        plan       this machine cannot enforce what is required
     quarantined                launch     it failed too often and is not started for now
@@ -46,6 +47,7 @@ Code = Literal[
     "capability_not_declared",
     "capability_not_allowed",
     "manifest_invalid",
+    "policy_invalid",
     "policy_denied",
     "sandbox_unavailable",
     "quarantined",
@@ -76,6 +78,7 @@ EXIT: Final[Mapping[Code, int]] = {
     "quarantined": 23,
     "cancelled": 24,
     "overloaded": 25,
+    "policy_invalid": 26,
     "internal": 70,
 }
 USAGE_ERROR: Final = 2

@@ -57,7 +57,7 @@ def grant(
     overrides: Overrides | None = None,
     homes: Sequence[str] = (),
     require_enabled: bool = False,
-    host_network_allowed: bool = False,
+    host_network_by: str = "",
     bare_environment: bool = False,
 ) -> Grant:
     """What `spec` gets under `policy`.
@@ -66,6 +66,7 @@ def grant(
     everybody is left out; what the operator sets is not.
     A path above the ceiling refuses the launch even where the manifest calls it optional: optional is about
     what exists, not about what is allowed. `homes` adds their credentials to the paths refused by name here.
+    `host_network_by` names the contract's variable that asks for the host's network, where it is set.
     """
     said = overrides or Overrides()
     where = dict(spec.where)
@@ -84,13 +85,14 @@ def grant(
         # Without its sandbox section in force a manifest asks for nothing beyond the plain cage.
         spec = SandboxSpec(enabled=False, env=spec.env, limits=spec.limits, where=spec.where)
     limits, decided_by = _limits(spec, policy, said, denials)
-    if host_network_allowed and spec.network is not None and not policy.admits_network(spec.network.mode):
+    raised = bool(host_network_by) and policy.network.environment_may_raise
+    if raised and spec.network is not None and not policy.admits_network(spec.network.mode):
         decided_by = (*decided_by, ("network", "environment"))
     return Grant(
         policy=policy.name,
         unsandboxed=not spec.enabled and policy.unsandboxed and not require_enabled,
         paths=_paths(spec, policy, state_dir, homes, denials),
-        network=_network(spec, policy, host_network_allowed, denials),
+        network=_network(spec, policy, host_network_by, denials),
         env=_env(spec, policy, environ, said, denials, bare_environment),
         seccomp=_seccomp(spec, policy, where.get("seccomp", ()), denials),
         limits=limits,
@@ -169,18 +171,20 @@ def _path_denial(
 _RELATIONS = {"equal": "it is", "below": "it lies below", "above": "it contains"}
 
 
-def _network(spec: SandboxSpec, policy: Policy, host_network_allowed: bool, denials: list[Denial]) -> Network:
+def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: list[Denial]) -> Network:
     rule = policy.network
     if spec.network is None:
         return Network(rule.default)
     asked = spec.network
-    ceiling: NetworkMode = "host" if host_network_allowed else rule.ceiling
-    if not policy.admits_network(asked.mode) and not host_network_allowed:
+    raised = bool(host_network_by) and rule.environment_may_raise
+    ceiling: NetworkMode = "host" if raised else rule.ceiling
+    if not policy.admits_network(asked.mode) and not raised:
+        ignored = f", and does not let {host_network_by} raise that" if host_network_by else ""
         denials.append(
             Denial(
                 "network_ceiling",
                 f"network {asked.mode}",
-                f"policy {policy.name} allows network {ceiling} at most",
+                f"policy {policy.name} allows network {ceiling} at most{ignored}",
                 f'the operator can set ceiling = "{asked.mode}" under [network] in their own policy',
                 where=asked.where,
             )

@@ -404,13 +404,7 @@ def _open_all(
                 )
             )
         except Refused as refused:
-            denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
-            if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":
-                denial = denial._replace(
-                    reason=f"the plugin's folder cannot be shown to it: {refused.reason}",
-                    hint="move the plugin to a folder of its own elsewhere, such as /opt",
-                )
-            refusals.append(denial)
+            refusals.append(_refusal(want, refused))
         else:
             if known is not None:
                 known.source.close()
@@ -418,6 +412,24 @@ def _open_all(
             yield ShownPath(want.path, want.access, want.origin, "bound")
     if refusals:
         raise PlanRefused(refusals)
+
+
+def _refusal(want: _Wanted, refused: Refused) -> Denial:
+    """What stands in the way of one path, blamed on who wanted it."""
+    denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
+    if want.origin == "manifest":
+        return denial
+    denial = denial._replace(origin=want.origin)
+    if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":
+        return denial._replace(
+            reason=f"the plugin's folder cannot be shown to it: {refused.reason}",
+            hint="move the plugin to a folder of its own elsewhere, such as /opt",
+        )
+    if refused.rule == "scan_limit":
+        # Nobody asked for it by name, so nobody can ask for less of it.
+        remedy = "move what it does not need elsewhere, or raise scan_limit in a policy of your own"
+        return denial._replace(reason=f"{want.origin} is {want.path}; {refused.reason}", hint=remedy)
+    return denial
 
 
 def _refuse_unsafe_places(opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:

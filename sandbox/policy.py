@@ -135,6 +135,9 @@ class NetworkRule(NamedTuple):
     default: NetworkMode = "none"
     ceiling: NetworkMode = "none"
     hosts: tuple[str, ...] = ()  # what an allowlist may contain: "name:port", either may be or start with *
+    # Whether a contract's own environment variable may give more than the ceiling: who sets a variable is not
+    # always who chose the policy.
+    environment_may_raise: bool = False
 
 
 class EnvRule(NamedTuple):

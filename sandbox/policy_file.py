@@ -11,11 +11,12 @@ from typing import Any
 import policies
 from sandbox import cache
 from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
-from sandbox.document import read_bounded
+from sandbox.document import parse, read_bounded
 from sandbox.fingerprint import fingerprint
 from sandbox.mounts import ancestry
 from sandbox.policy import CapabilityRule, EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
 from sandbox.program import ProgramFault, follow
+from sandbox.spec import KeyPath
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"
@@ -106,6 +107,14 @@ def _thaw(entry: object) -> Policy | None:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def position(policy: Policy, keys: KeyPath) -> tuple[int, int]:
+    """Where something stands in a policy's file, (0, 0) if it is not there. Reads it again: for people."""
+    try:
+        return parse(policy.file, read_bounded(policy.file), "toml").where(keys)
+    except DocumentError:
+        return 0, 0
 
 
 def _unknown_name(told: str) -> Diagnostic:

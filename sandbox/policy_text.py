@@ -210,10 +210,11 @@ def _network_rule(table: _Table) -> NetworkRule:
     default = table.choice("default", ("none", "host"), "none")
     ceiling = table.choice("ceiling", NETWORK_ORDER, default)
     hosts = table.texts("hosts", _host_fault)
+    may_raise = table.choice("environment", ("ignored", "may_raise"), "ignored") == "may_raise"
     table.finish()
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
-    return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts))
+    return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts), may_raise)
 
 
 def _seccomp_rule(table: _Table) -> SeccompRule:

@@ -104,6 +104,8 @@ class Denial(NamedTuple):
     hint: str = ""  # what to do about it
     required: bool = True  # a required thing denied refuses the launch
     where: KeyPath = ()
+    # Who asked, where it was not the manifest: "policy", "the program", "the plugin's folder", …
+    origin: str = ""
 
 
 class GrantedPath(NamedTuple):

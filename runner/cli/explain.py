@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(_command_line(prepared))
     else:
-        if prepared.plugin is None or outcome.code == "manifest_invalid":
+        if prepared.plugin is None or outcome.code in ("manifest_invalid", "policy_invalid"):
             printing.failure(prepared, outcome)
         else:
             print("\n".join(_text(prepared, prepared.plugin, outcome)))

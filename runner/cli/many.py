@@ -72,7 +72,7 @@ class Tally:
 
 
 # A launch that fails for one of these fails the same way every time.
-_FOR_GOOD = ("manifest_invalid", "policy_denied", "sandbox_unavailable")
+_FOR_GOOD = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
 
 
 async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, list[int]]:

@@ -176,7 +176,7 @@ def refused(given: dict[str, Any]) -> dict[str, Any]:
         ("ceiling", "policy_denied"),
         ("program", "launch_failed"),
         ("nothing there", "manifest_invalid"),
-        ("policy", "manifest_invalid"),
+        ("policy", "policy_invalid"),
     ],
 )
 def test_a_failure_before_the_launch_is_told_as_exec_tells_it(box: Box, spoil: str, code: str) -> None:

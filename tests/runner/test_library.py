@@ -163,7 +163,7 @@ async def test_wrong_limits(shelf: Path, limits: Mapping[str, str], message: str
         ("wrong type", "manifest_invalid"),
         ("asks too much", "policy_denied"),
         ("no program", "launch_failed"),
-        ("no policy", "manifest_invalid"),
+        ("no policy", "policy_invalid"),
         ("no such server", "manifest_invalid"),
     ],
 )

@@ -111,6 +111,16 @@ def test_the_contracts_own_variables(ask: Ask) -> None:
         assert any("environment variable" in row["why"] for row in told["asked"])
     for word in ("0", "on", "True", ""):
         assert refused(ask(host, env={"NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW": word}))[0] == "policy_denied"
+    # It never beats a policy that somebody chose, unless that policy says so.
+    allow = {"NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW": "1"}
+    strict = ask(host, "--policy", "strict", env=allow)
+    assert refused(strict) == ("policy_denied", "network_ceiling")
+    assert "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW" in strict["grant"]["denials"][0]["reason"]
+    for words, mode in (
+        ("unsandboxed = 'deny'\n", "none"),
+        ('[network]\nenvironment = "may_raise"\n', "host"),
+    ):
+        assert ask(host, policy=words, env=allow)["grant"]["network"]["mode"] == mode
     off = {"NEXO_PLUGIN_SANDBOX_REQUIRE": "1"}
     assert ask(env=off)["outcome"]["code"] == "ok"
 
@@ -153,8 +163,30 @@ def test_a_working_directory_that_is_missing(
 
 def test_faults_of_a_policy_are_the_policys(ask: Ask) -> None:
     told = ask(policy="foo = 1\n")
-    assert (told["outcome"]["code"], told["outcome"]["phase"]) == ("manifest_invalid", "policy")
+    assert (told["outcome"]["code"], told["outcome"]["phase"]) == ("policy_invalid", "policy")
     assert told["diagnostics"][0]["line"] == 2
+
+
+def test_a_folder_too_large_to_search_is_not_the_manifests_wish(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """Nobody asked for it by name: the rule is told with its own place, and with what helps."""
+    for number in range(12):
+        write_file(plugin_dir / f"file{number}", "")
+    manifest = write_file(plugin_dir / "plugin.toml", NEXO)
+    policy = write_file(runner_as_user.home / "policy.toml", "version = 1\nscan_limit = 10\n", 0o600)
+    runner_as_user.give(policy)
+    said = runner_as_user("exec", "--policy", policy, manifest)
+    assert said.returncode == 126
+    assert said.stderr.splitlines() == [
+        "runner: policy_denied: the plugin's folder cannot be shown to the plugin",
+        f"  {policy}:2:1: scan_limit: the plugin's folder is {plugin_dir}; it holds more than 10 files, so it was "
+        "not searched for sockets, FIFOs and devices",
+        "      move what it does not need elsewhere, or raise scan_limit in a policy of your own",
+    ]
+    # The control: with room enough it runs.
+    policy.write_text("version = 1\nscan_limit = 20\n")
+    assert runner_as_user("exec", "--policy", policy, manifest).returncode == 0
 
 
 @pytest.mark.needs("root")

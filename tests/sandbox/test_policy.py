@@ -67,7 +67,7 @@ def test_the_packaged_policies() -> None:
 
 def test_default_gives_strangers_nothing_of_the_host() -> None:
     policy = load_policy("default", {})
-    assert policy.network == NetworkRule("none", "none", ())
+    assert policy.network == NetworkRule("none", "none", (), environment_may_raise=True)
     assert policy.read.default == policy.write.default == ()
     assert policy.write.ceiling == ("${state_dir}",)
     assert "*" not in policy.read.ceiling + policy.env.ceiling and policy.env.steering == ()
@@ -415,6 +415,8 @@ FAULTS = {
     'network = {default = "allowlist"}': "policy_value",
     'network = {default = "host", ceiling = "none"}': "policy_order",
     'network = {ceiling = "internet"}': "policy_value",
+    'network = {environment = "may-raise"}': "policy_value",
+    "network = {environment = true}": "policy_value",
     'network = {hosts = ["example.com"]}': "policy_value",
     'network = {hosts = ["example.com:0"]}': "policy_value",
     'network = {hosts = ["example.com:65536"]}': "policy_value",
@@ -677,9 +679,15 @@ def test_a_silent_manifest_gets_the_default_network() -> None:
 def test_host_network_by_the_operators_variable() -> None:
     spec = SandboxSpec(network=Network("host"))
     assert rules(given(spec)) == [("network_ceiling", True)]
-    allowed = given(spec, host_network_allowed=True)
+    raising = PLAIN._replace(network=NetworkRule(environment_may_raise=True))
+    allowed = given(spec, raising, host_network_by="ALLOW")
     assert allowed.network.mode == "host" and allowed.denials == ()
-    assert given(SandboxSpec(), host_network_allowed=True).network.mode == "none"
+    assert given(SandboxSpec(), raising, host_network_by="ALLOW").network.mode == "none"
+    assert rules(given(spec, raising)) == [("network_ceiling", True)]
+    # A policy that does not say so is not beaten by a variable, and says that it was set for nothing.
+    ignored = given(spec, host_network_by="ALLOW")
+    assert rules(ignored) == [("network_ceiling", True)] and ignored.network.mode == "none"
+    assert ignored.denials[0].reason.endswith("and does not let ALLOW raise that")
 
 
 def test_each_host_outside_of_the_list_is_a_denial() -> None:

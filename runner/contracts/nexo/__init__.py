@@ -23,8 +23,11 @@ def recognises(document: Document) -> bool:
 _YES = ("1", "true", "TRUE", "yes", "YES")
 
 
+_HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
+
+
 def switches(environ: Mapping[str, str]) -> Switches:
     return Switches(
         require_enabled=environ.get("NEXO_PLUGIN_SANDBOX_REQUIRE") in _YES,
-        host_network_allowed=environ.get("NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW") in _YES,
+        host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
     )

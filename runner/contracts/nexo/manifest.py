@@ -609,7 +609,7 @@ def _network(faults: Faults, sandbox: Table) -> Network:
         message = 'network = "host" is granted only where the operator allows it'
         hint = (
             'it needs a policy whose [network] ceiling is "host", or NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW=1 in '
-            "the runner's environment"
+            'the runner\'s environment under a policy that says environment = "may_raise"'
         )
         faults.warn(sandbox.at("network"), "host_network_needs_operator", message, hint)
     where = sandbox.at("network") if mode else sandbox.keys
