@@ -177,11 +177,11 @@ def test_a_folder_too_large_to_search_is_not_the_manifests_wish(
     policy = write_file(runner_as_user.home / "policy.toml", "version = 1\nscan_limit = 10\n", 0o600)
     runner_as_user.give(policy)
     said = runner_as_user("exec", "--policy", policy, manifest)
+    reason = "it holds more than 10 files, so it was not searched for sockets, FIFOs and devices"
     assert said.returncode == 126
     assert said.stderr.splitlines() == [
         "runner: policy_denied: the plugin's folder cannot be shown to the plugin",
-        f"  {policy}:2:1: scan_limit: the plugin's folder is {plugin_dir}; it holds more than 10 files, so it was "
-        "not searched for sockets, FIFOs and devices",
+        f"  {policy}:2:1: scan_limit: the plugin's folder is {plugin_dir}; {reason}",
         "      move what it does not need elsewhere, or raise scan_limit in a policy of your own",
     ]
     # The control: with room enough it runs.

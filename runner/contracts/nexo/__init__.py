@@ -16,13 +16,15 @@ OPERATORS_OWN_COMMAND = False
 
 
 def recognises(document: Document) -> bool:
-    return isinstance(document.data.get("plugin"), dict)
+    data = document.data
+    # The second is what came before [plugin]: not hosted, but whoever has one is told what to do.
+    return isinstance(data.get("plugin"), dict) or (
+        data.get("manifest_version") == 1 and isinstance(data.get("transport"), dict)
+    )
 
 
 # The values its reference host takes for yes; anything else is no.
 _YES = ("1", "true", "TRUE", "yes", "YES")
-
-
 _HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
 
 

@@ -8,7 +8,7 @@ same: their keys are checked and an editor can complete them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -522,16 +522,36 @@ def _is_current(faults: Faults, document: Document) -> bool:
     legacy = [name for name in _LEGACY_TABLES if isinstance(document.data.get(name), dict)]
     if (version == 1 and version is not True) or (version is None and legacy):
         where: KeyPath = ("manifest_version",) if version == 1 else (legacy[0],)
-        hint = (
-            "move [transport] to [plugin.entrypoint] and the other tables below [plugin], then set version 2"
-        )
-        faults.error(where, "legacy_manifest", "legacy manifest_version 1 is not hosted", hint)
+        message = "legacy manifest_version 1 is not hosted: its plugins speak another protocol"
+        faults.error(where, "legacy_manifest", message, _port(document, legacy))
         return False
     if isinstance(version, int) and not isinstance(version, bool) and version != 2:
         message = f"manifest_version {version} does not exist"
         faults.error(("manifest_version",), "manifest_version", message, "write manifest_version = 2")
         return False
     return True
+
+
+def _port(document: Document, legacy: Sequence[str]) -> str:
+    """What to do with a manifest of version 1. Who has done all of it has one that passes."""
+    transport = Table(document.data).table("transport")
+    kind = transport.string("kind") or "stdio"
+    if kind != "stdio":
+        return f"only stdio plugins can be hosted, and this one is reached by {quoted(kind)}"
+    found = Table(document.data).table("plugin")
+    missing = [name for name in _REQUIRED if found.string(name) is None]
+    steps = [
+        "write manifest_version = 2",
+        *([f"give [plugin] {', '.join(missing)}"] if missing else []),
+        "move command and args from [transport] to [plugin.entrypoint]",
+        f"remove {', '.join(f'[{name}]' for name in legacy)}" if legacy else "",
+        "port the program to JSON-RPC lines with initialize (nexo's plugin contract 1.10)",
+    ]
+    return "; ".join(step for step in steps if step)
+
+
+# Keys of [plugin] that have to be there.
+_REQUIRED = ("id", "version", "name", "description", "min_nexo_version")
 
 
 def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoint | None, list[EnvRequest]]:

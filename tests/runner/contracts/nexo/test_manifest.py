@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from runner import shape
+from runner.contracts import nexo
 from runner.contracts.nexo import manifest, rules
 from runner.contracts.nexo.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
@@ -249,6 +250,42 @@ def test_each_rule_points_at_its_place(what: str, text: str, rule: str, line: in
 def test_rules_about_the_head(old: str, new: str, rule: str, line: int) -> None:
     assert old in HEAD
     assert faults(HEAD.replace(old, new)) == [(rule, line, 1)]
+
+
+LEGACY = """\
+manifest_version = 1
+[plugin]
+id = "demo"
+version = "1.2.3"
+[transport]
+kind = "stdio"
+command = "./demo"
+args = ["-v"]
+[capabilities]
+tools = ["a"]
+[meta]
+author = "me"
+"""
+
+
+def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
+    document = parse("/plugins/demo/any.toml", LEGACY.encode(), "toml")
+    assert nexo.recognises(document)
+    _, (fault,) = manifest.read(document, home=HOME)
+    assert fault.hint.split("; ") == [
+        "write manifest_version = 2",
+        "give [plugin] name, description, min_nexo_version",
+        "move command and args from [transport] to [plugin.entrypoint]",
+        "remove [transport], [capabilities], [meta]",
+        "port the program to JSON-RPC lines with initialize (nexo's plugin contract 1.10)",
+    ]
+    # The same, done.
+    ported, told = read(HEAD + '[plugin.entrypoint]\ncommand = "./demo"\nargs = ["-v"]\n')
+    assert ported is not None and ported.entrypoint is not None and told == ()
+    # One without even a [plugin] is recognised; one that is not on stdio cannot be helped.
+    bare = 'manifest_version = 1\n[transport]\nkind = "nats"\n'
+    assert nexo.recognises(parse("/plugins/demo/any.toml", bare.encode(), "toml"))
+    assert "only stdio plugins can be hosted" in read(bare)[1][0].hint
 
 
 def test_ids_of_64_characters_are_allowed() -> None:
