@@ -12,6 +12,7 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 
+from sandbox import shims
 from sandbox.mounts import contains
 from sandbox.value import NamedTuple
 
@@ -184,6 +185,12 @@ def resolve(
                 "check the command in the manifest; a relative one starts at the manifest's folder",
                 found=False,
             )
+        if manager := shims.manager_of(path):
+            raise ProgramFault(
+                f"{path} is a shim of {manager}, whose files are not in the cage",
+                shims.remedy(os.path.basename(path), manager),
+                found=True,
+            )
     # The folders on the way may be links of the operator's; the last component stays as it is named,
     # because a virtual environment's python finds its home by its own name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -192,11 +199,14 @@ def resolve(
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
+    if trusted or on_path:
+        _show_neighbours(path, search)
     _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
     return Program(
         (path, *args),
         tuple(_outermost(search.trees)),
-        tuple(dict.fromkeys(search.links)),
+        # Not those of a folder that was found to be needed later: they are in it.
+        tuple(dict.fromkeys(link for link in search.links if not search.covered(link.path))),
         tuple(dict.fromkeys(search.path_dirs)),
         tuple(dict.fromkeys(search.files)),
         tuple(search.scripts),
@@ -205,8 +215,10 @@ def resolve(
 
 
 def _on_path(command: str, search_path: str, search: _Search) -> str:
-    """The first usable program of that name. One that may not be shown is passed over, and named."""
+    """The first usable program of that name. One that may not be shown, or would find nothing of its own in
+    a cage, is passed over, and named."""
     refused: list[tuple[str, str]] = []
+    hint = f"install {command} below /usr or /opt, or name one there in the manifest"
     for folder in search_path.split(":"):
         if not folder.startswith("/"):
             continue  # "" and "." mean the caller's directory: not a place to take programs from
@@ -214,6 +226,9 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
         if not _is_executable(path):
             continue
         reason = search.sight.denied(os.path.realpath(path))
+        if reason is None and (manager := shims.manager_of(path)):
+            reason = f"it is a shim of {manager}, whose files are not in the cage"
+            hint = shims.remedy(command, manager)
         if reason is None:
             if refused:
                 search.notes.append(
@@ -224,7 +239,7 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
     if refused:
         raise ProgramFault(
             f"{command} is {refused[0][0]} here, which cannot be shown to a plugin: {refused[0][1]}",
-            f"install {command} below /usr or /opt, or name one there in the manifest",
+            hint,
             found=True,
             denied=True,
         )
@@ -410,6 +425,18 @@ def _show_script(args: Sequence[str], directory: str, search: _Search, *, truste
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
     search.links.extend(link for link in links if not search.covered(link.path))
+    search.scripts.append(real)
+
+
+def _show_neighbours(path: str, search: _Search) -> None:
+    """A program that came with npm and others: node_modules/.bin/server, a link or a script, gets what
+    `node` with the file behind it gets."""
+    real = search.files[0]
+    if "/node_modules/" not in real or any(contains(root, real) for root in search.roots):
+        return
+    package = package_of(real)
+    if not search.sight.denied(package):
+        search.add(package, path, trusted=True)
     search.scripts.append(real)
 
 

@@ -72,7 +72,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.policy",),
     ("sandbox.program", "sandbox.reach", "sandbox.sources"),
     ("sandbox.denylist",),
-    ("sandbox.mounts",),
+    ("sandbox.mounts", "sandbox.shims"),
     ("sandbox.host", "sandbox.spawner"),
     ("sandbox.document",),
     ("sandbox.json_text", "sandbox.toml_text"),

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
-from sandbox import cache
+from sandbox import cache, shims
 from sandbox.denylist import homes, lexical_hit
 from sandbox.doctor.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.doctor.trial import in_child, system_call
@@ -69,12 +69,26 @@ def interpreters(environ: Mapping[str, str]) -> list[Finding]:
             findings.append(Finding(f"interpreter_{name}", "info", "not on PATH"))
             continue
         hit, place = _denied(found, homes(environ))
-        if not hit:
+        manager = "" if hit else shims.manager_of(found)
+        if not hit and not manager:
             findings.append(Finding(f"interpreter_{name}", "ok", found))
             continue
         other = next(
             (p for d in ("/usr/bin", "/usr/local/bin") if os.access(p := f"{d}/{name}", os.X_OK)), ""
         )
+        if manager:
+            instead = f"; {other} is used instead" if other else ""
+            findings.append(
+                Finding(
+                    f"interpreter_{name}",
+                    "degraded",
+                    f"{found} is a shim of {manager}, whose files are not in the cage: "
+                    f"no plugin can use it{instead}",
+                    remedy=shims.remedy(name, manager),
+                    cause="shim",
+                )
+            )
+            continue
         remedy = (
             f"name {other} in the manifest, or put its folder first on PATH"
             if other

@@ -732,6 +732,83 @@ def test_only_the_outermost_trees_are_shown(plugin_dir: Path, write_file: Write)
     assert program.trees == (str(plugin_dir / "app"),)
 
 
+def node_package(folder: Path, write_file: Write) -> Path:
+    """What npm leaves: a package that needs another one, and a link to its program. Returns the link."""
+    modules = folder / "node_modules"
+    main = "#!/usr/bin/env node\nconsole.log(require('needed'), process.argv.slice(2).join())\n"
+    write_file(modules / "server/dist/index.js", main, 0o755)
+    write_file(modules / "server/package.json", '{"name": "server", "bin": "dist/index.js"}')
+    write_file(modules / "needed/index.js", "module.exports = 'needs met'\n")
+    (modules / ".bin").mkdir()
+    link = modules / ".bin/server"
+    link.symlink_to("../server/dist/index.js")
+    return link
+
+
+@pytest.mark.needs("node")
+def test_a_link_of_npms_gets_what_node_with_its_target_gets(plugin_dir: Path, write_file: Write) -> None:
+    link = node_package(plugin_dir, write_file)
+    direct = found("node", str(link.resolve()), trusted=True)
+    linked = found(str(link), trusted=True)
+    assert linked.trees == direct.trees == (str(plugin_dir / "node_modules"),)
+    # It is in the folder that is shown.
+    assert not any(link.path.startswith(str(plugin_dir)) for link in linked.links)
+    # The same by PATH, and by the script that pnpm writes in its place.
+    assert found("server", path=f"{link.parent}:{SYSTEM_PATH}").trees == direct.trees
+    link.unlink()
+    write_file(link, "#!/bin/sh\nexec node ../server/dist/index.js\n", 0o755)
+    assert found(str(link), trusted=True).trees == direct.trees
+    # A stranger's command gets neither, and a denied folder is not shown for it.
+    assert "cannot be shown" in str(fault(str(link)))
+    assert found(str(link), trusted=True, denied=plugin_dir / "node_modules/needed").trees == direct.trees
+    with pytest.raises(ProgramFault):
+        found(str(link), trusted=True, denied=plugin_dir)
+
+
+SHIMS = {
+    "pyenv": '#!/usr/bin/env bash\nprogram="${0##*/}"\nexec "/opt/x/libexec/pyenv" exec "$program" "$@"\n',
+    "asdf": '#!/usr/bin/env bash\n# asdf-plugin: python 3.12.1\nexec asdf exec "python3" "$@"\n',
+    "mise": None,  # a link to the manager itself
+    "volta": None,
+}
+
+
+@pytest.mark.parametrize("manager", SHIMS)
+def test_a_shim_of_a_version_manager_is_passed_over(
+    plugin_dir: Path, write_file: Write, manager: str
+) -> None:
+    shim = plugin_dir / "shims/python3"
+    script = SHIMS[manager]
+    if script is None:
+        target = write_file(plugin_dir / f"bin/{manager}{'-shim' * (manager == 'volta')}", b"\x7fELF", 0o755)
+        shim.parent.mkdir()
+        shim.symlink_to(target)
+    else:
+        write_file(shim, script, 0o755)
+    program = found("python3", path=f"{shim.parent}:{SYSTEM_PATH}")
+    assert program.argv == ("/usr/bin/python3",)
+    reason = f"it is a shim of {manager}, whose files are not in the cage"
+    assert program.notes == (f"{shim} is passed over ({reason}); /usr/bin/python3 is used instead",)
+    # Where there is no other, and where somebody names it.
+    for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
+        assert f"a shim of {manager}, whose files are not in the cage" in str(refused)
+        assert refused.hint == (
+            f"name the program itself in the manifest: '{manager} which python3' tells where it is"
+        )
+
+
+def test_what_only_looks_like_a_shim(plugin_dir: Path, write_file: Write) -> None:
+    for number, text in enumerate(
+        (
+            "#!/bin/sh\nexec python3 exec\n",
+            "#!/bin/sh\n# exec pyenv exec\nexec true\n",
+            "#!/bin/sh\nexec pyenv\n",
+        )
+    ):
+        tool = write_file(plugin_dir / f"shims/tool{number}", text, 0o755)
+        assert found(tool.name, path=f"{tool.parent}:{SYSTEM_PATH}").argv == (str(tool),)
+
+
 def test_what_a_runtime_is(plugin_dir: Path, write_file: Write) -> None:
     fake_python(plugin_dir / "python", write_file)
     write_file(plugin_dir / "node/bin/node", "", 0o755)

@@ -523,6 +523,10 @@ def test_an_interpreter_below_a_denied_path_is_a_warning(plugin_dir: Path, tmp_p
         return next(f.status for f in conditions.interpreters(environ) if f.layer == "interpreter_python3")
 
     assert status(plugin_dir / "fine") == "ok"
+    (plugin_dir / "shims").mkdir()
+    (plugin_dir / "shims/python3").write_text('#!/bin/sh\nexec "/opt/pyenv/libexec/pyenv" exec "$0" "$@"\n')
+    (plugin_dir / "shims/python3").chmod(0o755)
+    assert status(plugin_dir / "shims") == "degraded"
     assert status(hidden) == "degraded"
     assert status(plugin_dir / "linked") == "degraded"
     assert status(tmp_path) == "info"
