@@ -16,7 +16,7 @@ from sandbox import seccomp
 from sandbox.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
 from sandbox.policy_file import position as policy_position
-from sandbox.spec import Denial, Limits
+from sandbox.spec import Denial, Limits, Note
 
 if TYPE_CHECKING:
     from sandbox.relay import Relay
@@ -69,8 +69,22 @@ def report(
         else confined.inspection.document(),
         "timings": dict(prepared.timings.phases),
         "usage": None if end is None else end.exit.usage._asdict(),
+        "notes": [note._asdict() for note in notes(prepared)],
         "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],
     }
+
+
+def notes(prepared: Prepared) -> tuple[Note, ...]:
+    """What to know about the launch, as far as it came."""
+    if prepared.open_plan is None or prepared.grant is None:
+        return ()
+    if prepared.grant.unsandboxed:
+        # And sees the host as it is: nothing it names is out of its reach.
+        return (Note("unsandboxed", _UNSANDBOXED),)
+    return prepared.open_plan.plan.notes
+
+
+_UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
 
 
 def degraded(prepared: Prepared) -> Iterator[str]:

@@ -27,7 +27,7 @@ from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.zygote import Errand
 from sandbox.cell import KILL_SECONDS
 from sandbox.diagnostic import Diagnostic
-from sandbox.spec import Denial, Limits
+from sandbox.spec import Denial, Limits, Note
 from sandbox.value import NamedTuple
 
 # Beyond the time a tree may take to die: for the warden to see that it has, to clean up and to tell.
@@ -50,6 +50,7 @@ class Prepared(NamedTuple):
     host: tuple[str, ...]  # and of what it may ask of its host
     policy: str
     unsandboxed: bool
+    notes: tuple[Note, ...] = ()
 
 
 class Ended(NamedTuple):
@@ -176,6 +177,7 @@ class Cage:
                     tuple(said["host"]),
                     said["policy"],
                     said["unsandboxed"],
+                    tuple(Note(*note) for note in said["notes"]),
                 )
                 self._was_prepared.set()
             case "launched":

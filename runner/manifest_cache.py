@@ -14,7 +14,7 @@ from sandbox import cache
 from sandbox.diagnostic import Diagnostic
 from sandbox.fingerprint import fingerprint
 
-SCHEMA = 2
+SCHEMA = 3
 
 _SHARED = ("requests.py", "shape.py", "table.py", "faults.py", "plugin.py", "plugin_codec.py")
 _SANDBOX = (

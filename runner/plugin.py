@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sandbox.spec import SandboxSpec
+from sandbox.spec import Project, SandboxSpec
 from sandbox.value import NamedTuple
 
 ContractName = Literal["nexo", "rune", "mcp"]
@@ -35,6 +35,7 @@ class Plugin(NamedTuple):
     exports: tuple[tuple[str, tuple[str, ...]], ...] = ()  # kind ("tools", "hooks", …) -> names
     capabilities: tuple[str, ...] = ()
     timeouts: tuple[tuple[str, float], ...] = ()  # phase -> seconds
+    project: Project | None = None  # what it is at work on, where that is not its own folder
 
 
 class Switches(NamedTuple):

@@ -20,6 +20,7 @@ from sandbox.spec import (
     Limits,
     Network,
     PathRequest,
+    Project,
     SandboxSpec,
 )
 
@@ -50,6 +51,7 @@ def encode(plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> dict[str, obj
         "exports": plugin.exports,
         "capabilities": plugin.capabilities,
         "timeouts": plugin.timeouts,
+        "project": plugin.project,
         "diagnostics": diagnostics,
     }
 
@@ -85,6 +87,7 @@ def decode(data: object) -> tuple[Plugin, tuple[Diagnostic, ...]]:
         exports=_many(data["exports"], _export),
         capabilities=_many(data["capabilities"], _text),
         timeouts=_many(data["timeouts"], _timeout),
+        project=None if data["project"] is None else _project(data["project"]),
     )
     return plugin, _many(data["diagnostics"], _diagnostic)
 
@@ -108,6 +111,7 @@ _KEYS = {
     "exports",
     "capabilities",
     "timeouts",
+    "project",
     "diagnostics",
 }
 
@@ -201,6 +205,11 @@ def _export(value: object) -> tuple[str, tuple[str, ...]]:
 def _timeout(value: object) -> tuple[str, float]:
     phase, seconds = _row(value, 2)
     return _text(phase), _number(seconds)
+
+
+def _project(value: object) -> Project:
+    path, named, where, refusal = _row(value, 4)
+    return Project(_text(path), _flag(named), _keys(where), _text(refusal))
 
 
 def _diagnostic(value: object) -> Diagnostic:

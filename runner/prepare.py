@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from runner.manifest import Loaded, contract, load
+from runner.placeholders import Placeholders
 from runner.plugin import Plugin
 from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import cache
@@ -42,7 +43,7 @@ from sandbox.policy_file import load_policy
 from sandbox.program import ProgramFault, follow
 from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
-from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant
+from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
 from sandbox.state import Owner, StateRefused, owned_state, real_state_dir, state_root
 from sandbox.uids import RESERVATIONS, UidsUnavailable
 from sandbox.value import NamedTuple
@@ -156,8 +157,10 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     prepared.state_dir = _state_dir(plugin, prepared.policy, invocation, environ)
     prepared.homes = homes(environ)
     switches = contract(plugin.contract).switches(environ)
+    filled = Placeholders(plugin, prepared.state_dir)
+    spec = plugin.spec._replace(env=tuple(map(filled.request, plugin.spec.env)))
     prepared.grant = grant(
-        plugin.spec,
+        spec,
         prepared.policy,
         state_dir=prepared.state_dir,
         environ=environ,
@@ -209,9 +212,10 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
+    filled = Placeholders(plugin, prepared.state_dir)
     request = Request(
         command=plugin.entrypoint.command,
-        args=(*plugin.entrypoint.args, *prepared.invocation.args),
+        args=(*map(filled.text, plugin.entrypoint.args), *prepared.invocation.args),
         directory=plugin.entrypoint.directory,
         root=plugin.root,
         bare_environment=plugin.entrypoint.bare_environment,
@@ -219,6 +223,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
         state_dir=prepared.state_dir,
         rehearse=rehearse,
+        project=_project(plugin, policy, prepared.homes),
     )
 
     def claim() -> None:
@@ -239,6 +244,18 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         prepared.oom_around = OomAround(found.own)
     prepared.timings.mark("plan")
     return opened
+
+
+def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | None:
+    """The folder it is at work on, with the reason why it is not offered, if there is one."""
+    project = plugin.project
+    if project is None or project.refusal:
+        return project
+    if project.path in homes:
+        return project._replace(refusal="it is a home directory")
+    if policy.project != "read":
+        return project._replace(refusal=f'policy {policy.name} says access = "none" under [project]')
+    return project
 
 
 def _claim(prepared: Prepared, granted: Grant, layers: Layers, stack: ExitStack) -> Owner:

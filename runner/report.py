@@ -47,12 +47,12 @@ Code = Literal[
     "capability_not_declared",
     "capability_not_allowed",
     "manifest_invalid",
-    "policy_invalid",
     "policy_denied",
     "sandbox_unavailable",
     "quarantined",
     "cancelled",
     "overloaded",
+    "policy_invalid",
     "internal",
 ]
 Phase = Literal[

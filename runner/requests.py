@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runner import shape
@@ -17,13 +17,20 @@ from runner.table import Item, Table
 from sandbox.denylist import lexical_hit
 from sandbox.diagnostic import did_you_mean, quoted
 from sandbox.policy import FRACTIONAL_LIMITS
-from sandbox.spec import STATE_DIR_TOKEN, KeyPath, Limits, SeccompProfile, is_variable_name
+from sandbox.spec import (
+    ARGUMENT_LIMIT,
+    STATE_DIR_TOKEN,
+    KeyPath,
+    Limits,
+    PathRequest,
+    SeccompProfile,
+    is_variable_name,
+)
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
-# The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN) and all of them
-# together beyond a quarter of the stack limit: 2 MiB by default, of which the cage needs its share.
-ARGUMENT_LIMIT = 131072 - 1
+# The kernel refuses arguments and variables together beyond a quarter of the stack limit: 2 MiB by default,
+# of which the cage needs its share.
 VECTOR_LIMIT = 512 << 10
 PATH_LIMIT = 4096 - 1
 NAME_LIMIT = 255
@@ -53,6 +60,12 @@ def check_vector(
         keys = command.keys[:-1] if command else ()
         message = f"arguments and variables have {total} bytes together, the limit is {VECTOR_LIMIT}"
         faults.error(keys, "arguments_too_long", message)
+
+
+def own_state(words: Iterable[Item]) -> tuple[PathRequest, ...]:
+    """Whoever names ${state_dir} in an argument or a variable asks for it."""
+    found = next((item for item in words if STATE_DIR_TOKEN in item.text), None)
+    return () if found is None else (PathRequest(STATE_DIR_TOKEN, "write", where=found.keys),)
 
 
 def check_env_name(faults: Faults, keys: KeyPath, name: str) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
-from runner.account import explained, report
+from runner.account import explained, notes, report
 from runner.confine import Confined, confine, diagnosed, unlaunched
 from runner.invoke import TIMEOUT, judge
 from runner.plugin_codec import encode
@@ -328,6 +328,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
         "host": policy.capabilities.host,
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
+        "notes": notes(prepared),
     }
 
 

@@ -82,8 +82,10 @@ def grant(
                     where=where.get("enabled", ()),
                 )
             )
-        # Without its sandbox section in force a manifest asks for nothing beyond the plain cage.
-        spec = SandboxSpec(enabled=False, env=spec.env, limits=spec.limits, where=spec.where)
+        # Without its sandbox section in force a manifest asks for nothing beyond the plain cage and the
+        # folder of its own that its arguments may name.
+        own = tuple(path for path in spec.paths if path.path.startswith(STATE_DIR_TOKEN))
+        spec = SandboxSpec(enabled=False, paths=own, env=spec.env, limits=spec.limits, where=spec.where)
     limits, decided_by = _limits(spec, policy, said, denials)
     raised = bool(host_network_by) and policy.network.environment_may_raise
     if raised and spec.network is not None and not policy.admits_network(spec.network.mode):

@@ -11,8 +11,8 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from sandbox import mentions, seccomp
 from sandbox import program as programs
-from sandbox import seccomp
 from sandbox.denylist import Denylist
 from sandbox.layers import Layers, LayerUnavailable
 from sandbox.mounts import contains, join, relative
@@ -20,7 +20,7 @@ from sandbox.policy import Policy
 from sandbox.reach import unreachable
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spawner import FOLDERS_ROOT
-from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, SeccompProfile
+from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple
 
 DEFAULT_TMP = 64 << 20
@@ -47,6 +47,7 @@ _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
 
 
 _PLUGIN_FOLDER = "the plugin's folder"
+_PROJECT = "the project"
 
 
 class Bind(NamedTuple):
@@ -117,7 +118,7 @@ class LaunchPlan(NamedTuple):
     seccomp: SeccompProfile
     limits: Limits
     shown: tuple[ShownPath, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     program_files: tuple[str, ...]
     scripts: tuple[str, ...]
 
@@ -169,6 +170,7 @@ class Request(NamedTuple):
     conceal: tuple[str, ...]  # real paths that must not be read from inside
     state_dir: str | None
     rehearse: bool = False  # for explanation only: a state directory need not exist yet
+    project: Project | None = None
 
 
 class OpenPlan(NamedTuple):
@@ -244,18 +246,23 @@ def _compile(
             asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway)
         ):
             wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, where=asked.where))
+    project = request.project
+    if project is not None and not project.refusal:
+        wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
     state = _state_wanted(request, grant)
 
     found = _resolve_program(request, wanted, policy, denylist, environ)
     links += [Symlink(link.path, link.target) for link in found.links]
     wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
 
-    shown = tuple(_open_all(wanted, policy, denylist, opened, rehearse=False))
+    notes = [Note("program", note) for note in found.notes]
+    shown = tuple(_open_all(wanted, policy, denylist, opened, notes, rehearse=False))
     _judge_state(state, denylist)
     _refuse_unsafe_places(opened, state)
+    _require_directory(request, opened, state)
     _require_readable(_binds(opened), request.root, found, layers)
     claim()
-    shown += tuple(_open_all(state, policy, denylist, opened, rehearse=request.rehearse))
+    shown += tuple(_open_all(state, policy, denylist, opened, notes, rehearse=request.rehearse))
 
     binds = _binds(opened)
     binds += [
@@ -265,17 +272,28 @@ def _compile(
     ]
     binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
     operations = _operations(request, grant, binds, links)
+    env = _environment(request, grant, found)
     return LaunchPlan(
         argv=found.argv,
         directory=_directory(request, binds),
-        env=_environment(request, grant, found),
+        env=env,
         operations=operations,
         share_network=grant.network.mode == "host",
         layers=layers,
         seccomp=grant.seccomp,
         limits=grant.limits,
         shown=shown,
-        notes=found.notes,
+        notes=(
+            *notes,
+            *_missing(shown),
+            *mentions.outside(
+                request.args,
+                env,
+                directory=request.directory,
+                home=environ.get("HOME", ""),
+                visible=_sight_of(operations),
+            ),
+        ),
         program_files=found.files,
         scripts=found.scripts,
     )
@@ -368,6 +386,7 @@ def _open_all(
     policy: Policy,
     denylist: Denylist,
     opened: dict[str, _Opened],
+    notes: list[Note],
     *,
     rehearse: bool,
 ) -> Iterator[ShownPath]:
@@ -404,6 +423,10 @@ def _open_all(
                 )
             )
         except Refused as refused:
+            if want.origin == _PROJECT and not want.required:
+                # An offer, which nobody asked for.
+                notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
+                continue
             refusals.append(_refusal(want, refused))
         else:
             if known is not None:
@@ -412,6 +435,35 @@ def _open_all(
             yield ShownPath(want.path, want.access, want.origin, "bound")
     if refusals:
         raise PlanRefused(refusals)
+
+
+def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
+    for path in shown:
+        if path.state == "missing" and path.origin != _PROJECT:
+            message = f"{path.path}, which the {path.origin} asks for, does not exist on this machine"
+            yield Note("missing", message, "if the plugin needs it, create it")
+
+
+def _sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
+    """Whether an absolute path of the host leads to the same inside."""
+    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
+    return lambda path: any(contains(place, path) for place in places)
+
+
+def _require_directory(request: Request, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
+    """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
+    write other files than it was meant to."""
+    project = request.project
+    if project is None or not project.named or request.directory in ("/", "/tmp"):
+        return
+    places = (*opened, *(want.path for want in state), *_RUNTIME_LINKS)
+    if any(contains(place, request.directory) for place in places):
+        return
+    reason = f"it is to be the working directory and is not shown: {project.refusal}"
+    hint = (
+        "let the manifest ask to read it, take it out, or set access under [project] in a policy of your own"
+    )
+    raise PlanRefused([Denial("project", project.path, reason, hint, where=project.where)])
 
 
 def _refusal(want: _Wanted, refused: Refused) -> Denial:

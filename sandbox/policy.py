@@ -114,6 +114,7 @@ NOT_STEERING = frozenset(
 )
 
 Mode = Literal["require", "prefer"]
+ProjectAccess = Literal["none", "read"]  # to the folder a program is at work on
 LimitMode = Literal["require", "prefer", "delegated"]
 LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
@@ -183,6 +184,7 @@ class Policy(NamedTuple):
     read: PathRule = PathRule()
     write: PathRule = PathRule(ceiling=(STATE_DIR_TOKEN,))
     network: NetworkRule = NetworkRule()
+    project: ProjectAccess = "none"
     env: EnvRule = EnvRule()
     seccomp: SeccompRule = SeccompRule()
     limits: tuple[tuple[str, LimitRule], ...] = ()

@@ -22,6 +22,7 @@ from sandbox.policy import (
     NetworkRule,
     PathRule,
     Policy,
+    ProjectAccess,
     SeccompRule,
 )
 from sandbox.sources import SCAN_LIMIT
@@ -142,6 +143,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         read=_path_rule(top.table("read"), ()),
         write=_path_rule(top.table("write"), (STATE_DIR_TOKEN,)),
         network=_network_rule(top.table("network")),
+        project=_project_access(top.table("project")),
         env=_env_rule(top.table("env")),
         seccomp=_seccomp_rule(top.table("seccomp")),
         limits=tuple(_limit_rules(top.table("limits"))),
@@ -215,6 +217,12 @@ def _network_rule(table: _Table) -> NetworkRule:
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
     return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts), may_raise)
+
+
+def _project_access(table: _Table) -> ProjectAccess:
+    access: ProjectAccess = "read" if table.choice("access", ("none", "read"), "none") == "read" else "none"
+    table.finish()
+    return access
 
 
 def _seccomp_rule(table: _Table) -> SeccompRule:

@@ -22,7 +22,11 @@ SeccompProfile = Literal["strict", "default", "compat"]
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
 
+# The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN).
+ARGUMENT_LIMIT = 131072 - 1
+
 STATE_DIR_TOKEN = "${state_dir}"
+PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
 
 class PathRequest(NamedTuple):
@@ -106,6 +110,28 @@ class Denial(NamedTuple):
     where: KeyPath = ()
     # Who asked, where it was not the manifest: "policy", "the program", "the plugin's folder", …
     origin: str = ""
+
+
+class Note(NamedTuple):
+    """What a person should know about a launch, although nothing was refused."""
+
+    rule: str  # stable id: unsandboxed, outside, missing, program, project
+    message: str
+    hint: str = ""
+
+    @property
+    def urgent(self) -> bool:
+        """Worth a word before anything has gone wrong."""
+        return self.rule in ("unsandboxed", "outside")
+
+
+class Project(NamedTuple):
+    """The folder a program is at work on, where that is not its own."""
+
+    path: str
+    named: bool = False  # as its working directory, so that it is given or the launch refused
+    where: KeyPath = ()
+    refusal: str = ""  # why it is not offered
 
 
 class GrantedPath(NamedTuple):

@@ -121,6 +121,9 @@ async def _session(request: Request, voice: Voice, seen: list[Session]) -> Async
 
         def made(session: Session) -> None:
             seen.append(session)
+            for note in session.prepared.notes:
+                if note.urgent:
+                    voice.note(note)
             nursery.start_soon(tell, session)
 
         async def tell(session: Session) -> None:

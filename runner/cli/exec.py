@@ -91,12 +91,26 @@ def _is_heard() -> bool:
     return bool(poll.poll(_LAST_WORD * 1000))
 
 
+def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
+    from runner.account import notes
+    from runner.cli import printing
+
+    with suppress(OSError):  # nobody reads it: the report says so too
+        for note in notes(prepared):
+            if note.urgent is urgent:
+                printing.note(note)
+
+
 def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
-    """A plugin that failed by itself has said so itself. That a budget ended it, only we can tell."""
+    """A plugin that failed by itself has said so itself. That a budget ended it, only we can tell, and what
+    it may have missed."""
     if outcome.code not in ("ok", "crashed", "cancelled") or (lived and _is_ours(lived.end, outcome)):
         from runner.cli import printing
 
         printing.failure(prepared, outcome)
+    plan = prepared.open_plan.plan if prepared.open_plan is not None else None
+    if outcome.code == "crashed" and plan is not None and plan.notes:
+        _tell_notes(prepared, urgent=False)
     if lived is not None and lived.end.exit.kill_incomplete:
         pids = ", ".join(map(str, lived.end.exit.left))
         print(f"runner exec: kill_incomplete: could not be killed: {pids}", file=sys.stderr)
@@ -123,13 +137,8 @@ def _live(prepared: Prepared, caller: int | None, started: float, inspected: boo
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
     with ready(prepared, os.environ) as opened:
-        if prepared.grant is not None and prepared.grant.unsandboxed:
-            from runner.cli import printing
-
-            with suppress(OSError):  # nobody reads it: the report says so too
-                printing.warn(
-                    "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
-                )
+        if opened.plan.notes or (prepared.grant is not None and prepared.grant.unsandboxed):
+            _tell_notes(prepared, urgent=True)
         lived = _watch(prepared, opened, caller, started, inspected)
     prepared.timings.mark("teardown")
     return lived

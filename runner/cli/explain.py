@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.account import described_layers, place, report
+from runner.account import described_layers, notes, place, report
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
 from runner.plugin import Plugin
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     """As a report of a launch that has not taken place, with the command line."""
     full = report(prepared, outcome, None, EXIT[outcome.code])
-    kept = ("runner", "plugin", "outcome", "grant", "layers", "budgets", "degraded", "diagnostics")
+    kept = ("runner", "plugin", "outcome", "grant", "layers", "budgets", "degraded", "notes", "diagnostics")
     command = _command_line(prepared) if prepared.open_plan is not None else None
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
@@ -181,7 +181,10 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         )
     yield ""
     if outcome.code == "ok":
-        yield "It would be launched."
+        lacking = any(note.rule == "outside" for note in notes(prepared))
+        yield "It would be launched" + (
+            ", but not with all that it names: see the notes." if lacking else "."
+        )
     else:
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
@@ -205,8 +208,8 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
             for layer in described_layers(prepared)
         ],
     )
-    for note in plan.notes:
-        yield f"note: {printable(note)}"
+    for note in notes(prepared):
+        yield f"note: {printable('; '.join(text for text in (note.message, note.hint) if text))}"
 
 
 def _budgets(prepared: Prepared, outcome: Outcome) -> Iterable[Row]:

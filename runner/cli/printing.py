@@ -8,10 +8,15 @@ from runner.account import explained
 from runner.prepare import Prepared
 from runner.report import Outcome
 from sandbox.diagnostic import printable
+from sandbox.spec import Note
 
 
 def warn(text: str) -> None:
     print(f"runner: {printable(text)}", file=sys.stderr)
+
+
+def note(note: Note) -> None:
+    warn("; ".join(text for text in (note.message, note.hint) if text))
 
 
 def failure(prepared: Prepared, outcome: Outcome) -> None:

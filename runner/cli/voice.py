@@ -18,6 +18,7 @@ from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
 from sandbox.diagnostic import printable
+from sandbox.spec import Note
 from sandbox.streams import sink_for
 from sandbox.writing import write_all
 
@@ -71,6 +72,12 @@ class Voice:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
+    def note(self, note: Note) -> None:
+        """About the launch. In a report it is anyway."""
+        self._say_json({"event": "note", "value": note._asdict()})
+        if not self._events and not self.as_json:
+            self._say(f"runner: {printable('; '.join(text for text in (note.message, note.hint) if text))}")
+
     def failure(self, error: PluginError | PluginFailure) -> None:
         if self.as_json:
             self._say(_compact(_document(error)))
@@ -92,6 +99,11 @@ class Voice:
                 f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
             )
         self._last_words(error.stderr)
+        if isinstance(error, PluginFailure):
+            for document in (error.report or {}).get("notes", ()):
+                note = Note(**document)
+                if not note.urgent:  # else it was told before
+                    self.note(note)
 
     def _last_words(self, tail: str) -> None:
         lines = tail.splitlines()

@@ -14,9 +14,22 @@ from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
 from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.document import Document
-from sandbox.spec import Access, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec, SeccompProfile
+from sandbox.mounts import contains
+from sandbox.spec import (
+    PLUGIN_DIR_TOKEN,
+    STATE_DIR_TOKEN,
+    Access,
+    EnvRequest,
+    KeyPath,
+    Network,
+    PathRequest,
+    Project,
+    SandboxSpec,
+    SeccompProfile,
+)
 
 NAME_LIMIT = 128
+PROJECT_FILE = ".mcp.json"
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
@@ -68,9 +81,16 @@ class ServerTable(_Table):
     command: str | None = Field(
         default=None, description="Program: on PATH, absolute, or relative with a slash."
     )
-    args: list[str] | None = Field(default=None, description="Arguments.")
-    env: dict[str, str] | None = Field(default=None, description="Variables to set.")
-    cwd: str | None = Field(default=None, description="Working directory; default the folder of this file.")
+    args: list[str] | None = Field(
+        default=None,
+        description="Arguments. ${state_dir} is the server's own folder, ${plugin_dir} this file's.",
+    )
+    env: dict[str, str] | None = Field(
+        default=None, description="Variables to set. ${state_dir} and ${plugin_dir} are filled in."
+    )
+    cwd: str | None = Field(
+        default=None, description="Working directory. The launch is refused where it is not shown."
+    )
     type: Literal["stdio", "http", "sse", "streamable-http", "streamableHttp", "ws"] | None = Field(
         default=None, description="Only stdio can be hosted."
     )
@@ -116,6 +136,9 @@ def read(
         return None, faults.diagnostics()
     entrypoint, env = _entrypoint(faults, entry, os.path.dirname(document.path), home)
     spec = _spec(faults, entry.table("x-sandbox"), env, home)
+    words = (*entry.strings("args"), *(item for _, item in entry.pairs("env")))
+    state = requests.own_state(words)
+    spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
     plugin = Plugin(
@@ -128,8 +151,23 @@ def read(
         root=None,
         entrypoint=entrypoint,
         spec=spec,
+        project=_project(entry, document.path, entrypoint),
     )
     return plugin, faults.diagnostics()
+
+
+def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project | None:
+    """The folder the server is at work on. Only `.mcp.json` lies in a project; other files lie in the folders
+    where clients keep their settings."""
+    folder, name = os.path.split(path)
+    comes_with_project = name == PROJECT_FILE
+    if entrypoint is None or not entry.string("cwd"):
+        return Project(folder) if comes_with_project else None
+    refusal = ""
+    if comes_with_project and not contains(folder, entrypoint.directory):
+        # Whoever wrote the project wrote this file, and must not choose among the folders beside it.
+        refusal = f"it lies outside of {folder}, the project that {name} belongs to"
+    return Project(entrypoint.directory, True, entry.at("cwd"), refusal)
 
 
 def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str, Table] | None:
@@ -172,8 +210,9 @@ def _entrypoint(
     pairs = entry.pairs("env")
     args = entry.strings("args")
     for item in (*args, *(item for _, item in pairs)):
-        if found := _VARIABLE.search(item.text):
-            message = f"{quoted(found[0])} is passed on as it stands: variables are not expanded"
+        ours = (STATE_DIR_TOKEN, PLUGIN_DIR_TOKEN)
+        if found := next((each for each in _VARIABLE.finditer(item.text) if each[0] not in ours), None):
+            message = f"{quoted(found[0])} is passed on as it stands: only {' and '.join(ours)} are expanded"
             hint = "to hand a variable to the server, name it in x-sandbox.env"
             faults.warn(item.keys, "variable_not_expanded", message, hint)
     cwd = entry.string("cwd")

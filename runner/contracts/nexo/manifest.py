@@ -578,9 +578,13 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
 def _spec(faults: Faults, plugin: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
     sandbox = plugin.table("sandbox")
     budgets, where = requests.limits(faults, plugin, "limits", LIMIT_WORDS)
+    entrypoint = plugin.table("entrypoint")
+    words = (*entrypoint.strings("args"), *(item for _, item in entrypoint.pairs("env")))
+    state = requests.own_state(words)
     if not sandbox.flag("enabled", False):
-        return SandboxSpec(enabled=False, env=tuple(env), limits=budgets, where=where)
-    return _enabled_spec(faults, sandbox, env, home, budgets, where)
+        return SandboxSpec(enabled=False, paths=state, env=tuple(env), limits=budgets, where=where)
+    spec = _enabled_spec(faults, sandbox, env, home, budgets, where)
+    return spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
 
 
 def _enabled_spec(

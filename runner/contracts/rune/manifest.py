@@ -73,10 +73,12 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     capabilities = _capabilities(manifest)
     tools = _tools(faults, manifest, capabilities)
     root = os.path.dirname(document.path)
-    entrypoint, env = _process(faults, manifest.table("process"), root)
+    process = manifest.table("process")
+    entrypoint, env = _process(faults, process, root)
     if faults.failed:
         return None, faults.diagnostics()
     plugin_id = (manifest.string("plugin_id") or "").strip()
+    state = requests.own_state((*process.strings("args"), *process.strings("env")))
     plugin = Plugin(
         id=plugin_id,
         version=(manifest.string("plugin_version") or "").strip(),
@@ -86,7 +88,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
         manifest=document.path,
         root=root,
         entrypoint=entrypoint,
-        spec=SandboxSpec(enabled=True, env=tuple(env)),
+        spec=SandboxSpec(enabled=True, paths=state, env=tuple(env)),
         exports=(("tools", tools),),
         capabilities=capabilities,
         timeouts=TIMEOUTS,

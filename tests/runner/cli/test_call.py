@@ -553,6 +553,13 @@ WAYS: dict[str, Way] = {
         r"file_missing: there is no such file",
         lambda folder, write: folder / "nowhere",
     ),
+    "no such policy": Way(
+        "policy_invalid",
+        "policy",
+        r"policy_invalid: nowhere: error: policy_unknown: no policy is called 'nowhere'",
+        own,
+        options=("--policy", "nowhere"),
+    ),
     "policy": Way(
         "policy_denied",
         "policy",
@@ -599,7 +606,7 @@ def failed_as_it_should(name: str, found: tuple[Done, Any]) -> None:
     assert re.match(f"runner: .*{way.said}", done.stderr, re.DOTALL), done.stderr
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
-    if way.code not in ("manifest_invalid", "policy_denied"):
+    if way.code not in ("manifest_invalid", "policy_invalid", "policy_denied"):
         # One line that says it all, and then the plugin's own words.
         assert max(map(len, lines)) < 1000
         assert lines[1:2] in ([], ["  its stderr ends with:"]) and all(

@@ -90,7 +90,7 @@ def test_for_programs(runner_as: Caller, plugin: Path) -> None:
     }
     refused = runner_as("explain", "--format", "json", "--policy", "nope", plugin)
     assert json.loads(refused.stdout)["capabilities"] is None  # there is no policy to ask
-    assert refused.returncode == 20 and json.loads(refused.stdout)["outcome"]["code"] == "manifest_invalid"
+    assert refused.returncode == 26 and json.loads(refused.stdout)["outcome"]["code"] == "policy_invalid"
 
 
 @pytest.mark.needs("user")

@@ -1,0 +1,87 @@
+"""Host paths that a command line or a variable names and the cage does not show.
+
+A server that is told `--db-path /tmp/x.db` finds a /tmp of its own there: it starts, writes, and what it
+wrote is gone with it. Nobody asked for that path, so nothing was refused; people have to be told.
+
+This goes by looks and cannot be complete. It speaks only of words that lead somewhere on the host: to
+something that exists, or into a folder that does. `/v1/chat` is no path here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sandbox.diagnostic import quoted
+from sandbox.mounts import contains
+from sandbox.spec import Note
+
+# So many make the point.
+NOTES_SHOWN = 8
+_LONGEST = 4096
+# There, a plugin has something of its own under the host's name.
+_PRIVATE = ("/tmp", "/dev/shm")
+_KERNELS = ("/proc", "/sys", "/dev")
+
+_HINT = "let the manifest ask for that path, or name ${state_dir}/… instead, which the plugin keeps"
+
+
+def outside(
+    args: Sequence[str],
+    env: Iterable[tuple[str, str]],
+    *,
+    directory: str,
+    home: str,
+    visible: Callable[[str], bool],
+) -> tuple[Note, ...]:
+    """One note for each, some of them for many. `visible` tells of an absolute path whether it is shown."""
+    notes: dict[str, Note] = {}
+    hidden = 0
+    for label, word in (*_of_args(args), *((f"{name}={value}", value) for name, value in env)):
+        effect = _effect(word, directory, home, visible)
+        if not effect or label in notes:
+            continue
+        if len(notes) == NOTES_SHOWN:
+            hidden += 1
+            continue
+        shown = label if label.isprintable() and len(label) < 200 else quoted(label)
+        notes[label] = Note("outside", f"{shown} names a host path that is not in the cage; {effect}", _HINT)
+    found = tuple(notes.values())
+    return (*found, Note("outside", f"{hidden} more words name such paths")) if hidden else found
+
+
+def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each argument that may be a path, as a person would point at it: with its option."""
+    before = ""
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if equals and "/" not in name:
+            yield arg, value
+        elif not arg.startswith("-"):
+            yield f"{before} {arg}".lstrip(), arg
+        before = arg if arg.startswith("-") and not equals else ""
+
+
+def _effect(word: str, directory: str, home: str, visible: Callable[[str], bool]) -> str:
+    """What becomes of the path; empty if the word is none, or is shown."""
+    path = word.removeprefix("file://")
+    if not path or len(path) > _LONGEST or "\0" in path or "\n" in path or "://" in path:
+        return ""
+    expanded = path == "~" or path.startswith("~/")
+    if expanded:
+        # No shell expands it. A program that does it by itself takes the HOME of its cage.
+        path = home + path[1:] if home.startswith("/") else path
+    elif not path.startswith("/"):
+        if "/" not in path or not os.path.exists(os.path.join(directory, path)):
+            return ""
+        path = os.path.join(directory, path)
+    path = os.path.normpath(path)
+    if path in ("/", *_PRIVATE) or (visible(path) and not expanded):
+        return ""
+    private = expanded or any(contains(place, path) for place in _PRIVATE)
+    if not private and any(contains(place, path) for place in _KERNELS):
+        return ""
+    above = os.path.dirname(path)
+    if not os.path.lexists(path) and (above == "/" or not os.path.isdir(above)):
+        return ""
+    return "what is written there is lost" if private else "the plugin can neither read nor write it"
