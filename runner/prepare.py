@@ -29,6 +29,7 @@ from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.mounts import read_mounts
 from sandbox.plan import (
+    OWN_PLACES,
     Bind,
     LaunchPlan,
     OpenPlan,
@@ -251,6 +252,8 @@ def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | 
     project = plugin.project
     if project is None or project.refusal:
         return project
+    if project.path in OWN_PLACES:
+        return project._replace(refusal="every cage has one of its own")
     if project.path in homes:
         return project._replace(refusal="it is a home directory")
     if policy.project != "read":

@@ -48,6 +48,7 @@ _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
 
 _PLUGIN_FOLDER = "the plugin's folder"
 _PROJECT = "the project"
+OWN_PLACES = ("/", "/tmp")  # which every cage has, and of its own
 
 
 class Bind(NamedTuple):
@@ -454,7 +455,7 @@ def _require_directory(request: Request, opened: Mapping[str, _Opened], state: I
     """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
     write other files than it was meant to."""
     project = request.project
-    if project is None or not project.named or request.directory in ("/", "/tmp"):
+    if project is None or not project.named or request.directory in OWN_PLACES:
         return
     places = (*opened, *(want.path for want in state), *_RUNTIME_LINKS)
     if any(contains(place, request.directory) for place in places):
@@ -573,7 +574,8 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
 
 def _directory(request: Request, binds: Iterable[Bind]) -> str:
     inside = any(contains(bind.dest, request.directory) for bind in binds)
-    return request.directory if inside else "/tmp"
+    named = request.project is not None and request.project.named
+    return request.directory if inside or (named and request.directory in OWN_PLACES) else "/tmp"
 
 
 def _environment(request: Request, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,110 @@
+"""Words that name host paths which are not in the cage, and words that only look like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.mentions import NOTES_SHOWN, outside
+
+Write = Callable[..., Path]
+
+LOST = "what is written there is lost"
+CLOSED = "the plugin can neither read nor write it"
+
+
+@pytest.fixture
+def place(plugin_dir: Path, write_file: Write) -> Path:
+    """A folder on the host, below /tmp."""
+    for name in ("data.db", "home/notes", "sub/file"):
+        write_file(plugin_dir / name, "")
+    return plugin_dir
+
+
+def told(
+    place: Path, *args: str, env: tuple[tuple[str, str], ...] = (), shown: tuple[str, ...] = ()
+) -> list[str]:
+    def visible(path: str) -> bool:
+        return any(path == each or path.startswith(f"{each}/") for each in ("/usr", "/bin", *shown))
+
+    given = [arg.replace("HERE", str(place)) for arg in args]
+    pairs = [(name, value.replace("HERE", str(place))) for name, value in env]
+    found = outside(given, pairs, directory=str(place), home=str(place / "home"), visible=visible)
+    assert all(note.rule == "outside" for note in found)
+    return [note.message.replace(str(place), "HERE") for note in found]
+
+
+@pytest.mark.parametrize(
+    ("args", "label"),
+    [
+        (("--db-path", "HERE/data.db"), "--db-path HERE/data.db"),
+        (("--db-path", "HERE/new.db"), "--db-path HERE/new.db"),
+        (("--db=HERE/new.db",), "--db=HERE/new.db"),
+        (("HERE/sub",), "HERE/sub"),
+        (("file://HERE/sub/file",), "file://HERE/sub/file"),
+        (("-v", "x", "HERE/sub"), "HERE/sub"),
+        (("~/notes",), "~/notes"),
+        (("./sub/file",), "./sub/file"),
+        (("sub/file",), "sub/file"),
+        (("HERE/sub/../data.db",), "HERE/sub/../data.db"),
+    ],
+)
+def test_what_names_a_host_path(place: Path, args: tuple[str, ...], label: str) -> None:
+    assert told(place, *args) == [f"{label} names a host path that is not in the cage; {LOST}"]
+
+
+def test_outside_of_tmp_it_is_simply_not_there(place: Path) -> None:
+    """Only /tmp and /dev/shm are there under the host's name, and empty."""
+    words = ("--config", "/etc/hostname")
+    assert told(place, *words) == [f"{' '.join(words)} names a host path that is not in the cage; {CLOSED}"]
+    assert told(place, *words, shown=("/etc",)) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "",
+        "/",
+        "/tmp",
+        "/v1/chat",
+        "/no/such/folder/file",
+        "https://example.com/tmp/x",
+        "HERE/nowhere/file",
+        "sub",  # a word: the folder's name is chance
+        "sub/none",
+        "--HERE/sub",
+        "/usr/bin/env",
+        "/bin/sh",
+        "/dev/null",
+        "/proc/self/status",
+        "echo > HERE/sub/file",
+        "HERE/sub\nfile",
+        "HERE/sub\0",
+        "~other/x",
+        "x" * 5000,
+    ],
+)
+def test_what_does_not(place: Path, word: str) -> None:
+    assert told(place, word) == []
+
+
+def test_what_is_shown_is_no_news(place: Path) -> None:
+    assert told(place, "--db", "HERE/data.db", shown=(str(place),)) == []
+    # But nobody expands a ~, and who does finds the HOME of the cage.
+    assert told(place, "~/notes", shown=(str(place),)) != []
+
+
+def test_variables(place: Path) -> None:
+    env = (("MEMORY_FILE_PATH", "HERE/memory.json"), ("PATH", "/usr/bin:HERE/sub"), ("N", "1"))
+    assert told(place, env=env) == [
+        f"MEMORY_FILE_PATH=HERE/memory.json names a host path that is not in the cage; {LOST}"
+    ]
+
+
+def test_strangers_words_are_escaped_and_counted(place: Path) -> None:
+    [note] = told(place, "--x=HERE/sub/\x1b[2J")
+    assert "\x1b" not in note and note.startswith("'--x=HERE/sub/\\x1b")
+    many = told(place, *(f"HERE/sub/{number}" for number in range(100)))
+    assert len(many) == NOTES_SHOWN + 1 and many[-1] == f"{100 - NOTES_SHOWN} more words name such paths"
