@@ -95,6 +95,9 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         ):
             present[name] = _present(inner, contract(name).FILE_NAMES)
     candidates = {name: files for name, files in present.items() if files}
+    if not candidates and not os.access(directory, os.X_OK, effective_ids=True):
+        message = "the folder cannot be entered: Permission denied"
+        raise _refusal(directory, "file_unreadable", message, f"chmod a+rx {directory}")
     if not candidates:
         looked = ", ".join(file for name in names for file in contract(name).FILE_NAMES)
         hint = "name the manifest itself if it is called otherwise"

@@ -83,8 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        if not _is_full_disk(error):
+            return accident(error)
+        print(f"runner: stdout does not take the output: {error.strerror}", file=sys.stderr)
+        return 1
     except Exception as error:  # noqa: BLE001 -- our fault: one line for people, no traceback
         return accident(error)
+
+
+def _is_full_disk(error: OSError) -> bool:
+    """Of where our output leads. What we open ourselves has a name."""
+    import errno
+
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None
 
 
 def accident(error: Exception) -> int:

@@ -190,6 +190,18 @@ def test_a_folder_too_large_to_search_is_not_the_manifests_wish(
 
 
 @pytest.mark.needs("root")
+def test_a_folder_that_is_closed_is_not_called_empty(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    write_file(plugin_dir / "closed/plugin.toml", NEXO)
+    assert runner_as_user("exec", plugin_dir / "closed").returncode == 0  # the control
+    (plugin_dir / "closed").chmod(0o700)
+    said = runner_as_user("exec", plugin_dir / "closed")
+    assert said.returncode == 126
+    assert "file_unreadable: the folder cannot be entered: Permission denied" in said.stderr
+
+
+@pytest.mark.needs("root")
 def test_a_plugin_in_a_denied_folder_is_told_to_move(
     runner_as_root: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
