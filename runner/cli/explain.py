@@ -125,6 +125,8 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         if path.path in missing:
             word, why = "skipped", "does not exist here"
         rows.append((path.access, path.path, word, why))
+    if plugin.project is not None and plugin.project.named:
+        rows.append(("cwd", plugin.project.path, *verdict(plugin.project.where, plugin.project.path)))
     if spec.network is not None:
         words = " ".join((spec.network.mode, *spec.network.hosts))
         beyond = dict(granted.decided_by).get("network") == "environment"

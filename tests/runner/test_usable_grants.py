@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,9 @@ def test_a_working_directory_is_honoured_or_refused(
     assert (denial["rule"], denial["asked"]) == ("project", f"{plugin_dir}/work")
     assert denial["where"].startswith(f"{manifest}:1:") and "[project]" in denial["hint"]
     assert 'says access = "none" under [project]' in denial["reason"]
-    assert "It would NOT be launched" in runner_as("explain", manifest).stdout
+    explained = runner_as("explain", manifest).stdout
+    assert "It would NOT be launched" in explained
+    assert re.search(rf"^  cwd +{plugin_dir}/work +REFUSED +project: ", explained, re.MULTILINE)
     # Each way to have it honoured.
     reading = policy(runner_as, write_file, READ)
     assert runner_as("exec", "--policy", reading, manifest).stdout == f"{plugin_dir}/work\nat work\n"
