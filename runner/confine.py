@@ -115,7 +115,7 @@ def confine(
             rlimits(limits, prepared.budgets.fallbacks),
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP,
-            2 if relay is None else relay.source,
+            (0, 1, 2 if relay is None else relay.source),
         )
         with nullcontext() if inspection is None else inspection.lent():
             if prepared.grant.unsandboxed:

@@ -59,7 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.streams",),
     ("sandbox.blockdevices", "sandbox.folder", "sandbox.halt", "sandbox.nameless", "sandbox.socket_meter"),
     ("sandbox.descriptor_flags", "sandbox.meter"),
-    ("sandbox.bwrap",),
+    ("sandbox.bwrap", "sandbox.launcher"),
     ("sandbox.plan",),
     ("sandbox.budgets",),
     ("sandbox.hierarchies", "sandbox.limits"),
