@@ -187,7 +187,7 @@ def _become(
             if fd != number:
                 os.dup2(fd, number)
         set_rlimits(bounds.rlimits)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
         # Not up to the soft limit: it may have been lowered since.
         os.closerange(3, status_w)
