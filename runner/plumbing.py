@@ -72,6 +72,13 @@ class Plumbing(NamedTuple):
         return all(results)
 
 
+def foreseen(limits: Limits) -> dict[str, str]:
+    """How `runner exec` will give it its streams, as far as that does not depend on what they are then."""
+    by_kind = "direct; a terminal is relayed, unless exec is told --tty"
+    counted = limits.output is not None or limits.output_lines is not None
+    return {**dict.fromkeys(NAMES, by_kind), **({"stderr": "relayed, and counted"} if counted else {})}
+
+
 @contextmanager
 def of_session(ends: tuple[int, int, int]) -> Iterator[Plumbing]:
     """Who reads the pipes counts, too."""
