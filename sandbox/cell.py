@@ -328,22 +328,23 @@ def launched(
         # has them all. What is open above the limit stays open.
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
+        helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={text.dest: _data(stack, text.content, lowest) for text in texts},
             folders={op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)},
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
+            launcher=helper.file,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
         doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else spawner.CgroupDoors()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, null)
-        helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
         order = order._replace(
-            argv=(*order.argv[:4], launcher.PATH.format(helper[-1]), *order.argv[4:]),
-            keep=(*order.keep, *helper),
+            argv=(*order.argv[:4], helper.path, *order.argv[4:]),
+            keep=(*order.keep, *helper.keep),
             stdio=(null, null, complaint_w),  # of bwrap's own, which both of its processes hold
         )
         started = time.monotonic()
@@ -396,18 +397,28 @@ def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -
     )
 
 
-def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> tuple[int, ...]:
-    """What the launcher is started with: the three streams, the pipe it tells on and, last, its own file."""
+class _Launcher(NamedTuple):
+    path: str  # in the cage
+    keep: tuple[int, ...]  # what it is started with
+    file: int | None = None  # for bwrap to put there
+
+
+def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> _Launcher:
     lowest = max(lowest, 3)
     stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
-    file = _executable()
+    ends = stdin, stdout, stderr
+    try:
+        file = _executable()
+    except PermissionError:  # vm.memfd_noexec=2: then it has to have a name
+        content = _data(stack, launcher.image(ends, -1, told), lowest)
+        return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
     try:
         own = _lifted(stack, file, lowest)
-        write_all(file, launcher.image((stdin, stdout, stderr), own, told))
+        write_all(file, launcher.image(ends, own, told))
         os.fchmod(file, 0o555)
     finally:
         os.close(file)
-    return stdin, stdout, stderr, told, own
+    return _Launcher(launcher.PATH.format(own), (*ends, told, own))
 
 
 def _executable() -> int:

@@ -7,7 +7,8 @@ pass bwrap under higher numbers, and a program inside has to move them.
 A shell could do that. But a shell adds variables to the environment (PWD, SHLVL), drops those whose names it
 does not like, runs as a script what the kernel does not execute, cannot mark a descriptor close-on-exec, and
 may not be in the cage. So it is a program of our own: 50 instructions, without a library or a loader. bwrap
-gets it as a descriptor without a name, and nothing of it is left when the plugin starts.
+gets it as a descriptor without a name, and nothing of it is left when the plugin starts. Only where nothing
+without a name may be executed (vm.memfd_noexec=2) it is a read-only file in the cage.
 
 It says "exec" on a pipe that the exec closes. An errno after that means: the exec has failed. Nothing at all
 means: it did not come to that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from sandbox import launcher
+from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 
@@ -205,3 +207,42 @@ def test_the_plugin_sees_nothing_of_it(runner_as: Caller) -> None:
     # bubblewrap's own processes hold none of the plugin's streams.
     assert [seen["init_fds"][fd] for fd in "01"] == ["/dev/null"] * 2
     assert seen["init_fds"]["2"].startswith("pipe:")
+
+
+def without_nameless_programs(given: dict[str, Any]) -> list[Any]:
+    """In a pid namespace where nothing without a name may be executed."""
+    import os
+
+    with open("/proc/sys/vm/memfd_noexec", "w") as file:
+        file.write("2")
+    try:
+        os.memfd_create("x", 0x10)
+        raise AssertionError("it can still be made")
+    except PermissionError:
+        pass
+    end = caged(given)
+    return [end["code"], end["output"]]
+
+
+caged = cages.caged
+
+
+@pytest.mark.needs("root")
+def test_where_every_program_needs_a_name(runner_as_root: Caller) -> None:
+    if not os.path.exists("/proc/sys/vm/memfd_noexec"):
+        pytest.skip("this kernel has no vm.memfd_noexec")
+    script = "ls -l /.launcher; echo x > /.launcher || rm -f /.launcher || ls /proc/self/fd | wc -l"
+    given = cages.order(cages.request("/bin/sh", "-c", script))
+    prefix = (
+        *runner_as_root.prefix,
+        "/usr/bin/unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--",
+    )
+    caller = dataclasses.replace(runner_as_root, prefix=prefix)
+    code, output = elsewhere.run(caller, without_nameless_programs, given, using=(cages.cage, caged))
+    assert code == 0 and output.startswith("-r-xr-xr-x "), output
+    assert output.endswith("\n4\n")  # 0 to 2, and ls looking
