@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.cgroups import Cgroup
-from sandbox.launcher import failure, verdict
+from sandbox.launcher import Verdict, failure, verdict
 from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
 from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
@@ -55,6 +55,9 @@ class BareCell(Cell):
 
     def runs(self) -> bool:
         return True  # by now: its exec was the first thing it did
+
+    def _verdict(self) -> Verdict:
+        return Verdict(True)
 
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
