@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,20 @@ def test_locks_on_the_callers_files(
                 else:
                     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_socket_that_the_caller_has_too(runner_as: Caller, plugin_dir: Path) -> None:
+    """A shell below sshd, for instance: what it shares with the runner it goes on using."""
+    (plugin_dir / "spoil.py").write_text("import os\nos.set_blocking(1, False)\nos.write(1, b'spoilt\\n')\n")
+    server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/spoil.py"]}
+    server |= {"x-sandbox": {"read": [str(plugin_dir)]}}  # type: ignore[dict-item]
+    manifest = plugin_dir / "mcp.json"
+    manifest.write_text(json.dumps({"mcpServers": {"spoil": server}}))
+    for path in plugin_dir.iterdir():
+        path.chmod(0o644)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with runner_as.start("exec", "--policy", "dev", manifest, stdout=theirs) as running:
+            assert running.wait(60) == 0
+        assert ours.recv(100) == b"spoilt\n"  # the control: it was done
+        assert theirs.getblocking() and os.get_blocking(theirs.fileno())
