@@ -9,6 +9,7 @@ from runner import __version__
 from runner.confine import Confined
 from runner.invoke import TIMEOUT, limits_hit
 from runner.manifest import position
+from runner.plumbing import NAMES
 from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document
 from runner.watch import End
@@ -63,6 +64,7 @@ def report(
         "budgets": list(_budget_documents(prepared, end, confined)),
         "degraded": list(degraded(prepared)),
         "limits_hit": _hits(outcome, end, limits),
+        "streams": None if confined is None else dict(zip(NAMES, confined.plumbing.ways, strict=True)),
         "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
         "inspection": None
         if confined is None or confined.inspection is None

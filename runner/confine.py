@@ -6,9 +6,10 @@ import errno
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from runner.plumbing import Inspect, Plumbing, of_caller, of_session
 from runner.prepare import Prepared
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.watch import Clocks, End
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 # The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
 _BACKUP = 0.5
-# How long the reader of our stderr may keep us when the plugin is gone.
-_RELAY_PATIENCE = 2.0
 # How long the host of an inspected plugin may take for the next piece of its last words.
 _HOST_PATIENCE = 10.0
 
@@ -41,15 +40,23 @@ class Confined(NamedTuple):
     cell: Cell
     clocks: Clocks
     meters: tuple[Meter, ...]
-    relay: Relay | None  # of its stderr, where output is limited
+    plumbing: Plumbing
     disk: DiskMeter | None
-    inspection: Inspection | None = None
     oom_around: OomAround | None = None
+
+    @property
+    def relay(self) -> Relay | None:
+        """Of its stderr, where output is limited."""
+        return self.plumbing.counter
+
+    @property
+    def inspection(self) -> Inspection | None:
+        return self.plumbing.inspection
 
     def settle(self, end: End) -> tuple[End, bool]:
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
         looked. And whether our own stderr can be written to: its reader may be stuck."""
-        writable = self.relay is None or self.relay.finish(_RELAY_PATIENCE)
+        writable = self.plumbing.finish()
         late = [self.relay.exceeded] if self.relay is not None and self.relay.exceeded is not None else []
         if self.inspection is not None:
             self.inspection.finish(_HOST_PATIENCE)
@@ -89,12 +96,19 @@ class Confined(NamedTuple):
 
 @contextmanager
 def confine(
-    prepared: Prepared, opened: OpenPlan, started: float, *, relayed: bool = True, inspected: bool = False
+    prepared: Prepared,
+    opened: OpenPlan,
+    started: float,
+    *,
+    session: tuple[int, int, int] | None = None,
+    inspected: bool = False,
+    tty: bool = False,
 ) -> Iterator[Confined]:
     """Start what `ready` has made ready. Raises SpawnError, and OSError if the runner lacks something.
 
-    `relayed`: what it says on stderr is ours to count. A session reads the pipe itself, and counts then.
+    `session`: the plugin's ends of a session's pipes; else it gets what the runner itself was given.
     `inspected`: what it and its host say to each other is read on its way.
+    `tty`: a terminal is given to it as it is.
     """
     assert prepared.owner is not None and prepared.policy is not None and prepared.grant is not None
     limits, cgroup = opened.plan.limits, prepared.cgroup
@@ -105,28 +119,25 @@ def confine(
         if limits.disk is not None and not prepared.grant.unsandboxed:
             disk = _disk_meter(opened, limits.disk, cgroup, live)
             stack.callback(disk.close)
-        relay = _relay(limits) if relayed else None
-        if relay is not None:
-            stack.callback(relay.finish, _RELAY_PATIENCE)  # the second time there is nothing left
-        inspection = _inspection(prepared, limits, relay) if inspected else None
-        if inspection is not None:
-            stack.callback(inspection.close)
+        if session is None:
+            inspect = _inspect(prepared, limits) if inspected else None
+            plumbing = stack.enter_context(of_caller(limits, inspect=inspect, tty=tty))
+        else:
+            plumbing = stack.enter_context(of_session(session))
         bounds = Bounds(
             rlimits(limits, prepared.budgets.fallbacks),
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP,
-            2 if relay is None else relay.source,
+            plumbing.ends,
         )
-        with nullcontext() if inspection is None else inspection.lent():
-            if prepared.grant.unsandboxed:
-                from sandbox.bare import bare_cell
+        if prepared.grant.unsandboxed:
+            from sandbox.bare import bare_cell
 
-                cell = stack.enter_context(bare_cell(opened.plan, bounds))
-            else:
-                cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
+            cell = stack.enter_context(bare_cell(opened.plan, bounds))
+        else:
+            cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
         live.append(cell)
-        if relay is not None:
-            relay.release()
+        plumbing.connected()
         meters: list[Meter] = []
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
@@ -137,9 +148,8 @@ def confine(
         if limits.memory is not None and not prepared.grant.unsandboxed:
             sockets = _socket_meter(stack, opened, limits.memory, prepared, cell)
             meters += [] if sockets is None else [sockets]
-        # The inspection after the relay: it adds up what both have seen.
-        meters += [meter for meter in (relay, inspection, disk) if meter is not None]
-        yield Confined(cell, clocks, tuple(meters), relay, disk, inspection, prepared.oom_around)
+        meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
+        yield Confined(cell, clocks, tuple(meters), plumbing, disk, prepared.oom_around)
 
 
 def unlaunched(error: Exception) -> tuple[Outcome, int]:
@@ -188,15 +198,7 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
     return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
 
 
-def _relay(limits: Limits) -> Relay | None:
-    if limits.output is None and limits.output_lines is None:
-        return None
-    from sandbox.relay import Relay
-
-    return Relay(2, size=limits.output, lines=limits.output_lines)
-
-
-def _inspection(prepared: Prepared, limits: Limits, relay: Relay | None) -> Inspection:
+def _inspect(prepared: Prepared, limits: Limits) -> Inspect:
     from runner.dialect import Setting
     from runner.inspection import Inspection, inspector_of
 
@@ -204,7 +206,7 @@ def _inspection(prepared: Prepared, limits: Limits, relay: Relay | None) -> Insp
     prepared.budgets = prepared.budgets.inspected()
     declare = prepared.policy.capabilities.declare
     setting = Setting(prepared.plugin, limits, os.environ, declare)
-    return Inspection(inspector_of(setting), limits, relay)
+    return lambda relay, forget: Inspection(inspector_of(setting), limits, relay, forget=forget)
 
 
 def _socket_meter(

@@ -15,17 +15,17 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from runner.dialect import Setting, Violation
 from runner.frames import LineFramer
 from runner.report import Phase
+from sandbox.feed import Feed
 from sandbox.meter import VIOLATION, Meter
 from sandbox.relay import Relay
 from sandbox.spec import Limits
-from sandbox.streams import PIECE, sink_for, source_for
+from sandbox.streams import PIECE, sink_for
 from sandbox.value import NamedTuple
 
 _BUFFER = 64 << 10
@@ -88,7 +88,8 @@ class Breach(NamedTuple):
 
 
 class Inspection(Meter):
-    """`lent` gives the plugin its ends; `finish` is for when its last process is gone."""
+    """`ends` are for the plugin; `release` them when it has them. `finish` is for when its last process is
+    gone. `forget` is called with the number of a stream that the plugin has closed."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Inspection(Meter):
         stdout: int = 1,
         burst: float = BURST,
         per_second: float = PER_SECOND,
+        forget: Callable[[int], None] = lambda fd: None,
     ) -> None:
         self.inspector = inspector
         self.breach: Breach | None = None
@@ -110,9 +112,9 @@ class Inspection(Meter):
         self._rate = _Rate(burst, per_second)
         self._asked = math.nan  # when the handshake was
         self._clock = math.inf  # when it has to be done
-        self.to_plugin = _ToPlugin(stdin, inspector)
+        self.to_plugin = _ToPlugin(stdin, inspector, forget)
         try:
-            self.to_host = _ToHost(stdout, inspector.limit, self._check)
+            self.to_host = _ToHost(stdout, inspector.limit, self._check, forget)
         except BaseException:
             self.to_plugin.close()
             raise
@@ -127,23 +129,15 @@ class Inspection(Meter):
             else min(granted, self.inspector.handshake_seconds)
         )
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """The plugin's ends as this process's stdin and stdout, for as long as it takes to start it."""
-        saved: list[int] = []
-        try:
-            for fd in (0, 1):
-                saved.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
-            os.dup2(self.to_plugin.end, 0)
-            os.dup2(self.to_host.end, 1)
-            yield
-        finally:
-            for fd, copy in enumerate(saved):
-                os.dup2(copy, fd)
-                os.close(copy)
-            # While we hold them, the plugin's pipes do not end.
-            self.to_plugin.release()
-            self.to_host.release()
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The plugin's stdin and stdout."""
+        return self.to_plugin.end, self.to_host.end
+
+    def release(self) -> None:
+        """Close our copies of the plugin's ends. While we hold them, its pipes do not end."""
+        self.to_plugin.release()
+        self.to_host.release()
 
     # --- while it runs --------------------------------------------------------------------------------------
 
@@ -154,13 +148,13 @@ class Inspection(Meter):
         # A host that is gone first: what it has said before, the plugin must not answer into the void. Then
         # what it says: the plugin's answer to that may be there already.
         self.to_host.notice(ready)
-        self.to_plugin.look(ready)
+        self.to_plugin.look(ready, now)
         self._time(now)
         self.to_host.look(ready, now)
         self._time(now)
         if now >= self._clock:
             self._late()
-        self.due = min(self._clock, self.to_host.due)
+        self.due = min(self._clock, self.to_host.due, self.to_plugin.due)
         self._count()
         return VIOLATION if self.breach is not None else self.exceeded
 
@@ -288,72 +282,29 @@ class _Rate:
         return True
 
 
-class _ToPlugin:
-    """The host's stdin of ours, into the plugin's."""
+class _ToPlugin(Feed):
+    """The host's stdin of ours, into the plugin's, and read on the way."""
 
-    def __init__(self, stdin: int, inspector: Inspector) -> None:
+    def __init__(self, stdin: int, inspector: Inspector, forget: Callable[[int], None]) -> None:
+        super().__init__(stdin, forget)
         self.frames = 0
         self.unread = 0  # of these, by us
-        self.passed = 0  # bytes the plugin's pipe has taken
         self._inspector = inspector
         self._framer = LineFramer(_HOST_FRAME)
         self._skips = False  # the rest of a line that is too long
         self._taken = 0
         self._question: int | None = None  # where the one ends whose answer is the handshake
-        self._buffer = b""
-        self._ended = False
-        self.is_deaf = False  # the plugin has closed its stdin
-        self._source = source_for(stdin)
-        try:
-            self.end, self._write = os.pipe2(os.O_CLOEXEC)  # -1 when closed
-        except OSError:
-            self._source.close()
-            raise
-        os.set_blocking(self._write, False)  # of this end alone: each end is a description of its own
 
     @property
     def has_asked(self) -> bool:
         """Whether the plugin can know that its handshake is wanted."""
         return self._question is not None and self.passed >= self._question
 
-    def interest(self) -> Mapping[int, int]:
-        if self._write < 0:
-            return {}
-        return {self._write: select.POLLOUT} if self._buffer else {self._source.fd: select.POLLIN}
-
-    def look(self, ready: Mapping[int, int]) -> None:
-        if self._write < 0:
-            return
-        if not self._buffer and self._source.fd in ready:
-            self._take()
-        if self._buffer:
-            self._pass_on()
-        if self._ended and not self._buffer:
-            self._close_write()
-
-    def release(self) -> None:
-        if self.end >= 0:
-            os.close(self.end)
-            self.end = -1
-
-    def close(self) -> None:
-        self.release()
-        self._close_write()
-        self._source.close()
-
-    def _take(self) -> None:
-        try:
-            data = self._source.read(_BUFFER)
-        except BlockingIOError:
-            return
-        except OSError:  # a terminal that hung up, a connection that broke, nothing to read from at all
-            data = b""
+    def _heard(self, data: bytes) -> None:
         if not data:
-            self._ended = True
             for frame in self._framer.finish():
-                self._heard(frame)
+                self._note(frame)
             return
-        self._buffer = data
         *lines, rest = data.split(b"\n")
         for line in lines:
             self._read(line + b"\n")
@@ -367,14 +318,14 @@ class _ToPlugin:
             self._skips = not whole
             return
         for frame in self._framer.feed(piece):
-            self._heard(frame)
+            self._note(frame)
         if self._framer.fault is not None:
             self._framer = LineFramer(_HOST_FRAME)
             self._skips = not whole
             self.unread += 1
-            self._heard(None)
+            self._note(None)
 
-    def _heard(self, frame: bytes | None) -> None:
+    def _note(self, frame: bytes | None) -> None:
         self.frames += 1
         self._inspector.host_frame(frame)
         if not self._inspector.awaiting:
@@ -382,30 +333,13 @@ class _ToPlugin:
         elif self._question is None:
             self._question = self._taken
 
-    def _pass_on(self) -> None:
-        try:
-            count = os.write(self._write, self._buffer)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            # Nobody is left to read. The host finds its pipe full, as if we were not here.
-            self.is_deaf = True
-            self._buffer = b""
-            self._close_write()
-            return
-        self.passed += count
-        self._buffer = self._buffer[count:]
-
-    def _close_write(self) -> None:
-        if self._write >= 0:
-            os.close(self._write)
-            self._write = -1
-
 
 class _ToHost:
     """The plugin's stdout, into ours: whole frames that were found to be fine."""
 
-    def __init__(self, stdout: int, limit: int, check: Callable[..., bool]) -> None:
+    def __init__(
+        self, stdout: int, limit: int, check: Callable[..., bool], forget: Callable[[int], None]
+    ) -> None:
         self.frames = 0  # passed on, or about to be
         self.bytes = 0  # read from the plugin
         self.lines = 0
@@ -413,6 +347,9 @@ class _ToHost:
         self.due = math.inf
         self.abandoned = False  # its reader is gone
         self._check = check
+        self._stdout = stdout
+        self._forget = forget
+        self._ended = False  # the plugin has closed its stdout
         self._framer = LineFramer(limit)
         self._buffer = bytearray()
         self._stopped = False
@@ -454,6 +391,11 @@ class _ToHost:
             self._take()
         if self._buffer and (first or events) and not self._pass_on() and events:
             self.due = now + _PAUSE
+        if self._ended and not self._buffer:
+            # The host sees the end as if we were not here.
+            self._ended = False
+            self._sink.close()
+            self._forget(self._stdout)
 
     def stop(self) -> None:
         """Nothing more is taken from the plugin."""
@@ -504,6 +446,7 @@ class _ToHost:
         if not data:
             self._end()
             self._close_read()
+            self._ended = True
             return False
         self.bytes += len(data)
         self.lines += data.count(b"\n")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, Outcome, Phase
+import errno
+import os
+
+from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
 from runner.watch import End
+from sandbox.launcher import Verdict
 from sandbox.spec import Limits
 
 _TICKS_ASIDE = 0.75
@@ -60,21 +64,44 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     if end.reason == "signal" and (end.forced or code in (None, 128 + number)):
         phase: Phase = "teardown" if end.forced else "run"
         return Outcome("cancelled", phase, f"ended by signal {number}", f"signal:{number}"), 128 + number
+    if end.exit.unexecuted is not None:
+        return _unexecuted(end.exit.unexecuted)
     if code is None and end.exit.signal is not None:
         cause = f"signal:{end.exit.signal}"
         return Outcome(
             "crashed", "run", f"the cage was killed by signal {end.exit.signal}", cause
         ), 128 + end.exit.signal
     if code is None:
+        said = f"; it said: {end.exit.complaint}" if end.exit.complaint else ""
         outcome = Outcome(
             "launch_failed",
             "launch",
-            "bubblewrap could not start the program; its own message is above",
+            f"bubblewrap could not start the program{said}",
             "bubblewrap",
             "if it complains of the machine, runner doctor tells which layer is refused",
         )
         return outcome, EXEC_NO_CAGE
     return _own_ending(code, hits), code
+
+
+def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
+    """The cage stood, and the kernel refused to execute the program in it. What can be known of a program
+    before that was looked at (sandbox/program.py)."""
+    why = os.strerror(verdict.errno)
+    if verdict.errno in (errno.ENOENT, errno.ENOTDIR) and not verdict.found:
+        hint = "if nobody has removed it meanwhile, look with runner explain what is in the cage"
+        message = f"the program is not in the cage: {why}"
+        return Outcome("launch_failed", "launch", message, "not_found", hint), EXEC_NOT_FOUND
+    if verdict.errno == errno.ENOENT:
+        message = "the program cannot be executed in the cage: its interpreter or loader is not there"
+        hint = "install the interpreter or loader below /usr, or in the plugin's folder"
+    elif verdict.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
+        message = f"the program cannot be started within its budgets: {why}"
+        hint = "raise its memory or pids, or pass shorter arguments and fewer variables"
+    else:
+        message = f"the program cannot be executed in the cage: {why}"
+        hint = "name a program of this machine, or a script with a #! line, that everybody may execute"
+    return Outcome("launch_failed", "launch", message, "not_executable", hint), EXEC_REFUSED
 
 
 def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:

@@ -269,8 +269,8 @@ def _watch(
 ) -> Lived:
     with ExitStack() as stack:
         owner = prepared.owner
-        with streams.lent(None if owner is None else (owner.uid, owner.gid)):
-            confined = stack.enter_context(confine(prepared, opened, order.started, relayed=False))
+        with streams.lent(None if owner is None else (owner.uid, owner.gid)) as ends:
+            confined = stack.enter_context(confine(prepared, opened, order.started, session=ends))
         prepared.timings.mark("launch")
         control.tell("launched", timings=prepared.timings.phases)
         clocks = confined.clocks
@@ -288,24 +288,19 @@ class Streams:
     said."""
 
     def __init__(self, *fds: int) -> None:
-        self._fds = fds
+        self._fds: tuple[int, ...] = fds
 
     @contextmanager
-    def lent(self, owner: tuple[int, int] | None) -> Iterator[None]:
-        """On 0-2 for a launch, and for no longer."""
+    def lent(self, owner: tuple[int, int] | None) -> Iterator[tuple[int, int, int]]:
+        """For a launch, and for no longer."""
         if owner is not None and os.geteuid() == 0:
             for fd in self._fds:
                 with suppress(OSError):
                     os.fchown(fd, *owner)  # /dev/stdout and its like open the pipe anew
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        stdin, stdout, stderr = self._fds
         try:
-            for number, fd in enumerate(self._fds):
-                os.dup2(fd, number)
-            yield
+            yield stdin, stdout, stderr
         finally:
-            for number in (0, 1, 2):
-                os.dup2(null, number)
-            os.close(null)
             self.close()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.cgroups import Cgroup
+from sandbox.launcher import Verdict, failure, verdict
 from sandbox.limits import rlimits
 from sandbox.plan import LaunchPlan
 from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
@@ -55,6 +56,9 @@ class BareCell(Cell):
     def runs(self) -> bool:
         return True  # by now: its exec was the first thing it did
 
+    def _verdict(self) -> Verdict:
+        return Verdict(True)
+
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
 
@@ -71,9 +75,11 @@ class BareCell(Cell):
             wall = time.monotonic() - self._started
             code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
-            failed = bool(os.read(self._status_fd, 1))
+            told = os.read(self._status_fd, 64)
+            why = verdict(told)
             counters, usage = self._counted(usage)
-            self._exit = Exit(None if failed else code, not failed, None, usage, counters=counters)
+            self._exit = Exit(None if told else code, not told, None, usage, counters=counters)
+            self._exit = self._exit._replace(unexecuted=why if why.errno else None)
             self.kill()  # what it left running
             left = tuple(pid for pid in descendants(os.getpid()) if not _is_zombie(pid))
             expired = self._deadline is not None and time.monotonic() >= self._deadline
@@ -180,16 +186,20 @@ def _become(
         join_cgroups(doors, born_inside=born_inside)
         be_found(() if bounds.cgroup is None else [os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
-        if bounds.stderr != 2:
-            os.dup2(bounds.stderr, 2)
+        for number, fd in enumerate(bounds.streams):  # each is its own number, or above 2
+            if fd != number:
+                os.dup2(fd, number)
         set_rlimits(bounds.rlimits)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
         # Not up to the soft limit: it may have been lowered since.
         os.closerange(3, status_w)
         os.closerange(status_w + 1, 0x7FFFFFFF)
         os.chdir(plan.directory)
-        os.execve(plan.argv[0], plan.argv, dict(plan.env))
+        try:
+            os.execve(plan.argv[0], plan.argv, dict(plan.env))
+        except OSError as error:
+            os.write(status_w, failure(error.errno or 0, found=os.path.exists(plan.argv[0])))
     finally:
         os.write(status_w, b"!")  # exec closes this pipe: a word on it means that it failed
         os._exit(127)

@@ -29,16 +29,23 @@ class Slots(NamedTuple):
     folders: Mapping[str, str]  # by destination: where each temporary folder is mounted already
     filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
+    launcher: int | None = None  # None: it needs no name
+
+
+# Where the launcher is, if it has to have a name.
+LAUNCHER = "/.launcher"
 
 
 def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     """What bwrap is told through --args: everything but the program."""
+    program = () if slots.launcher is None else ("--perms", "0555", "--file", str(slots.launcher), LAUNCHER)
     return (
         *_head(plan),
         "--json-status-fd",
         str(slots.status),
         # Each is asked, and the strictest answer holds.
         *_flat(("--add-seccomp-fd", str(fd)) for fd in slots.filters),
+        *program,  # first: at the end the root is read-only
         *_flat(_with_descriptors(op, slots) for op in plan.operations),
         *_tail(plan),
     )

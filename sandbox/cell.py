@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -11,8 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from sandbox import bwrap, spawner
+from sandbox import bwrap, launcher, spawner
 from sandbox.cgroups import Cgroup, Counters
+from sandbox.launcher import Verdict
 from sandbox.limits import Rlimit, rlimits
 from sandbox.plan import LaunchPlan, OpenPlan, Text
 from sandbox.state import Owner
@@ -20,6 +22,7 @@ from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
+_COMPLAINT_LIMIT = 4 << 10  # of its complaint, if it has one
 
 # How long all of a tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds;
 # who takes longer hangs in the kernel, on a dead disk or server, and nobody can end it.
@@ -28,6 +31,7 @@ _STRAY_SECONDS = 1.0
 _CROWD = 32  # processes
 
 
+_MFD_EXEC = 0x10
 _PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
 
 
@@ -59,6 +63,8 @@ class Exit(NamedTuple):
     expired: bool = False  # the keeper's clock ended it
     counters: Counters = Counters()
     left: tuple[int, ...] = ()  # processes that could not be killed
+    unexecuted: Verdict | None = None  # why the program could not be executed, if it came to that
+    complaint: str = ""  # bwrap's, if the program never ran
 
     @property
     def kill_incomplete(self) -> bool:
@@ -71,14 +77,21 @@ class Bounds(NamedTuple):
     rlimits: tuple[Rlimit, ...]
     cgroup: Cgroup | None = None
     deadline: float | None = None  # on the monotonic clock
-    stderr: int = 2  # what the program gets for it
+    streams: tuple[int, int, int] = (0, 1, 2)  # what the program gets for these
 
 
 class Cell:
     """One plugin's processes. Everything below `pid`, its keeper, and nothing else, is in it."""
 
     def __init__(
-        self, pid: int, status_fd: int, ending_fd: int, started: float, cgroup: Cgroup | None = None
+        self,
+        pid: int,
+        status_fd: int,
+        ending_fd: int,
+        started: float,
+        cgroup: Cgroup | None = None,
+        launch_fd: int = -1,  # what the launcher says
+        complaint_fd: int = -1,  # bwrap's stderr
     ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
@@ -87,8 +100,11 @@ class Cell:
         self.over_fd: int | None = status_fd
         self._status_fd = status_fd
         self._ending_fd = ending_fd
+        self._launch_fd = launch_fd
+        self._complaint_fd = complaint_fd
+        self._launch = b""  # what the launcher has said so far
+        self._launched = False  # and that was all: it has become the program, or is gone
         self._started = started
-        self._ran = False  # seen to
         self._exit: Exit | None = None
 
     def end(self) -> None:
@@ -98,7 +114,6 @@ class Cell:
         namespace ends it does not count, so its init is not the one to kill.
         """
         self._hasten()
-        self._ran = self._ran or self.runs()
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
         elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD:
@@ -109,7 +124,6 @@ class Cell:
         """End all of it. The kernel does: `pid` is the init of a namespace around everything. Then by the
         cgroup as well: what a plugin could not leave in one way it cannot leave in the other."""
         if self._exit is None:
-            self._ran = self._ran or self.runs()
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             except ProcessLookupError:
@@ -131,14 +145,18 @@ class Cell:
         return descendants(self.pid)
 
     def runs(self) -> bool:
-        """Whether the program itself runs, and not bwrap on the way to it."""
-        try:
-            pid = self.pid
-            for _ in range(_PROGRAM):
-                pid = children(pid)[0]
-            return _program(pid) != _program(children(self.pid)[0])
-        except (IndexError, OSError):
-            return False
+        """Whether the program itself runs, or ran, and not bwrap on the way to it."""
+        return self._verdict().executed and self._launched
+
+    def _verdict(self) -> Verdict:
+        """What the launcher has said so far. It does not block: a process that cannot be killed may hold the
+        other end."""
+        with suppress(BlockingIOError):
+            while not self._launched:
+                part = os.read(self._launch_fd, 64)
+                self._launch += part
+                self._launched = not part
+        return launcher.verdict(self._launch)
 
     def member(self) -> int | None:
         """A process that is in all of the plugin's namespaces: bwrap's own init, which ends last."""
@@ -161,6 +179,7 @@ class Cell:
             _, status, used = os.wait4(self.pid, 0)
             wall = time.monotonic() - self._started
             code = self._reported_code()
+            verdict = self._verdict()
             ending = spawner.read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
@@ -170,12 +189,14 @@ class Cell:
             counters, usage = self._counted(usage)
             self._exit = Exit(
                 code=code,
-                reached_exec=code is not None or self._ran,
+                reached_exec=verdict.executed,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 usage=usage,
                 expired=ending is not None and ending.expired,
                 counters=counters,
                 left=self._strays(),
+                unexecuted=verdict if verdict.errno else None,
+                complaint="" if verdict.executed else self._complaint(),
             )
         return self._exit
 
@@ -207,13 +228,15 @@ class Cell:
             counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
             os.set_blocking(self._status_fd, False)  # bwrap may be among those who do not end
             code = self._reported_code()
-            self._exit = Exit(
-                code, code is not None, None, usage, counters=counters, left=left or (self.pid,)
-            )
+            reached = self._verdict().executed
+            self._exit = Exit(code, reached, None, usage, counters=counters, left=left or (self.pid,))
         return self._exit
 
     def _reported_code(self) -> int | None:
-        """bwrap's status: one JSON document per line; {"exit-code": N} only if the program was executed."""
+        """bwrap's status: one JSON document per line, {"exit-code": N} among them if the launcher or the
+        program ran. The launcher's own is not meant."""
+        if not self._verdict().executed:
+            return None
         raw = b""
         with suppress(BlockingIOError):
             while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
@@ -229,6 +252,15 @@ class Cell:
                 return int(document["exit-code"])
         return None
 
+    def _complaint(self) -> str:
+        """What bwrap said on its stderr. A plugin can write there too (/proc/1/fd/2), so it is asked only if
+        there was none."""
+        try:
+            said = os.read(self._complaint_fd, _COMPLAINT_LIMIT)
+        except BlockingIOError:
+            return ""
+        return said.decode(errors="replace").strip()
+
     def close(self) -> None:
         self.kill()
         if self._exit is None:
@@ -238,24 +270,14 @@ class Cell:
                 self.wait()
             else:
                 self.give_up()
-        for fd in (self.pidfd, self._status_fd, self._ending_fd):
-            os.close(fd)
+        for fd in (self.pidfd, self._status_fd, self._ending_fd, self._launch_fd, self._complaint_fd):
+            if fd >= 0:
+                os.close(fd)
 
 
 def children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(word) for word in file.read().split()]
-
-
-def _program(pid: int) -> object:
-    """What a process executes. Root in a container may not look which file a process of another uid has; then
-    by its words, which everybody may read."""
-    try:
-        file = os.stat(f"/proc/{pid}/exe")
-        return file.st_dev, file.st_ino
-    except PermissionError:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return words.read(4096)
 
 
 def descendants(pid: int) -> list[int]:
@@ -298,24 +320,40 @@ def launched(
     with ExitStack() as stack:
         status_r, status_w = _pipe(stack)
         ending_r, ending_w = _pipe(stack)
+        launch_r, launch_w = _pipe(stack)
+        complaint_r, complaint_w = _pipe(stack)
+        for read in (launch_r, complaint_r):
+            os.set_blocking(read, False)  # of this end alone: each end is a description of its own
         # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
         # has them all. What is open above the limit stays open.
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
+        helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={text.dest: _data(stack, text.content, lowest) for text in texts},
             folders={op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)},
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
+            launcher=helper.file,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
         doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else spawner.CgroupDoors()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, null)
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
+        order = order._replace(
+            argv=(*order.argv[:4], helper.path, *order.argv[4:]),
+            keep=(*order.keep, *helper.keep),
+            stdio=(null, null, complaint_w),  # of bwrap's own, which both of its processes hold
+        )
         started = time.monotonic()
         pid = spawner.spawn(_bounded(order, bounds, doors))
         try:
-            cell = Cell(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup)
+            cell = Cell(
+                *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
+                *(os.dup(launch_r), os.dup(complaint_r)),
+            )
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -356,8 +394,43 @@ def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -
         # The groups, like the uid, are in use for as long as anything lives.
         hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
         deadline=bounds.deadline,
-        stderr=bounds.stderr,
     )
+
+
+class _Launcher(NamedTuple):
+    path: str  # in the cage
+    keep: tuple[int, ...]  # what it is started with
+    file: int | None = None  # for bwrap to put there
+
+
+def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> _Launcher:
+    lowest = max(lowest, 3)
+    stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
+    ends = stdin, stdout, stderr
+    try:
+        file = _executable()
+    except PermissionError:  # vm.memfd_noexec=2: then it has to have a name
+        content = _data(stack, launcher.image(ends, -1, told), lowest)
+        return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
+    try:
+        own = _lifted(stack, file, lowest)
+        write_all(file, launcher.image(ends, own, told))
+        os.fchmod(file, 0o555)
+    finally:
+        os.close(file)
+    return _Launcher(launcher.PATH.format(own), (*ends, told, own))
+
+
+def _executable() -> int:
+    """A file that may be executed, without a name."""
+    flags = os.MFD_CLOEXEC
+    try:
+        # Linux 6.3 and later: where vm.memfd_noexec is set, only who says so gets one.
+        return os.memfd_create("runner-launcher", flags | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("runner-launcher", flags)
 
 
 def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:

@@ -16,7 +16,7 @@ from sandbox.value import NamedTuple
 
 # What F_SETFL can change. The rest is decided when a file is opened.
 _UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # of everything
-_SETTABLE = os.O_APPEND | os.O_NONBLOCK | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
+SETTABLE = os.O_APPEND | os.O_NONBLOCK | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
 
 
 class _Flags(NamedTuple):
@@ -52,7 +52,7 @@ def _is_locked(fd: int) -> bool:
 
 def _restore(fd: int, before: _Flags) -> None:
     now = _read(fd)
-    if (now.status ^ before.status) & _SETTABLE:
+    if (now.status ^ before.status) & SETTABLE:
         _set(fd, fcntl.F_SETFL, before.status)
     if now.owner != before.owner:
         _set(fd, fcntl.F_SETOWN, before.owner)

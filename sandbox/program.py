@@ -82,6 +82,12 @@ class _Search:
     def show(self, path: str, *, trusted: bool) -> str:
         """Make `path` resolve inside as it does here; return the real file it leads to."""
         real, links = follow(path)
+        if any(contains("/proc", passed) for passed in (path, *(link.path for link in links), real)):
+            raise ProgramFault(
+                f"{path} is in /proc, where a name means another file to each process that looks",
+                "name the program by its own path",
+                found=True,
+            )
         for link in links:
             # A virtual environment's bin/python is a link out of it: the link's home is needed too.
             if not self.covered(link.path):

@@ -153,7 +153,7 @@ class Order(NamedTuple):
     cgroups: CgroupDoors = CgroupDoors()  # the program joins, the keeper does not
     membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
     deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
-    stderr: int = 2  # what the program gets for it
+    stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
     folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
 
 
@@ -504,7 +504,7 @@ def _read_account(fd: int) -> tuple[int, int]:
 
 def _keep(program: int, order: Order, account: int) -> int:
     """Wait until nothing is left, say what it used, and give the status to leave with."""
-    for fd in {0, 1, 2, *order.keep, *order.cgroups.files, order.stderr} - {order.ending, *order.hold}:
+    for fd in {0, 1, 2, *order.keep, *order.cgroups.files, *order.stdio} - {order.ending, *order.hold}:
         os.close(fd)
     before = _read_account(account)
     status, expired = 0, False
@@ -592,7 +592,7 @@ def _steps(
             raise OSError(errno.EPERM, "")
 
     def close_others() -> None:
-        held = {fault_w, account, order.ending, order.stderr, *order.keep, *order.hold}
+        held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
         held.update(order.cgroups.files)
         kept = sorted(fd for fd in held if fd > 2)
         low = 3
@@ -627,8 +627,9 @@ def _program_steps(order: Order, libc: ctypes.CDLL, born_inside: bool) -> Sequen
     """The steps of the process that becomes bwrap, in the order of _STAGES."""
 
     def start() -> NoReturn:
-        if order.stderr != 2:
-            os.dup2(order.stderr, 2)
+        for number, fd in enumerate(order.stdio):  # each is its own number, or above 2
+            if fd != number:
+                os.dup2(fd, number)
         # If the keeper dies before bwrap follows it, the namespace goes, and we with it.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # An empty environment: bwrap's own stays readable in /proc/1/environ inside.

@@ -17,7 +17,6 @@ from runner.invoke import TIMEOUT, judge
 from runner.prepare import Prepared, ready
 from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
-from sandbox.descriptor_flags import restored
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
 from sandbox.value import NamedTuple
@@ -43,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read what plugin and host say to each other, and end a plugin that breaks its contract",
     )
+    parser.add_argument(
+        "--tty",
+        action="store_true",
+        help="give the plugin the terminal itself: it can then read what is typed there and change its modes",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     lived: Lived | None = None
     try:
         with watched_caller() as caller:
-            lived = _live(prepared, caller, started, args.inspect)
+            lived = _live(prepared, caller, started, inspected=args.inspect, tty=args.tty)
         assert prepared.grant is not None
         outcome, status = judge(lived.end, prepared.grant.limits)
     except (Failure, SpawnError, OSError) as error:
@@ -133,27 +137,26 @@ class Lived(NamedTuple):
     writable: bool  # our stderr
 
 
-def _live(prepared: Prepared, caller: int | None, started: float, inspected: bool) -> Lived:
+def _live(prepared: Prepared, caller: int | None, started: float, *, inspected: bool, tty: bool) -> Lived:
     """From the manifest to the end of the plugin's last process."""
     _refuse_directories()
     with ready(prepared, os.environ) as opened:
         if opened.plan.notes or (prepared.grant is not None and prepared.grant.unsandboxed):
             _tell_notes(prepared, urgent=True)
-        lived = _watch(prepared, opened, caller, started, inspected)
+        lived = _watch(prepared, opened, caller, started, inspected=inspected, tty=tty)
     prepared.timings.mark("teardown")
     return lived
 
 
 def _watch(
-    prepared: Prepared, opened: OpenPlan, caller: int | None, started: float, inspected: bool
+    prepared: Prepared, opened: OpenPlan, caller: int | None, started: float, *, inspected: bool, tty: bool
 ) -> Lived:
     deadline = opened.plan.limits.deadline
     if deadline is not None and time.monotonic() >= started + deadline:
         raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
     with (
         watched_signals() as signals,
-        restored((0, 1, 2)),
-        confine(prepared, opened, started, inspected=inspected) as confined,
+        confine(prepared, opened, started, inspected=inspected, tty=tty) as confined,
     ):
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)

@@ -12,6 +12,7 @@ from runner.account import described_layers, notes, place, report
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
 from runner.plugin import Plugin
+from runner.plumbing import foreseen
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
@@ -78,6 +79,7 @@ def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
+        "streams": None if prepared.grant is None else foreseen(prepared.grant.limits),
         "capabilities": None if prepared.policy is None else prepared.policy.capabilities._asdict(),
         "argv": command,
     }
@@ -202,6 +204,8 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
+    for name, way in foreseen(plan.limits).items():
+        yield f"{name:<10} {way}"
     yield ""
     yield from _table(
         "layers",

@@ -119,7 +119,8 @@ def _descriptor(target: str, number: str) -> int:
         raise SinkError(f"--report {target}: descriptor {number} is not open{file}") from None
     if flags & os.O_ACCMODE == os.O_RDONLY:
         raise SinkError(f"--report {target}: descriptor {number} is open for reading only")
-    return fd
+    # Our own copy of stdout is given away when the plugin has it.
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd == 1 else fd
 
 
 def _open_special(target: str, step: Step) -> int:

@@ -200,11 +200,11 @@ def identity(fd: int) -> list[object]:
 
 @pytest.mark.parametrize("limits", [{}, {"output": 1000}, {"output_lines": 10}], ids=str)
 def test_whose_file_it_is(box: Box, limits: dict[str, object]) -> None:
-    """Without a budget stderr is the caller's own file, a terminal or not; stdout always is."""
+    """Without a budget stderr is the caller's own file, with --tty also a terminal; stdout always is."""
     read, write = os.pipe()
     ours, theirs = pty.openpty()
     try:
-        box.run(IDENTITY, limits=limits, stdout=write, stderr=theirs)
+        box.run(IDENTITY, "--tty", limits=limits, stdout=write, stderr=theirs)
         stdout, stderr = json.loads(os.read(read, 65536))
         assert stdout == identity(write)
         if not limits:

@@ -59,7 +59,9 @@ def test_options_of_the_cage_are_not_shown_to_it(cage: Cage, write_file: Callabl
     ).done
     probe = str(cage.folder / "probe.py")
     assert lines["1"][0] == "bwrap" and lines["1"][1] == "--args"
-    assert lines["1"][3:] == ["--", probe, "command_lines"]
+    launcher = lines["1"][4]
+    assert launcher.startswith("/proc/self/fd/")  # closed by now: test_only_three_descriptors_are_open
+    assert lines["1"][3:] == ["--", launcher, probe, "command_lines"]
     assert SECRET not in json.dumps(lines)
     control = cage.loosely("command_lines", bwrap=[*_CLEARED, "--setenv", "TOKEN", SECRET])
     assert SECRET in json.dumps(control.done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import signal
 from typing import get_args
@@ -15,6 +16,7 @@ from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
 from sandbox.cgroups import Counters
+from sandbox.launcher import Verdict
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
@@ -35,6 +37,11 @@ def ended(
     usage = USAGE._replace(cpu_user=used / 2, cpu_system=used / 2)
     exit_ = Exit(code, code is not None, killed, usage, counters=counters or Counters(), left=left)
     return End(exit_, reason, number, forced, limit)
+
+
+def unexecuted(number: int, *, found: bool) -> End:
+    end = ended(None)
+    return end._replace(exit=end.exit._replace(unexecuted=Verdict(False, number, found)))
 
 
 def by_signal(code: int | None, number: int, *, forced: bool = False) -> End:
@@ -76,6 +83,14 @@ def by_caller(code: int | None) -> End:
         (ended(None, killed=15), "crashed", "signal:15", 143),
         # It never ran.
         (ended(None), "launch_failed", "bubblewrap", 125),
+        # The cage stood, and the kernel did not execute the program.
+        (unexecuted(errno.ENOENT, found=False), "launch_failed", "not_found", 127),
+        (unexecuted(errno.ENOTDIR, found=False), "launch_failed", "not_found", 127),
+        (unexecuted(errno.ENOENT, found=True), "launch_failed", "not_executable", 126),
+        (unexecuted(errno.ENOEXEC, found=True), "launch_failed", "not_executable", 126),
+        (unexecuted(errno.EACCES, found=True), "launch_failed", "not_executable", 126),
+        (unexecuted(errno.EACCES, found=False), "launch_failed", "not_executable", 126),
+        (unexecuted(errno.ENOMEM, found=True), "launch_failed", "not_executable", 126),
         # The deadline, whatever it looked like in the end.
         (by_deadline(None), "timeout", "deadline", 124),
         (by_deadline(0), "timeout", "deadline", 124),

@@ -149,7 +149,7 @@ TABLE: Mapping[str, Any] = {
     "answer_and_exit": OK,
     "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK],
     "orphan": OK,
-    "close_stdout": [SPENT, LATE, LATE],  # bubblewrap holds the pipe as well: its end is not seen
+    "close_stdout": crashed("stdout_closed"),
     "oom": crashed("oom"),
     "stop": [SPENT, LATE, LATE],
     "stubborn": [crashed("no_exit", "teardown"), OK, OK],

@@ -196,7 +196,7 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
         if how.startswith("a door"):
             cgroup.doors = broken  # type: ignore[method-assign]
-        bounds = Bounds(rlimits(Limits(open_files=64)), cgroup, None, errors)
+        bounds = Bounds(rlimits(Limits(open_files=64)), cgroup, None, (0, 1, errors))
         bare.bare_cell = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
         os.dup2(said, 1)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ def flags_of(fd: int) -> tuple[int, int]:
     return fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
 
 
-def test_the_callers_pipes_after_a_run(runner_as: Caller, plugin_dir: Path) -> None:
+@pytest.mark.parametrize("own", [True, False], ids=["own", "another user's"])
+def test_the_callers_pipes_after_a_run(runner_as: Caller, plugin_dir: Path, own: bool) -> None:
+    if not own and os.geteuid() == runner_as.uid:
+        pytest.skip("who runs the runner made the pipes, too")
     (plugin_dir / "spoil.py").write_text(SPOIL)
     server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/spoil.py"]}
     server |= {"x-sandbox": {"read": [str(plugin_dir)]}}  # type: ignore[dict-item]
@@ -46,17 +50,23 @@ def test_the_callers_pipes_after_a_run(runner_as: Caller, plugin_dir: Path) -> N
     in_r, in_w = os.pipe()
     out_r, out_w = os.pipe()
     fcntl.fcntl(out_w, fcntl.F_SETPIPE_SZ, 1 << 17)
+    if own:
+        for fd in (in_r, out_w):
+            os.fchown(fd, runner_as.uid, -1)
     before = [flags_of(in_r), flags_of(out_w)]
     with runner_as.start("exec", "--policy", "dev", manifest, stdin=in_r, stdout=out_w) as running:
         with open(out_r, "rb", buffering=0, closefd=False) as said:
             running.stdout = said
             assert elsewhere.line(running) == b"spoilt\n"
-        # The control: while it runs, they are as the plugin wants them.
+        # The control: while it runs, they are as the plugin wants them. Of pipes that the runner may open its
+        # flags are another matter: the plugin has open files of its own.
         now = [flags_of(in_r), flags_of(out_w)]
-        assert all(flags & os.O_NONBLOCK and size == 4096 for flags, size in now)
+        changed = [(flags, 4096) for flags, _ in before]
+        spoilt = now == changed if own else all(flags & os.O_NONBLOCK and size == 4096 for flags, size in now)
         os.close(in_w)
         running.stdout = None
         running.wait(30)
+    assert spoilt, now
     assert [flags_of(in_r), flags_of(out_w)] == before
     for fd in (in_r, out_r, out_w):
         os.close(fd)
@@ -111,3 +121,20 @@ def test_locks_on_the_callers_files(
                 else:
                     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_socket_that_the_caller_has_too(runner_as: Caller, plugin_dir: Path) -> None:
+    """A shell below sshd, for instance: what it shares with the runner it goes on using."""
+    (plugin_dir / "spoil.py").write_text("import os\nos.set_blocking(1, False)\nos.write(1, b'spoilt\\n')\n")
+    server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/spoil.py"]}
+    server |= {"x-sandbox": {"read": [str(plugin_dir)]}}  # type: ignore[dict-item]
+    manifest = plugin_dir / "mcp.json"
+    manifest.write_text(json.dumps({"mcpServers": {"spoil": server}}))
+    for path in plugin_dir.iterdir():
+        path.chmod(0o644)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with runner_as.start("exec", "--policy", "dev", manifest, stdout=theirs) as running:
+            assert running.wait(60) == 0
+        assert ours.recv(100) == b"spoilt\n"  # the control: it was done
+        assert theirs.getblocking() and os.get_blocking(theirs.fileno())

@@ -781,7 +781,7 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
 
     held, ending = os.memfd_create("held"), os.pipe()
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    given |= {"hold": [held], "ending": ending[1], "stderr": errors}
+    given |= {"hold": [held], "ending": ending[1], "stdio": [0, 1, errors]}
     pid = spawner.spawn(spawner.Order(**given))
     with open(f"/proc/{pid}/limits", encoding="ascii") as file:
         limits = {line[:25].strip(): line[25:].split()[:2] for line in file}
@@ -825,7 +825,7 @@ def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
     if slot:
         os.dup2(said_w, slot, inheritable=False)
         os.close(said_w)
-        given |= {"stderr": slot}
+        given |= {"stdio": [0, 1, slot]}
     pid = spawner.spawn(spawner.Order(**given))
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.close(slot or said_w)

@@ -1,0 +1,157 @@
+"""What a plugin gets as stdin, stdout and stderr: the caller's own, or pipes that the runner passes on.
+
+    direct      the caller's own: a pipe, a file, a socket; with `--tty` also a terminal
+    relayed     a pipe, because the caller's is a terminal, or because what is written to stderr is counted
+    inspected   a pipe, because somebody reads along (`--inspect`)
+    session     a pipe whose other end has who speaks the plugin's protocol
+
+A terminal is not for a plugin: it can be read and its modes changed through stdout and stderr as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from sandbox.handover import Handover, forget, handed_over
+from sandbox.meter import Meter
+from sandbox.spec import Limits
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.inspection import Inspection
+    from sandbox.feed import Feed
+    from sandbox.relay import Relay
+
+NAMES = ("stdin", "stdout", "stderr")
+Way = Literal["direct", "relayed", "inspected", "session"]
+Inspect = Callable[["Relay | None", Callable[[int], None]], "Inspection"]
+
+# How long the reader of one of our streams may keep us when the plugin is gone.
+_PATIENCE = 2.0
+# A job in the background that reads from its terminal, or writes there after `stty tostop`, is stopped by
+# these. The runner has clocks to watch: it gets an error instead.
+_STOPPING = (signal.SIGTTIN, signal.SIGTTOU)
+
+
+class Plumbing(NamedTuple):
+    ends: tuple[int, int, int]  # what the plugin gets
+    ways: tuple[Way, Way, Way]
+    feed: Feed | None = None  # of a terminal
+    stdout: Relay | None = None  # to a terminal; it may carry stderr as well
+    stderr: Relay | None = None
+    counted: bool = False  # what passes on stderr counts for a budget
+    inspection: Inspection | None = None
+    handover: Handover | None = None
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        # The inspection after the relay of stderr: it adds up what both have seen.
+        found = (self.feed, self.stdout, self.stderr, self.inspection)
+        return tuple(meter for meter in found if meter is not None)
+
+    @property
+    def counter(self) -> Relay | None:
+        return self.stderr if self.counted else None
+
+    def connected(self) -> None:
+        """The plugin runs, and has its own copies: while we hold any, its pipes do not end."""
+        for relay in (self.feed, self.stdout, self.stderr, self.inspection):
+            if relay is not None:
+                relay.release()
+        if self.handover is not None:
+            self.handover.give_away()
+
+    def finish(self) -> bool:
+        """When the plugin's last process is gone: pass on what is still under way. Whether our own stderr can
+        be written to afterwards: its reader may be stuck."""
+        results = [relay is None or relay.finish(_PATIENCE) for relay in (self.stdout, self.stderr)]
+        return all(results)
+
+
+def foreseen(limits: Limits) -> dict[str, str]:
+    """How `runner exec` will give it its streams, as far as that does not depend on what they are then."""
+    by_kind = "direct; a terminal is relayed, unless exec is told --tty"
+    counted = limits.output is not None or limits.output_lines is not None
+    return {**dict.fromkeys(NAMES, by_kind), **({"stderr": "relayed, and counted"} if counted else {})}
+
+
+@contextmanager
+def of_session(ends: tuple[int, int, int]) -> Iterator[Plumbing]:
+    """Who reads the pipes counts, too."""
+    yield Plumbing(ends, ("session", "session", "session"))
+
+
+@contextmanager
+def of_caller(limits: Limits, *, inspect: Inspect | None = None, tty: bool = False) -> Iterator[Plumbing]:
+    """`inspect`: makes who reads along, beside the relay of stderr. `tty`: a terminal is given as it is."""
+    with ExitStack() as stack:
+        relayed = [not tty and os.isatty(fd) for fd in range(3)]
+        counted = limits.output is not None or limits.output_lines is not None
+        terminals = any(relayed) or (inspect is not None and (os.isatty(0) or os.isatty(1)))
+        if terminals:
+            stack.enter_context(_never_stopped())
+        stderr = _relay(stack, 2, limits) if counted or relayed[2] else None
+        inspection = None if inspect is None else inspect(stderr if counted else None, forget)
+        if inspection is not None:
+            stack.callback(inspection.close)
+            relayed[:2] = False, False
+        feed = _feed(stack) if relayed[0] else None
+        stdout = None
+        if relayed[1]:
+            # One pipe for both, or nobody knows what was written first.
+            both = stderr is not None and not counted and _terminal(1) == _terminal(2)
+            stdout = stderr if both else _relay(stack, 1, Limits())
+        passed: list[tuple[int, Way] | None] = [
+            None if feed is None else (feed.end, "relayed"),
+            None if stdout is None else (stdout.source, "relayed"),
+            None if stderr is None else (stderr.source, "relayed"),
+        ]
+        if inspection is not None:
+            passed[:2] = ((end, "inspected") for end in inspection.ends)
+        direct = [fd for fd in range(3) if passed[fd] is None]
+        handover = stack.enter_context(handed_over(direct, keep=(2,)))
+        stdin_end, stdout_end, stderr_end = (passed[fd] or (handover.end(fd), "direct") for fd in range(3))
+        yield Plumbing(
+            (stdin_end[0], stdout_end[0], stderr_end[0]),
+            (stdin_end[1], stdout_end[1], stderr_end[1]),
+            feed,
+            None if stdout is stderr else stdout,
+            stderr,
+            counted,
+            inspection,
+            handover,
+        )
+
+
+def _relay(stack: ExitStack, sink: int, limits: Limits) -> Relay:
+    from sandbox.relay import Relay
+
+    relay = Relay(sink, size=limits.output, lines=limits.output_lines)
+    stack.callback(relay.finish, _PATIENCE)  # the second time there is nothing left
+    return relay
+
+
+def _feed(stack: ExitStack) -> Feed:
+    from sandbox.feed import Feed
+
+    feed = Feed(0)
+    stack.callback(feed.close)
+    return feed
+
+
+def _terminal(fd: int) -> int:
+    return os.fstat(fd).st_rdev
+
+
+@contextmanager
+def _never_stopped() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

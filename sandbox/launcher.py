@@ -1,0 +1,220 @@
+"""The last program before the plugin: puts its streams in place, and tells whether it could be executed.
+
+bwrap stays with two processes, and both hold whatever it was started with as 0, 1 and 2. If these were the
+plugin's pipes, nobody could see that the plugin has closed one. Both close everything above 2, so the streams
+pass bwrap under higher numbers, and a program inside has to move them.
+
+A shell could do that. But a shell adds variables to the environment (PWD, SHLVL), drops those whose names it
+does not like, runs as a script what the kernel does not execute, cannot mark a descriptor close-on-exec, and
+may not be in the cage. So it is a program of our own: 50 instructions, without a library or a loader. bwrap
+gets it as a descriptor without a name, and nothing of it is left when the plugin starts. Only where nothing
+without a name may be executed (vm.memfd_noexec=2) it is a read-only file in the cage.
+
+It says "exec" on a pipe that the exec closes. An errno after that means: the exec has failed. Nothing at all
+means: it did not come to that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from sandbox.value import NamedTuple
+
+# Its own name in the cage, by the number of its descriptor.
+PATH = "/proc/self/fd/{}"
+
+_ABOUT_TO_EXEC = b"exec"
+_FAILURE = struct.Struct("=Ii")  # errno of execve, and what faccessat said of the same path
+
+# Instructions and what an assembler makes of them; the tests compare the two. What they do:
+#     for i in 0, 1, 2: dup3(table[i], i, 0)                  else exit(125)
+#     for i in 0, 1, 2, 3: close(table[i])                    the streams' old numbers, and its own file
+#     fcntl(table[4], F_SETFD, FD_CLOEXEC)                    else exit(125)
+#     write(table[4], "exec", 4)
+#     execve(argv[1], argv + 1, envp)
+#     write(table[4], (-result, faccessat(AT_FDCWD, argv[1], F_OK)), 8)
+#     exit(125)
+_X86_64 = """
+    488b1c24            mov rbx, [rsp]
+    4c8d642410          lea r12, [rsp+16]
+    4c8d6cdc10          lea r13, [rsp+rbx*8+16]
+    4c8d35af000000      lea r14, [rip+table]
+    31ed                xor ebp, ebp
+                        each:
+    418b3cae            mov edi, [r14+rbp*4]
+    89ee                mov esi, ebp
+    31d2                xor edx, edx
+    b824010000          mov eax, 292
+    0f05                syscall
+    85c0                test eax, eax
+    0f8887000000        js lost
+    ffc5                inc ebp
+    83fd03              cmp ebp, 3
+    75e2                jne each
+    31ed                xor ebp, ebp
+                        drop:
+    418b3cae            mov edi, [r14+rbp*4]
+    b803000000          mov eax, 3
+    0f05                syscall
+    ffc5                inc ebp
+    83fd04              cmp ebp, 4
+    75ee                jne drop
+    418b7e10            mov edi, [r14+16]
+    be02000000          mov esi, 2
+    ba01000000          mov edx, 1
+    b848000000          mov eax, 72
+    0f05                syscall
+    85c0                test eax, eax
+    7853                js lost
+    418b7e10            mov edi, [r14+16]
+    498d7614            lea rsi, [r14+20]
+    ba04000000          mov edx, 4
+    b801000000          mov eax, 1
+    0f05                syscall
+    498b3c24            mov rdi, [r12]
+    4c89e6              mov rsi, r12
+    4c89ea              mov rdx, r13
+    b83b000000          mov eax, 59
+    0f05                syscall
+    f7d8                neg eax
+    890424              mov [rsp], eax
+    bf9cffffff          mov edi, -100
+    498b3424            mov rsi, [r12]
+    31d2                xor edx, edx
+    b80d010000          mov eax, 269
+    0f05                syscall
+    89442404            mov [rsp+4], eax
+    418b7e10            mov edi, [r14+16]
+    4889e6              mov rsi, rsp
+    ba08000000          mov edx, 8
+    b801000000          mov eax, 1
+    0f05                syscall
+                        lost:
+    bf7d000000          mov edi, 125
+    b8e7000000          mov eax, 231
+    0f05                syscall
+    0f1f00              nop dword ptr [rax]
+                        table:
+"""
+_AARCH64 = """
+    f30340f9            ldr x19, [sp]
+    f4430091            add x20, sp, #16
+    950e138b            add x21, x20, x19, lsl #3
+    56060010            adr x22, table
+    170080d2            mov x23, #0
+                        each:
+    c07a77b8            ldr w0, [x22, x23, lsl #2]
+    e103172a            mov w1, w23
+    02008052            mov w2, #0
+    08038052            mov w8, #24
+    010000d4            svc #0
+    0005f837            tbnz w0, #31, lost
+    f7060091            add x23, x23, #1
+    ff0e00f1            cmp x23, #3
+    01ffff54            b.ne each
+    170080d2            mov x23, #0
+                        drop:
+    c07a77b8            ldr w0, [x22, x23, lsl #2]
+    28078052            mov w8, #57
+    010000d4            svc #0
+    f7060091            add x23, x23, #1
+    ff1200f1            cmp x23, #4
+    61ffff54            b.ne drop
+    c01240b9            ldr w0, [x22, #16]
+    41008052            mov w1, #2
+    22008052            mov w2, #1
+    28038052            mov w8, #25
+    010000d4            svc #0
+    0003f837            tbnz w0, #31, lost
+    c01240b9            ldr w0, [x22, #16]
+    c1520091            add x1, x22, #20
+    820080d2            mov x2, #4
+    08088052            mov w8, #64
+    010000d4            svc #0
+    800240f9            ldr x0, [x20]
+    e10314aa            mov x1, x20
+    e20315aa            mov x2, x21
+    a81b8052            mov w8, #221
+    010000d4            svc #0
+    e003004b            neg w0, w0
+    e00300b9            str w0, [sp]
+    600c8012            mov w0, #-100
+    810240f9            ldr x1, [x20]
+    02008052            mov w2, #0
+    08068052            mov w8, #48
+    010000d4            svc #0
+    e00700b9            str w0, [sp, #4]
+    c01240b9            ldr w0, [x22, #16]
+    e1030091            mov x1, sp
+    020180d2            mov x2, #8
+    08088052            mov w8, #64
+    010000d4            svc #0
+                        lost:
+    a00f8052            mov w0, #125
+    c80b8052            mov w8, #94
+    010000d4            svc #0
+                        table:
+"""
+
+
+class _Machine(NamedTuple):
+    elf: int  # e_machine
+    listing: str
+
+
+_MACHINES = {"x86_64": _Machine(62, _X86_64), "aarch64": _Machine(183, _AARCH64)}
+
+_BASE = 0x400000
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_START = _HEADER.size + 2 * _SEGMENT.size
+_PAGE = 0x10000  # the largest page of both machines
+
+
+def instructions(listing: str) -> bytes:
+    return bytes.fromhex("".join(words[0] for line in listing.splitlines() if len(words := line.split()) > 1))
+
+
+def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "") -> bytes:
+    """The program for one launch, as an ELF file.
+
+    The numbers are those of its descriptors: the streams to be put in place, its own file, and the pipe on
+    which it tells how far it came. Raises KeyError on a machine it was not written for.
+    """
+    elf, listing = _MACHINES[machine or os.uname().machine]
+    table = struct.pack("<5i", *streams, own, told) + _ABOUT_TO_EXEC
+    code = instructions(listing) + table
+    size = _START + len(code)
+    ident = b"\x7fELF\x02\x01\x01"  # 64 bit, little endian
+    header = _HEADER.pack(
+        *(ident, 2, elf, 1, _BASE + _START, _HEADER.size, 0, 0),
+        *(_HEADER.size, _SEGMENT.size, 2, 0, 0, 0),
+    )
+    # One segment to read and execute, and a stack that is not executable.
+    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE)
+    segments += _SEGMENT.pack(0x6474E551, 6, 0, 0, 0, 0, 0, 16)
+    return header + segments + code
+
+
+class Verdict(NamedTuple):
+    """What it told, when it is gone or has become the plugin."""
+
+    executed: bool  # the plugin runs, or ran
+    errno: int = 0  # why it could not be executed; 0: it did not come to that
+    found: bool = False  # the file was there. ENOENT then is about its interpreter or loader
+
+
+def verdict(told: bytes) -> Verdict:
+    if not told.startswith(_ABOUT_TO_EXEC):
+        return Verdict(False)
+    rest = told[len(_ABOUT_TO_EXEC) :]
+    if len(rest) < _FAILURE.size:
+        return Verdict(True)
+    number, access = _FAILURE.unpack_from(rest)
+    return Verdict(False, number, access == 0)
+
+
+def failure(number: int, *, found: bool) -> bytes:
+    """What it says of an execve that failed; for who executes a program without it."""
+    return _ABOUT_TO_EXEC + _FAILURE.pack(number, 0 if found else -1)

@@ -1,0 +1,248 @@
+"""`runner exec` on a terminal: what is typed and printed passes through pipes, as if nobody stood between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import elsewhere
+from tests.conftest import Caller
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+MANIFEST = """\
+[plugin]
+id = "typing"
+version = "1.0.0"
+name = "Typing"
+description = "Talks with a person."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin"
+"""
+
+
+class _Plugin:
+    """Writes a plugin, and says how the runner starts it."""
+
+    def __init__(self, caller: Caller, folder: Path, write: Callable[..., Path]) -> None:
+        self.caller, self.folder, self.write = caller, folder, write
+        self.report = caller.home / "report.json"
+
+    def run(self, act: Callable[..., Any], script: str, *options: str) -> Any:
+        self.write(self.folder / "plugin", f"#!/bin/sh\n{script}\n", 0o755)
+        manifest = self.write(self.folder / "nexo-plugin.toml", MANIFEST)
+        words = ["exec", "--report", str(self.report), *options, str(manifest)]
+        argv = [*self.caller.python, "-m", "runner", *words]
+        return elsewhere.run(self.caller, act, argv, using=(Terminal,), timeout=120)
+
+    def ways(self) -> dict[str, str]:
+        import json
+
+        found: dict[str, str] = json.loads(self.report.read_text())["streams"]
+        return found
+
+
+@pytest.fixture
+def plugin(runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]) -> _Plugin:
+    return _Plugin(runner_as, plugin_dir, write_file)
+
+
+class Terminal:
+    """A terminal with a session on it, of which this process is the leader; and a person in front of it."""
+
+    def __init__(self) -> None:
+        import fcntl
+        import os
+        import termios
+
+        if os.fork():  # whoever started us may be leader of a group; the leader of a session must not be
+            _, status = os.wait()
+            os._exit(os.waitstatus_to_exitcode(status))
+        os.setsid()
+        self.ours, self.theirs = os.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSCTTY, 0)
+        self.seen = b""
+
+    def start(self, argv: list[str], *, foreground: bool = True) -> Any:
+        """A job as a shell starts it."""
+        import os
+        import signal
+        import subprocess
+
+        process = subprocess.Popen(
+            argv, stdin=self.theirs, stdout=self.theirs, stderr=self.theirs, process_group=0
+        )
+        if foreground:
+            self.bring_forward(process.pid)
+        else:
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(self.theirs, os.getpgrp())
+        return process
+
+    def bring_forward(self, group: int) -> None:
+        import os
+        import signal
+
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(self.theirs, group)
+
+    def type(self, text: str) -> None:
+        import os
+
+        os.write(self.ours, text.encode())
+
+    def expect(self, text: str, seconds: float = 60) -> str:
+        """What is shown until `text` has been."""
+        import os
+        import select
+
+        while text.encode() not in self.seen:
+            assert select.select([self.ours], [], [], seconds)[0], (text, self.seen)
+            self.seen += os.read(self.ours, 4096)
+        before, _, self.seen = self.seen.partition(text.encode())
+        return before.decode()
+
+    def left(self) -> str:
+        """What was typed and nobody has read."""
+        import os
+
+        os.set_blocking(self.theirs, False)
+        lines = b""
+        try:
+            while True:
+                lines += os.read(self.theirs, 4096)
+        except BlockingIOError:
+            return lines.decode()
+
+
+def conversed(argv: list[str]) -> list[Any]:
+    terminal = Terminal()
+    process = terminal.start(argv)
+    terminal.expect("ready\r\n")
+    terminal.type("one\n")
+    terminal.expect("one\r\n")  # the terminal's echo
+    between = terminal.expect("heard one\r\n")
+    terminal.type("two\n")
+    terminal.expect("heard two\r\n")
+    terminal.type("\x04")
+    order = terminal.expect("over\r\n")
+    return [between, order, process.wait(60)]
+
+
+def test_a_conversation(plugin: _Plugin) -> None:
+    """Each line as it is typed and printed, both outputs in the order of writing, and ^D ends it."""
+    script = "echo ready; while read word; do echo heard $word; done"
+    script += "; for i in 1 2 3 4 5 6 7 8 9; do echo out $i; echo err $i >&2; done; echo over; exit 3"
+    between, order, status = plugin.run(conversed, script)
+    assert (between, status) == ("", 3)
+    assert order == "".join(f"out {i}\r\nerr {i}\r\n" for i in range(1, 10))
+    assert plugin.ways() == dict.fromkeys(("stdin", "stdout", "stderr"), "relayed")
+
+
+def typed_ahead(argv: list[str]) -> list[Any]:
+    import os
+
+    terminal = Terminal()
+    process = terminal.start(argv)
+    terminal.expect("ready\r\n")
+    terminal.type("one\ntwo\nthree\n")
+    terminal.expect("heard one\r\n")
+    process.wait(60)
+    terminal.bring_forward(os.getpgrp())
+    return [process.returncode, terminal.left()]
+
+
+def test_what_is_typed_for_the_next_program_stays_there(plugin: _Plugin) -> None:
+    """The runner is at most one line ahead of a plugin that reads one."""
+    status, left = plugin.run(typed_ahead, "echo ready; read word; echo heard $word")
+    assert status == 0 and left.endswith("three\n")
+
+
+def interrupted(argv: list[str]) -> list[Any]:
+    terminal = Terminal()
+    process = terminal.start(argv)
+    terminal.expect("ready\r\n")
+
+    def ticks() -> int:
+        with open(f"/proc/{process.pid}/stat") as file:
+            return sum(int(word) for word in file.read().rpartition(")")[2].split()[11:13])
+
+    import time
+
+    before = ticks()
+    time.sleep(1.5)  # nothing to do: nothing is done
+    used = ticks() - before
+    terminal.type("\x03")
+    shown = terminal.expect("caught\r\n")
+    return [used, shown.count("caught"), process.wait(60)]
+
+
+def test_waiting_costs_nothing_and_an_interrupt_is_the_runners(plugin: _Plugin) -> None:
+    used, more, status = plugin.run(
+        interrupted, "trap 'echo caught; exit 4' INT; echo ready; while :; do sleep 1000 & wait; done"
+    )
+    assert used <= 3  # ticks of 10 ms
+    assert (more, status) == (0, 4)  # once: the runner passed it on
+
+
+def in_background(argv: list[str]) -> list[Any]:
+    import subprocess
+    import time
+
+    terminal = Terminal()
+    subprocess.run(["stty", "tostop"], stdin=terminal.theirs, check=True)
+    process = terminal.start(argv, foreground=False)
+
+    def stat() -> list[str]:
+        with open(f"/proc/{process.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+
+    terminal.expect("ready\r\n")  # although `tostop` is set
+    terminal.type("word\n")
+    before = stat()
+    time.sleep(2)
+    after = stat()
+    used = sum(int(now) - int(then) for now, then in zip(after[11:13], before[11:13], strict=True))
+    terminal.bring_forward(process.pid)
+    terminal.expect("heard word\r\n")
+    return [after[0], used, process.wait(60)]
+
+
+def test_a_job_in_the_background(plugin: _Plugin) -> None:
+    """It is not stopped when somebody types, nor does it burn a core; in the foreground it reads on."""
+    state, used, status = plugin.run(in_background, "echo ready; read word; echo heard $word")
+    assert (state, status) == ("S", 0)
+    assert used <= 5
+
+
+def looked_at(argv: list[str]) -> list[Any]:
+    import os
+    import subprocess
+
+    terminal = Terminal()
+    read, write = os.pipe()
+    with open(os.devnull) as null:
+        process = subprocess.Popen(argv, stdin=null, stdout=write, stderr=terminal.theirs)
+    os.close(write)
+    with open(read) as said:
+        found = said.read()
+    return [found, process.wait(60)]
+
+
+LOOK = "for fd in 0 1 2; do if [ -t $fd ]; then echo $fd is a terminal; fi; done"
+
+
+@pytest.mark.parametrize("option", ["", "--tty", "output"])
+def test_which_streams_are_relayed(plugin: _Plugin, option: str) -> None:
+    options = {"": (), "--tty": ("--tty",), "output": ("--limit", "output=1K", "--tty")}[option]
+    found, status = plugin.run(looked_at, LOOK, *options)
+    assert (found, status) == ("2 is a terminal\n" if option == "--tty" else "", 0)
+    assert plugin.ways() == {
+        "stdin": "direct",
+        "stdout": "direct",
+        "stderr": "direct" if option == "--tty" else "relayed",
+    }

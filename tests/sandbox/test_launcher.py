@@ -1,0 +1,248 @@
+"""The last program before the plugin: what it is made of, and what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import launcher
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.sandbox import cages
+
+_ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as"}
+
+
+# --- what it is made of ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_bytes_are_what_the_assembler_makes_of_the_text(machine: str, tmp_path: Path) -> None:
+    assembler = shutil.which(_ASSEMBLERS[machine])
+    if assembler is None and machine == os.uname().machine:
+        assembler = shutil.which("as")
+    if assembler is None:
+        pytest.skip(f"there is no assembler for {machine} here")
+    listing = launcher._MACHINES[machine].listing
+    lines = [line.strip().partition("  ") for line in listing.splitlines() if line.strip()]
+    text = "".join(f"{words.strip() or label}\n" for label, _, words in lines)
+    intel = ".intel_syntax noprefix\n" if machine == "x86_64" else ""
+    (tmp_path / "text.s").write_text(intel + text)
+    subprocess.run([assembler, "-o", tmp_path / "text.o", tmp_path / "text.s"], check=True)
+    assert _text_section((tmp_path / "text.o").read_bytes()) == launcher.instructions(listing)
+
+
+def _text_section(elf: bytes) -> bytes:
+    """Of an object file: the first section that holds instructions."""
+    table = int.from_bytes(elf[40:48], "little")
+    count = int.from_bytes(elf[60:62], "little")
+    for at in range(table, table + count * 64, 64):
+        kind, flags = (int.from_bytes(elf[at + n : at + n + 4], "little") for n in (4, 8))
+        if (kind, flags) == (1, 6):  # SHT_PROGBITS, SHF_ALLOC | SHF_EXECINSTR
+            start, size = (int.from_bytes(elf[at + n : at + n + 8], "little") for n in (24, 32))
+            return elf[start : start + size]
+    raise AssertionError("no instructions")
+
+
+def test_it_is_for_two_machines_only() -> None:
+    with pytest.raises(KeyError):
+        launcher.image((3, 4, 5), 6, 7, "riscv64")
+
+
+@pytest.mark.parametrize(
+    ("told", "meant"),
+    [
+        (b"", launcher.Verdict(False)),
+        (b"exe", launcher.Verdict(False)),
+        (b"exec", launcher.Verdict(True)),
+        (b"exec\x02\0\0", launcher.Verdict(True)),
+        (launcher.failure(errno.ENOENT, found=False), launcher.Verdict(False, errno.ENOENT, False)),
+        (launcher.failure(errno.ENOEXEC, found=True), launcher.Verdict(False, errno.ENOEXEC, True)),
+    ],
+)
+def test_what_its_words_mean(told: bytes, meant: launcher.Verdict) -> None:
+    assert launcher.verdict(told) == meant
+
+
+# --- what it does ------------------------------------------------------------------------------------------
+
+
+def start(
+    *argv: str, machine: str = "", env: dict[str, str] | None = None
+) -> tuple[int, list[bytes], launcher.Verdict]:
+    """Run it without any cage: its status, what came out of stdout and stderr, and what it told."""
+    emulator = shutil.which(f"qemu-{machine}") if machine else None
+    pipes = [os.pipe() for _ in range(4)]
+    (in_r, in_w), (out_r, out_w), (err_r, err_w), (told_r, told_w) = pipes
+    own = os.memfd_create("launcher", 0)
+    for fd in (in_r, out_w, err_w, told_w, own):
+        os.set_inheritable(fd, True)
+    os.write(own, launcher.image((in_r, out_w, err_w), own, told_w, machine))
+    os.write(in_w, b"from stdin\n")
+    os.close(in_w)
+    words = [f"/proc/self/fd/{own}", *argv]
+    process = subprocess.Popen(
+        [emulator, *words] if emulator else words,
+        env=env or {},
+        pass_fds=(in_r, out_w, err_w, told_w, own),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for fd in (in_r, out_w, err_w, told_w, own):
+        os.close(fd)
+    said = [_all(fd) for fd in (out_r, err_r, told_r)]
+    return process.wait(60), said[:2], launcher.verdict(said[2])
+
+
+def _all(fd: int) -> bytes:
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+def machines() -> list[Any]:
+    """This one, and the other if it can be emulated."""
+    other = ({"x86_64", "aarch64"} - {os.uname().machine}).pop()
+    missing = shutil.which(f"qemu-{other}") is None
+    return ["", pytest.param(other, marks=pytest.mark.skipif(missing, reason=f"no qemu-{other} here"))]
+
+
+LOOK = """\
+import json, os, sys
+fds = [int(name) for name in os.listdir('/proc/self/fd')]
+print(json.dumps([sys.stdin.read(), sys.argv[1:], dict(os.environb) and sorted(map(repr, os.environb)), fds]))
+print('to stderr', file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_a_program_gets_its_streams_words_and_variables(machine: str) -> None:
+    env = {"A": "1", "not-a-name": "x", "PWD": "/nowhere", "EMPTY": ""}
+    words = ("-x", "--", "", "a b")
+    status, (out, err), verdict = start(
+        "/usr/bin/python3", "-SEc", LOOK, *words, machine=machine, env={**env, "LC_CTYPE": "C.UTF-8"}
+    )
+    read, argv, names, fds = json.loads(out)
+    assert (status, read, argv, err) == (0, "from stdin\n", list(words), b"to stderr\n")
+    assert names == sorted(repr(os.fsencode(name)) for name in (*env, "LC_CTYPE"))
+    # 3 is the listing's own; an emulator has some of its own besides.
+    assert machine or sorted(fds) == [0, 1, 2, 3]
+    assert verdict == launcher.Verdict(True)
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_what_cannot_be_executed(machine: str, tmp_path: Path) -> None:
+    def file(name: str, content: str, mode: int = 0o755) -> str:
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(mode)
+        return str(tmp_path / name)
+
+    expected = {
+        f"{tmp_path}/none": (errno.ENOENT, False),
+        file("plain", "echo this is no script\n"): (errno.ENOEXEC, True),
+        file("lost", "#!/nonexistent/interpreter\n"): (errno.ENOENT, True),
+        file("mode", "#!/bin/sh\n", 0o644): (errno.EACCES, True),
+        str(tmp_path): (errno.EACCES, True),
+        f"{tmp_path}/mode/below": (errno.ENOTDIR, False),
+    }
+    for path, (number, found) in expected.items():
+        status, said, verdict = start(path, machine=machine)
+        assert (status, said, verdict) == (125, [b"", b""], launcher.Verdict(False, number, found)), path
+
+
+def test_a_stream_that_is_not_there(tmp_path: Path) -> None:
+    """It gives up without a word."""
+    own = os.memfd_create("launcher", 0)
+    os.write(own, launcher.image((3000, 3001, 3002), own, 2))
+    done = subprocess.run(
+        [f"/proc/self/fd/{own}", "/bin/true"], pass_fds=(own,), capture_output=True, timeout=60
+    )
+    os.close(own)
+    assert (done.returncode, done.stdout, done.stderr) == (125, b"", b"")
+
+
+# --- in the cage -------------------------------------------------------------------------------------------
+
+INSIDE = """\
+import json, os, sys
+def told(path):
+    with open(path, 'rb') as file:
+        return [os.fsdecode(word) for word in file.read().split(b'\\0')[:-1]]
+print(json.dumps({
+    'env': told('/proc/self/environ'), 'init_env': told('/proc/1/environ'),
+    'argv': told('/proc/self/cmdline'), 'init': told('/proc/1/cmdline'),
+    'fds': sorted(map(int, os.listdir('/proc/self/fd')))[:-1], 'parent': os.getppid(),
+    'ignored': [line for line in open('/proc/self/status') if line.startswith('SigIgn')],
+    'init_fds': {name: os.readlink('/proc/1/fd/' + name) for name in os.listdir('/proc/1/fd')},
+    'name': open('/proc/self/comm').read(),
+}))
+"""
+
+
+def test_the_plugin_sees_nothing_of_it(runner_as: Caller) -> None:
+    """Its environment is what it was given, to the byte and in order; no name, no variable of a shell's."""
+    env = {"WEIRD-NAME": "kept", "_": "own", "SHLVL": "7", "BASH_ENV": "/nowhere", "Z": "a\nb"}
+    asked = cages.request("/usr/bin/python3", "-I", "-c", INSIDE, "-n", "--", "")
+    end = cages.run(runner_as, asked, env=env)
+    assert end["code"] == 0, end
+    seen = json.loads(end["output"])
+    plain = {"HOME": "/tmp", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    given = dict(pair.split("=", 1) for pair in seen["env"])
+    path, directory = given.pop("PATH"), given.pop("PWD", None)
+    assert given == {**plain, **env} and path
+    assert directory in (None, "/tmp")  # bubblewrap's own word for --chdir
+    assert seen["argv"] == ["/usr/bin/python3", "-I", "-c", INSIDE, "-n", "--", ""]
+    assert (seen["fds"], seen["parent"], seen["name"], seen["init_env"]) == ([0, 1, 2], 1, "python3\n", [])
+    assert seen["init"][:2] == ["bwrap", "--args"] and seen["init"][5:] == seen["argv"]
+    # Python ignores two of them itself: SIGPIPE and SIGXFSZ.
+    assert int(seen["ignored"][0].split()[1], 16) == 1 << 12 | 1 << 24
+    # bubblewrap's own processes hold none of the plugin's streams.
+    assert [seen["init_fds"][fd] for fd in "01"] == ["/dev/null"] * 2
+    assert seen["init_fds"]["2"].startswith("pipe:")
+
+
+def without_nameless_programs(given: dict[str, Any]) -> list[Any]:
+    """In a pid namespace where nothing without a name may be executed."""
+    import os
+
+    with open("/proc/sys/vm/memfd_noexec", "w") as file:
+        file.write("2")
+    try:
+        os.memfd_create("x", 0x10)
+        raise AssertionError("it can still be made")
+    except PermissionError:
+        pass
+    end = caged(given)
+    return [end["code"], end["output"]]
+
+
+caged = cages.caged
+
+
+@pytest.mark.needs("root")
+def test_where_every_program_needs_a_name(runner_as_root: Caller) -> None:
+    if not os.path.exists("/proc/sys/vm/memfd_noexec"):
+        pytest.skip("this kernel has no vm.memfd_noexec")
+    script = "ls -l /.launcher; echo x > /.launcher || rm -f /.launcher || ls /proc/self/fd | wc -l"
+    given = cages.order(cages.request("/bin/sh", "-c", script))
+    prefix = (
+        *runner_as_root.prefix,
+        "/usr/bin/unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--",
+    )
+    caller = dataclasses.replace(runner_as_root, prefix=prefix)
+    code, output = elsewhere.run(caller, without_nameless_programs, given, using=(cages.cage, caged))
+    assert code == 0 and output.startswith("-r-xr-xr-x "), output
+    assert output.endswith("\n4\n")  # 0 to 2, and ls looking
