@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import resource
@@ -31,7 +30,6 @@ _STRAY_SECONDS = 1.0
 _CROWD = 32  # processes
 
 
-_MFD_EXEC = 0x10
 _PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
 
 
@@ -408,7 +406,7 @@ def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) 
     stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
     ends = stdin, stdout, stderr
     try:
-        file = _executable()
+        file = launcher.executable()
     except PermissionError:  # vm.memfd_noexec=2: then it has to have a name
         content = _data(stack, launcher.image(ends, -1, told), lowest)
         return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
@@ -419,18 +417,6 @@ def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) 
     finally:
         os.close(file)
     return _Launcher(launcher.PATH.format(own), (*ends, told, own))
-
-
-def _executable() -> int:
-    """A file that may be executed, without a name."""
-    flags = os.MFD_CLOEXEC
-    try:
-        # Linux 6.3 and later: where vm.memfd_noexec is set, only who says so gets one.
-        return os.memfd_create("runner-launcher", flags | _MFD_EXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create("runner-launcher", flags)
 
 
 def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:

@@ -16,6 +16,7 @@ means: it did not come to that.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -24,6 +25,7 @@ from sandbox.value import NamedTuple
 # Its own name in the cage, by the number of its descriptor.
 PATH = "/proc/self/fd/{}"
 
+_MFD_EXEC = 0x10
 _ABOUT_TO_EXEC = b"exec"
 _FAILURE = struct.Struct("=Ii")  # errno of execve, and what faccessat said of the same path
 
@@ -180,9 +182,12 @@ def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "")
     """The program for one launch, as an ELF file.
 
     The numbers are those of its descriptors: the streams to be put in place, its own file, and the pipe on
-    which it tells how far it came. Raises KeyError on a machine it was not written for.
+    which it tells how far it came. Raises OSError on a machine it was not written for.
     """
-    elf, listing = _MACHINES[machine or os.uname().machine]
+    machine = machine or os.uname().machine
+    if machine not in _MACHINES:
+        raise OSError(errno.ENOSYS, f"there is no launcher for {machine}")
+    elf, listing = _MACHINES[machine]
     table = struct.pack("<5i", *streams, own, told) + _ABOUT_TO_EXEC
     code = instructions(listing) + table
     size = _START + len(code)
@@ -218,3 +223,15 @@ def verdict(told: bytes) -> Verdict:
 def failure(number: int, *, found: bool) -> bytes:
     """What it says of an execve that failed; for who executes a program without it."""
     return _ABOUT_TO_EXEC + _FAILURE.pack(number, 0 if found else -1)
+
+
+def executable() -> int:
+    """An empty file without a name, that may be executed. PermissionError: none may be, here."""
+    flags = os.MFD_CLOEXEC
+    try:
+        # Linux 6.3 and later: where vm.memfd_noexec is set, only who says so gets one.
+        return os.memfd_create("runner-launcher", flags | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("runner-launcher", flags)

@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner",),
     ("sandbox.bare", "sandbox.doctor.probes"),
     ("sandbox.cell",),
+    ("sandbox.doctor.launching",),
     ("sandbox.doctor.budgets", "sandbox.doctor.conditions", "sandbox.doctor.ids", "sandbox.doctor.rehearsal"),
     ("sandbox.doctor.refusal",),
     ("sandbox.doctor.trial",),

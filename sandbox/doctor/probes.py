@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import budgets, conditions, ids
+from sandbox.doctor.launching import launching
 from sandbox.doctor.refusal import FILTER, Surroundings, look_around, refusal
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
@@ -66,6 +67,7 @@ REQUIRED = frozenset(
         "scratch",
         "seccomp_in_cage",
         "read_only_root",
+        "launcher",
     }
 )
 
@@ -334,7 +336,10 @@ def cage(machine: Machine) -> list[Finding]:
             *rehearse(machine.bwrap.path, machine.plugin_uid),
             Finding("seccomp_in_cage", "missing", str(unavailable), cause="no_filter"),
         ]
-    return rehearse(machine.bwrap.path, machine.plugin_uid, program)
+    findings = rehearse(machine.bwrap.path, machine.plugin_uid, program)
+    if all(finding.status == "ok" for finding in findings):
+        findings.append(launching(machine.bwrap.path, machine.plugin_uid))
+    return findings
 
 
 def uid_drop(machine: Machine) -> Finding:

@@ -74,7 +74,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
         def run(chosen: list[Group], script: str) -> Run:
             os.lseek(seccomp, 0, os.SEEK_SET)
             options = [
-                *_foundation(),
+                *foundation(),
                 *(option for group in chosen for option in group.options),
                 "--chdir",
                 "/",
@@ -165,7 +165,7 @@ def read_facts(output: str) -> Facts:
     return facts
 
 
-def _foundation() -> list[str]:
+def foundation() -> list[str]:
     """The least that runs a shell: a user namespace and the system's own programs."""
     options = ["--unshare-user", "--uid", INSIDE_ID, "--gid", INSIDE_ID, "--ro-bind", "/usr", "/usr"]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"):

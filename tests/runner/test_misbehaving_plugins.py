@@ -465,6 +465,14 @@ def close_stdout(talk: Talk) -> None:
     talk.sits()
 
 
+def close_stdin(talk: Talk) -> None:
+    talk.ask()
+    assert is_hello(talk.contract, talk.message())
+    with pytest.raises(BrokenPipeError):
+        talk.send(CALL[talk.contract])
+    talk.sits()
+
+
 def oom(talk: Talk) -> None:
     talk.ask()
     assert talk.rest() == b""
@@ -535,6 +543,7 @@ CHECKS: Mapping[str, Check] = {
     "answer_and_fail": ends_with(3, answered=True),
     "orphan": orphan,
     "close_stdout": close_stdout,
+    "close_stdin": close_stdin,
     "oom": oom,
     "stop": stop,
     "stubborn": stubborn,

@@ -150,6 +150,7 @@ TABLE: Mapping[str, Any] = {
     "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK],
     "orphan": OK,
     "close_stdout": crashed("stdout_closed"),
+    "close_stdin": crashed("stdin_closed"),
     "oom": crashed("oom"),
     "stop": [SPENT, LATE, LATE],
     "stubborn": [crashed("no_exit", "teardown"), OK, OK],

@@ -381,6 +381,12 @@ def close_stdout(plugin, message):
     live_on()
 
 
+def close_stdin(plugin, message):
+    os.close(0)
+    plugin.reply(message)
+    live_on()
+
+
 def oom(plugin, message):
     held = []
     while True:
@@ -446,6 +452,7 @@ BEHAVIOURS = {
     "answer_and_fail": (answer_and_fail, "call"),
     "orphan": (orphan, "call"),
     "close_stdout": (close_stdout, "call"),
+    "close_stdin": (close_stdin, "hello"),
     "oom": (oom, "call"),
     "stop": (stop, "call"),
     "stubborn": (stubborn, "start"),

@@ -14,6 +14,7 @@ import pytest
 
 from sandbox import cache, policy
 from sandbox.doctor import conditions, ids, probes, rehearsal
+from sandbox.doctor.launching import launching
 from sandbox.doctor.refusal import (
     FILTER,
     Surroundings,
@@ -263,6 +264,7 @@ def test_every_layer_holds_in_a_rehearsal() -> None:
             "session_keyring",
             "seccomp",
             "cage",
+            "launcher",
         },
         "ok",
     )
@@ -373,6 +375,22 @@ def test_a_look_that_broke_off_proves_nothing(dishonest: Callable[[str], str]) -
     silent = dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']")
     findings = rehearsal.rehearse(silent, UID)
     assert all(finding.status == "missing" for finding in findings)
+
+
+@pytest.mark.launches
+def test_a_launcher_that_may_not_run_is_found(dishonest: Callable[[str], str]) -> None:
+    """As where a list says which programs may be executed."""
+    found = launching(REAL, UID)
+    assert (found.layer, found.status) == ("launcher", "ok")
+    refuses = (
+        "if sys.argv[4].startswith('/proc/self/fd/'):\n"
+        "    sys.stderr.write('bwrap: execvp: Permission denied\\n'); sys.exit(1)"
+    )
+    found = launching(dishonest(refuses), UID)
+    assert (found.status, "Permission denied" in found.summary) == ("missing", True)
+    assert "without a name" in found.remedy
+    # And one that starts something else in its place.
+    assert launching(dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']"), UID).status == "missing"
 
 
 def test_a_failed_run_is_told_in_a_sentence() -> None:

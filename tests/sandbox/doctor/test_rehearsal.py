@@ -32,6 +32,6 @@ def test_every_wall_of_a_launch_is_rehearsed() -> None:
     )
     used = {word for word in bwrap.options(plan, slots) if word.startswith("--")} - NOT_WALLS
     tried = {word for group in rehearsal._groups(3, 4) for word in group.options}
-    tried |= set(rehearsal._foundation())
+    tried |= set(rehearsal.foundation())
     assert len(used) > 15
     assert used <= tried

@@ -1,0 +1,52 @@
+"""The launcher, tried in a cage: a program of ours that every plugin is started by."""
+
+from __future__ import annotations
+
+import os
+
+from sandbox import launcher
+from sandbox.bwrap import LAUNCHER
+from sandbox.doctor.rehearsal import foundation, told
+from sandbox.doctor.trial import run_bwrap
+from sandbox.host import Finding
+from sandbox.writing import write_all
+
+_REMEDY = (
+    "let bubblewrap execute files without a name: an allowlist of programs (fapolicyd, IMA, a profile of "
+    "SELinux or AppArmor) refuses them; the kernel log (journalctl -k) names the denial"
+)
+
+
+def launching(bwrap: str, uid: int | None) -> Finding:
+    """Whether it can be executed, and puts streams in place."""
+    options = [*foundation(), "--proc", "/proc", "--chdir", "/"]
+    null = os.open(os.devnull, os.O_RDWR)
+    streams = os.dup(null), os.dup(null), os.dup(null)
+    said = os.memfd_create("said")
+    try:
+        file = launcher.executable()
+        path, detail, own = launcher.PATH.format(file), "a program without a name", file
+    except PermissionError:
+        file = os.memfd_create("launcher")
+        options += ["--perms", "0555", "--file", str(file), LAUNCHER]
+        path, detail, own = LAUNCHER, "a program with a name: vm.memfd_noexec lets no other be executed", -1
+    try:
+        write_all(file, launcher.image(streams, own, said))
+        os.lseek(file, 0, os.SEEK_SET)
+        command = (path, "/bin/sh", "-c", ":")
+        run = run_bwrap(bwrap, options, command, uid=uid, descriptors=(*streams, said, file))
+        verdict = launcher.verdict(os.pread(said, 64, 0))
+    finally:
+        for fd in (null, *streams, said, file):
+            os.close(fd)
+    if run.worked and verdict.executed:
+        return Finding("launcher", "ok", "what puts a plugin's streams in place runs in a cage", detail)
+    why = f"it could not execute a shell: {os.strerror(verdict.errno)}" if verdict.errno else told(run)
+    return Finding(
+        "launcher",
+        "missing",
+        f"what puts a plugin's streams in place does not run in a cage: {why}",
+        detail,
+        _REMEDY,
+        "launcher",
+    )
