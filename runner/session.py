@@ -582,7 +582,8 @@ class Session:
                 await self._heard.wait()
             if silence.cancelled_caught:
                 self._act_all(self._dialect.silence())
-                patience = None
+                # A deadline that stayed in the past would ring at once, again and again.
+                patience, until = None, math.inf
 
     @_UNINTERRUPTED
     async def _watch_idleness(self, seconds: float) -> None:
