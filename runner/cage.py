@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -50,6 +50,7 @@ class Prepared(NamedTuple):
     host: tuple[str, ...]  # and of what it may ask of its host
     policy: str
     unsandboxed: bool
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
 
 
 class Ended(NamedTuple):
@@ -176,6 +177,7 @@ class Cage:
                     tuple(said["host"]),
                     said["policy"],
                     said["unsandboxed"],
+                    said["on_hook_failure"],
                 )
                 self._was_prepared.set()
             case "launched":

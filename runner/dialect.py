@@ -50,6 +50,7 @@ class Setting(NamedTuple):
     call: Call | None = None  # of a one-shot dialect: the one call the process is for
     config: Any = None  # for contracts that configure their plugins
     services: frozenset[str] = frozenset()  # what the host has to offer: names of fields of Services
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ class Ready(NamedTuple):
 class Reply(NamedTuple):
     call: int
     value: Any
+    failure: str = ""  # the plugin did not answer, for this reason: the value is what its contract says then
 
 
 class Refusal(NamedTuple):
@@ -222,8 +224,9 @@ class Dialect(Protocol):
     def expired(self, token: int, why: str) -> Events:
         """The call will not be answered: its time is up, or the plugin is gone; `why` is for people.
 
-        Told before `cancel`. Some contracts have an answer for that (a nexo hook that fails lets its message
-        pass): a Reply or Refusal to `token` among the events, which ends the call. Without one it has failed.
+        Told before `cancel`. Some contracts have an answer for that (of a nexo hook that fails the policy
+        says which): a Reply or Refusal to `token` among the events, which ends the call. Without one it has
+        failed.
         """
         ...
 

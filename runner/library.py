@@ -24,7 +24,8 @@ from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
 from runner.report import Outcome
-from runner.session import OnProgress, Session
+from runner.session import Session
+from runner.waiting import OnProgress
 from sandbox.grants import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit

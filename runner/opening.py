@@ -72,7 +72,16 @@ async def open_session(
                 raise _unprepared(invocation, failed, cage.has_ended) from None
             plugin = prepared.plugin
             gate = Gate(_services_of(plugin.contract), services, prepared.host)
-            setting = Setting(plugin, prepared.limits, environ, prepared.declare, call, config, gate.offered)
+            setting = Setting(
+                plugin,
+                prepared.limits,
+                environ,
+                prepared.declare,
+                call,
+                config,
+                gate.offered,
+                prepared.on_hook_failure,
+            )
             dialect: Dialect = dialect_of(plugin.contract).make(setting)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if made is not None:

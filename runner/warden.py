@@ -328,6 +328,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
         "host": policy.capabilities.host,
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
+        "on_hook_failure": policy.on_hook_failure,
     }
 
 

@@ -17,7 +17,7 @@ import trio
 from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
-from sandbox.diagnostic import printable
+from sandbox.diagnostic import printable, quoted
 from sandbox.streams import sink_for
 from sandbox.writing import write_all
 
@@ -66,8 +66,13 @@ class Voice:
         if isinstance(event, Progress):
             self._say_json({"event": "progress", "value": event.value})
             return
-        self._say_json({"event": event.kind, "value": event.value})
-        if not self._events and not self.as_json:
+        if event.kind == "ended" and not self._events:
+            return  # what it means for who asked is told with the answer, or instead of it
+        if self._events or (self.as_json and event.kind == "hook_failed"):
+            self._say(_compact({"event": event.kind, "value": event.value}))
+        elif event.kind == "hook_failed":
+            self._say(f"runner: {printable(_hook_failed(event.value))}")
+        elif not self.as_json:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
@@ -91,10 +96,10 @@ class Voice:
             self._say(
                 f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
             )
-        self._last_words(error.stderr)
+        self.last_words(error.stderr)
 
-    def _last_words(self, tail: str) -> None:
-        lines = tail.splitlines()
+    def last_words(self, tail: str) -> None:
+        lines = [] if self.as_json else tail.splitlines()
         if lines:
             self._say("  its stderr ends with:")
             for line in lines[-_LAST_LINES:]:
@@ -168,6 +173,12 @@ class Voice:
         if self._drawn:
             self._drawn = False
             self._write("\r\x1b[K")
+
+
+def _hook_failed(value: Mapping[str, Any]) -> str:
+    passes = "lets its message pass" if value["on_failure"] == "continue" else "stops its message"
+    rule = f'on_failure = "{value["on_failure"]}" under [hooks] in the policy'
+    return f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}; {rule} {passes}"
 
 
 def _compact(value: Any) -> str:

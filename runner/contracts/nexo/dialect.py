@@ -61,7 +61,7 @@ FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is lo
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
 
-# What a hook answers that has nothing to say, or could not.
+# What the contract takes for the answer of a hook that failed: nothing stands in the way of the message.
 CONTINUE: Mapping[str, Any] = {"abort": False}
 
 _SHOWN = 200  # of a line that is not the protocol, in bytes
@@ -91,6 +91,7 @@ class NexoDialect:
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
         self._plugin = setting.plugin
         self._config = setting.config
+        self._on_hook_failure = setting.on_hook_failure
         self._stamps = stamps
         self._clocks = clocks.of(setting.environ)
         self._topics = topics.of(setting.plugin)
@@ -254,7 +255,7 @@ class NexoDialect:
             return ()
         number, known = call
         if known.hook and (why := _hook_fault(value)):
-            return self._continued(number, known.hook, why)
+            return self._stood_in(number, known.hook, why)
         return (Reply(number, value),)
 
     def _refused(self, error: jsonrpc.Error) -> Events:
@@ -273,7 +274,7 @@ class NexoDialect:
             return ()
         number, known = call
         if known.hook:
-            return self._continued(number, known.hook, f"it answered with an error: {said}")
+            return self._stood_in(number, known.hook, f"it answered with an error: {said}")
         return (refusals.of(number, known.family, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.Request) -> Events:
@@ -404,7 +405,7 @@ class NexoDialect:
     def _unsendable(self, token: int, hook: str, why: str, kind: str) -> Events:
         self._peer.forget(token)
         if hook:
-            return self._continued(token, hook, why)
+            return self._stood_in(token, hook, why)
         raise CallRefused(Refusal(token, "-32602", why, kind))
 
     def _listed(self, token: int, name: str) -> list[dict[str, Any]]:
@@ -428,7 +429,7 @@ class NexoDialect:
             return ()
         self._peer.forget(token)
         self._closed(token)
-        return self._continued(token, call.hook, why)
+        return self._stood_in(token, call.hook, why)
 
     def _closed(self, token: Hashable) -> tuple[int, _Open] | None:
         if not isinstance(token, int):
@@ -439,10 +440,15 @@ class NexoDialect:
         self._streams.pop(known.number, None)
         return token, known
 
-    def _continued(self, token: int, hook: str, why: str) -> Events:
-        """A plugin that fails must not stop the message it was asked about."""
+    def _stood_in(self, token: int, hook: str, why: str) -> Events:
+        """What the policy says of a hook that failed. By the contract, a plugin that fails does not stop the
+        message it was asked about."""
         self._count("hooks_failed")
-        return (Notice("hook_failed", {"hook": hook, "why": why}), Reply(token, dict(CONTINUE)))
+        answer: dict[str, Any] = dict(CONTINUE)
+        if self._on_hook_failure == "abort":
+            answer = {"abort": True, "reason": f"the hook {quoted(hook)} failed: {why}", "decision": "block"}
+        told = {"hook": hook, "why": why, "on_failure": self._on_hook_failure}
+        return (Notice("hook_failed", told), Reply(token, answer, why))
 
     # --- answers to the plugin ------------------------------------------------------------------------------
 
