@@ -6,6 +6,7 @@ Each contract has one, in runner/contracts/NAME/dialect.py:
 
     make(setting)  ->  Dialect
     KINDS          what `runner call --kind` can mean here, the first is the default
+    CONTEXT        kind -> keys of a call's context that are sent along; of others none are
     ONE_SHOT       True: one process for one call
     LISTS          what can be listed besides tools
 
@@ -20,6 +21,7 @@ from typing import Any, Literal, Protocol
 from runner.frames import Framer
 from runner.plugin import Plugin
 from runner.report import Code
+from sandbox.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
@@ -38,6 +40,16 @@ class Call(NamedTuple):
     name: str
     input: Any = None  # JSON; None: nothing was given
     context: Mapping[str, Any] = {}  # what a contract sends along: agent_id, workspace_id, …
+
+
+def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong with the context of a call, if anything: what would not be sent is not taken."""
+    keys = known.get(call.kind, ())
+    stray = [key for key in call.context if key not in keys]
+    if not stray or call.kind == "list":
+        return ""
+    text = f"the context has {quoted(stray[0])}, which is not sent along with a {call.kind}"
+    return f"{text}; known are {', '.join(keys)}" if keys else f"{text}: in this contract it has no context"
 
 
 class Setting(NamedTuple):

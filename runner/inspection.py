@@ -51,6 +51,11 @@ class Inspector(Protocol):
         ...
 
     @property
+    def spare(self) -> int:
+        """Bytes more that a line may have and that its limit does not tell: a carriage return."""
+        ...
+
+    @property
     def handshake_seconds(self) -> float:
         """From the question to the answer that is the handshake, by the contract."""
         ...
@@ -112,7 +117,7 @@ class Inspection(Meter):
         self._clock = math.inf  # when it has to be done
         self.to_plugin = _ToPlugin(stdin, inspector)
         try:
-            self.to_host = _ToHost(stdout, inspector.limit, self._check)
+            self.to_host = _ToHost(stdout, LineFramer(inspector.limit, inspector.spare), self._check)
         except BaseException:
             self.to_plugin.close()
             raise
@@ -405,7 +410,7 @@ class _ToPlugin:
 class _ToHost:
     """The plugin's stdout, into ours: whole frames that were found to be fine."""
 
-    def __init__(self, stdout: int, limit: int, check: Callable[..., bool]) -> None:
+    def __init__(self, stdout: int, framer: LineFramer, check: Callable[..., bool]) -> None:
         self.frames = 0  # passed on, or about to be
         self.bytes = 0  # read from the plugin
         self.lines = 0
@@ -413,7 +418,7 @@ class _ToHost:
         self.due = math.inf
         self.abandoned = False  # its reader is gone
         self._check = check
-        self._framer = LineFramer(limit)
+        self._framer = framer
         self._buffer = bytearray()
         self._stopped = False
         self._sink = sink_for(stdout)

@@ -37,7 +37,7 @@ from runner.dialect import (
     Send,
     Violation,
 )
-from runner.failures import PluginError, PluginFailure
+from runner.failures import InvalidCall, PluginError, PluginFailure
 from runner.holdings import QUESTION, QUESTIONS, Charge, Share
 from runner.hostcalls import Gate
 from runner.minutes import Minutes
@@ -53,6 +53,9 @@ _TURN = 0.005  # seconds that one plugin's frames are read before others have th
 _LINGER = 2.0
 # For what is still to be written when a session is closed.
 _FLUSH = 1.0
+# For each step of the farewell of a plugin that owes us an answer: it did not answer in time, and who waited
+# for that should not wait as long again.
+_SHORT = 0.5
 # How long we wait to hear that all of it is gone. A warden takes less, unless somebody stopped it.
 _END = KILL_SECONDS + 5.0
 
@@ -99,6 +102,7 @@ class Session:
         self._closed = trio.Event()
         self._verdict: Outcome | None = None
         self._left: Outcome | None = None  # how a one-shot plugin ended by itself
+        self._owes = False  # the answer to the last call, whose time is up
         self._flushed = trio.Event()  # nothing more is written
         self._minutes = Minutes()
         self._last = self._turn = trio.current_time()  # that anything was said; that others had their turn
@@ -118,7 +122,7 @@ class Session:
             events = self._dialect.call(token, call)
         except CallRefused as refused:
             await trio.lowlevel.checkpoint()
-            raise self._raised(refused.event) from None
+            raise self._raised(refused.event, asked=False) from None
         waiter = self._waiters[token] = Waiter(on_progress)
         self._phase = "call"
         most = self._call_seconds(call, seconds)
@@ -153,7 +157,7 @@ class Session:
         try:
             self._act_all(self._dialect.notify(method, params))
         except CallRefused as refused:
-            raise self._raised(refused.event) from None
+            raise self._raised(refused.event, asked=False) from None
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
@@ -229,6 +233,7 @@ class Session:
 
     def _expire(self, token: int, waiter: Waiter, letters: list[Letter], seconds: float) -> None:
         """Its time is up."""
+        self._owes = True
         limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
         if limited:
             self._minutes.limits_hit.append("call")
@@ -257,14 +262,15 @@ class Session:
         assert answer is not None
         if isinstance(answer, Reply):
             self.stood_in = answer.failure
+            self._owes = self._owes and bool(answer.failure)
             self._minutes.calls["failed" if answer.failure else "ok"] += 1
             return answer.value
         raise self._raised(answer)
 
-    def _raised(self, event: Refusal | Violation) -> PluginError | PluginFailure:
+    def _raised(self, event: Refusal | Violation, *, asked: bool = True) -> PluginError | PluginFailure:
         if isinstance(event, Refusal):
             self._minutes.calls["refused"] += 1
-            return PluginError(event)
+            return PluginError(event) if asked else InvalidCall(event)
         self._minutes.calls["failed"] += 1
         if self._verdict is not None and self._verdict.message == event.message:
             return PluginFailure(self._verdict)
@@ -631,6 +637,12 @@ class Session:
             self._closed.set()
 
     async def _bid(self, farewell: Farewell) -> None:
+        if self._owes:
+            farewell = farewell._replace(
+                answer=min(farewell.answer, _SHORT),
+                exit=min(farewell.exit, _SHORT),
+                terminate=min(farewell.terminate, _SHORT),
+            )
         granted = self.prepared.limits.teardown  # for all of it together
         with trio.move_on_after(math.inf if granted is None else granted) as clock:
             if farewell.frames and not self._outbox.closed:
@@ -638,7 +650,7 @@ class Session:
                     self._act_all(farewell.frames)
                     await first_of(self._farewelled, self._over, self._eof)
             self._outbox.close()
-            with trio.move_on_after(_FLUSH):
+            with trio.move_on_after(_SHORT if self._owes else _FLUSH):
                 await self._flushed.wait()
             await self._close_stdin()
             if await self._has_ended_within(farewell.exit):

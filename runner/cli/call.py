@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: an object is needed, as in \'{"agent_id": "a"}\'')
         config = _document("--config", args.config)
+        _check_contract(args, context or {})
         sink = ReportSink(args.report)
     except (SinkError, ValueError) as error:
         print(f"runner call: {printable(str(error))}", file=sys.stderr)
@@ -133,6 +134,26 @@ def _check(args: argparse.Namespace) -> None:
                 raise ValueError(f"{option}: is about one call, and not for --repeat")
     if [args.input, args.context, args.config].count("-") > 1:
         raise ValueError("only one of --input, --context and --config can be read from stdin")
+
+
+def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
+    """ValueError: the plugin's contract does not know such a thing. Said before anything is started."""
+    if args.kind == "tool" and not context:
+        return  # all of them do
+    from runner.manifest import contract_at
+
+    name = contract_at(args.manifest, args.contract)
+    if name is None:
+        return  # the launch says what is wrong with the manifest
+    from importlib import import_module
+
+    from runner.dialect import Call, stray_context
+
+    dialect = import_module(f"runner.contracts.{name}.dialect")
+    if args.kind not in dialect.KINDS:
+        raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(dialect.KINDS)}")
+    if stray := stray_context(Call(args.kind, args.name, None, context), dialect.CONTEXT):
+        raise ValueError(f"--context: {stray}")
 
 
 def ordered(invocation: Invocation) -> Errand | None:

@@ -79,8 +79,8 @@ async def _conversation(
 
     def heed(first: bool) -> None:
         nonlocal phase
-        if first and seen:
-            phase = seen[0].phase
+        if first and seen:  # between the answer and the farewell it is still the call that is interrupted
+            phase = "call" if seen[0].phase == "run" else seen[0].phase
         if voice.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
             for session in seen:
                 session.kill()

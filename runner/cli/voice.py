@@ -42,6 +42,7 @@ class Voice:
         self._line = ""
         self._sink = sink_for(2)
         self._deaf = False  # whoever should read our stderr
+        self._failed = False
         self.has_told = False
         self.unheard: OSError | None = None  # why nobody got the result
 
@@ -77,6 +78,11 @@ class Voice:
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
     def failure(self, error: PluginError | PluginFailure) -> None:
+        """Once: who was told before the end is not told again."""
+        if self._failed:
+            return
+        self._failed = self.has_told = True
+        self.hush()
         if self.as_json:
             self._say(_compact(_document(error)))
             return

@@ -47,14 +47,17 @@ from runner.dialect import (
     Send,
     Setting,
     Violation,
+    stray_context,
 )
 from runner.holdings import COMPILED, STANDING, Shelf
+from runner.report import Code
 from runner.schemas import Schema
 from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
 KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
+CONTEXT: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
 
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
 
@@ -232,6 +235,11 @@ class NexoDialect:
             return self._told(heard.method, heard.params)
         if heard.why == "not_rpc":
             return self._not_ours(message)
+        if heard.why == "echo":
+            code: Code = "malformed_response" if self._wired else "handshake_failed"
+            self._stage = "over"
+            text = f"it sends back what it is sent: {heard.detail}"
+            return (Violation(code, text, "echo", "is this program a nexo plugin?"),)
         if heard.why == "too_many":
             self._stage = "over"
             text = f"it asks on without waiting for answers: {heard.detail}"
@@ -365,6 +373,8 @@ class NexoDialect:
                 else "the plugin is not ready for calls"
             )
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
+        if stray := stray_context(call, CONTEXT):
+            raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
         hook = call.name if call.kind == "hook" else ""
         try:

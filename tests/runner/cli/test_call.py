@@ -205,7 +205,7 @@ def test_large_input(runner_as_user: Caller, copied: Copy, write_file: Write, pl
     done = runner_as_user("call", "--server", "modern", copied("mcp_bare"), "echo", "--input", f"@{file}")
     assert json.loads(done.stdout)["structuredContent"] == {"text": text}
     done = runner_as_user("call", copied("nexo_bare"), "bare_echo", "--input", f"@{file}")
-    assert done.returncode == EXIT["plugin_error"] and "3145" in done.stderr
+    assert done.returncode == EXIT["invalid_call"] and "3145" in done.stderr
     assert len(done.stderr) < 1000 and done.stdout == ""
 
 
@@ -349,20 +349,12 @@ WAYS: dict[str, Way] = {
         ("--server", "modern"),
     ),
     "wrong arguments": Way(
-        "plugin_error",
+        "invalid_call",
         "call",
         r"\(-33402, invalid_arguments\): .*/text.*; runner tools --json shows what it takes",
         bare("nexo_bare"),
         "bare_echo",
         ("--input", '{"text": 5}'),
-    ),
-    "no such kind": Way(
-        "plugin_error",
-        "call",
-        r"a nexo plugin has no prompts; --kind can be tool, hook, channel, llm, memory, method here",
-        bare("nexo_bare"),
-        "x",
-        ("--kind", "prompt"),
     ),
     "no program": Way(
         "launch_failed",

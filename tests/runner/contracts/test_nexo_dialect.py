@@ -443,7 +443,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ),
         (Call("tool", "demo_rest"), "tool.invoke", {**TOOL, "tool_name": "demo_rest", "args": {}}),
         (
-            Call("tool", "demo_rest", None, {"agent_id": "shopper", "policy": {"a": 1}, "other": 1}),
+            Call("tool", "demo_rest", None, {"agent_id": "shopper", "policy": {"a": 1}}),
             "tool.invoke",
             {
                 "plugin_id": "demo",
