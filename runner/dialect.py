@@ -9,6 +9,7 @@ Each contract has one, in runner/contracts/NAME/dialect.py:
     CONTEXT        kind -> keys of a call's context that are sent along; of others none are
     ONE_SHOT       True: one process for one call
     LISTS          what can be listed besides tools
+    event(call)    of kind "event", where KINDS has it: the notification to send, with its params
 
 A session (runner/session.py) owns the process, the clocks and the streams, and does what the events say.
 """
@@ -26,7 +27,8 @@ from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
 # "list" is for who wants to see what there is: its name is one of the others in the plural ("tools", …).
-Kind = Literal["tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource", "list"]
+# "event" has no answer: it is told, with `notify`.
+Kind = Literal["tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource", "list"]
 
 # Replies to the plugin go first and are never dropped, requests wait for room, events are dropped when there
 # is none.

@@ -150,18 +150,24 @@ class Session:
                 # What it was not asked yet need not be taken back: who gives up leaves nothing to be written.
                 self._act_all([event for event in events if not (any(withdrawn) and isinstance(event, Send))])
 
-    def notify(self, method: str, params: Any) -> None:
-        """Tell the plugin something it does not answer. Raises PluginError if the contract knows no such
-        thing."""
+    def notify(self, method: str, params: Any) -> list[Letter]:
+        """Tell the plugin something it does not answer: the frames, on their way. Raises InvalidCall if the
+        contract knows no such thing."""
         self._require_open()
         try:
-            self._act_all(self._dialect.notify(method, params))
+            return self._act_all(self._dialect.notify(method, params))
         except CallRefused as refused:
             raise self._raised(refused.event, asked=False) from None
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
         return self._backlog
+
+    async def ended(self) -> None:
+        """Until nothing more can be asked of it. Raises PluginFailure, unless it was closed by us."""
+        await self._over.wait()
+        if self._verdict is not None:
+            raise PluginFailure(self._verdict)
 
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""

@@ -22,14 +22,16 @@ HELP = "call a plugin's tool in its cage and print the result as JSON"
 EXAMPLE = """runner call nexo-plugin.toml demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
-KINDS = ("tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource")
+KINDS = ("tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource")
 _MOST_CALLS = 10_000_000
 _MOST_SESSIONS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
-    parser.add_argument("name", metavar="NAME", help="of the tool, prompt, method, …; a resource's URI")
+    parser.add_argument(
+        "name", metavar="NAME", help="of the tool, prompt, method, …; a resource's URI; an event's topic"
+    )
     parser.add_argument(
         "--input", metavar="JSON|@FILE|-", help="what it is given: as a word, from a file, from stdin"
     )
@@ -37,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", choices=KINDS, default="tool", help="what NAME names (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", metavar="TIME", help="for the answer, instead of the contract's own: 500ms, 30, 2m"
+        "--timeout",
+        metavar="TIME",
+        help="for the answer, instead of the contract's own: 500ms, 30, 2m; for events in return 5s",
     )
     parser.add_argument(
         "--context", metavar="JSON|@FILE", help="what the contract sends along: agent_id, workspace_id, …"
@@ -109,6 +113,10 @@ def run(args: argparse.Namespace) -> int:
         from runner.cli.many import call_many
 
         return call_many(request, voice, args.repeat, args.concurrency or 1)
+    if args.kind == "event":
+        from runner.cli.telling import tell_event
+
+        return tell_event(request, voice)
     from runner.cli.calling import call_once
 
     return call_once(request, voice)
@@ -129,6 +137,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
         if args.concurrency is not None and not 1 <= args.concurrency <= _MOST_SESSIONS:
             raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
+        if args.kind == "event":
+            raise ValueError("--repeat: an event has no answer that could be measured")
         for option, given in (("--report", args.report is not None), ("--events", args.events)):
             if given:
                 raise ValueError(f"{option}: is about one call, and not for --repeat")

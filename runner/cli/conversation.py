@@ -16,7 +16,7 @@ import trio
 from runner import settlement
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
-from runner.dialect import Call
+from runner.dialect import Call, Notice
 from runner.failures import PluginError, PluginFailure
 from runner.opening import bare_report, open_session
 from runner.prepare import Invocation
@@ -94,9 +94,9 @@ async def _conversation(
     if failed is None and not voice.has_told and numbers:
         failed = interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""
-    if failed is None and voice.unheard is not None:
+    if voice.unheard is not None and (failed is None or voice.shows_published):
         failed = unheard(voice.unheard)
-    outcome = _answered(seen) if failed is None else failed.outcome
+    outcome = _answered(seen, voice) if failed is None else failed.outcome
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
     if report is not None and numbers:
         report = settlement.interrupted(report, numbers[0])
@@ -110,8 +110,10 @@ async def _conversation(
     return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
 
 
-def _answered(seen: list[Session]) -> Outcome:
+def _answered(seen: list[Session], voice: Voice) -> Outcome:
     """Something was answered: by the plugin, or in its place."""
+    if voice.shows_published:
+        return Outcome("ok", "call", f"the event was sent, and {voice.lines} came in return")
     if not seen or not seen[0].stood_in:
         return Outcome("ok", "call", "the plugin answered")
     message = f"the hook failed, and the policy answered in its place: {seen[0].stood_in}"
@@ -142,7 +144,12 @@ async def _session(request: Request, voice: Voice, seen: list[Session]) -> Async
 
         async def tell(session: Session) -> None:
             async for event in session.events():
-                voice.event(event)
+                if voice.shows_published and isinstance(event, Notice) and event.kind == "published":
+                    await written(voice.line, event.value)
+                    if voice.unheard is not None:
+                        session.kill()  # for nobody
+                else:
+                    voice.event(event)
 
         try:
             async with request.session(made) as session:

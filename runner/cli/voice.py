@@ -45,6 +45,8 @@ class Voice:
         self._failed = False
         self.has_told = False
         self.unheard: OSError | None = None  # why nobody got the result
+        self.shows_published = False  # what the plugin publishes is the result, line by line
+        self.lines = 0
 
     def result(self, value: Any) -> None:
         if sys.stdout.isatty():
@@ -52,6 +54,14 @@ class Voice:
             self.tell(_shown(json.dumps(value, ensure_ascii=False, indent=pretty)))
         else:
             self.tell(json.dumps(value, ensure_ascii=False))
+
+    def line(self, value: Any) -> None:
+        """One of several results, which end with the time for them."""
+        told = self.has_told
+        text = json.dumps(value, ensure_ascii=False)
+        self.tell(_shown(text) if sys.stdout.isatty() else text)
+        self.has_told = told
+        self.lines += self.unheard is None
 
     def tell(self, text: str) -> None:
         """On stdout, in UTF-8 whatever the locale: programs read it. Half a surrogate pair stays escaped."""

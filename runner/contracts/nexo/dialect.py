@@ -56,7 +56,7 @@ from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
-KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
+KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "event", "method")
 CONTEXT: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
 
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
@@ -78,6 +78,10 @@ Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
 
 def make(setting: Setting) -> NexoDialect:
     return NexoDialect(setting)
+
+
+def event(call: Call) -> tuple[str, Mapping[str, Any]]:
+    return "broker.event", {"topic": call.name, "payload": call.input}
 
 
 class _Open(NamedTuple):
