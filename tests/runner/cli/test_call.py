@@ -996,12 +996,14 @@ def test_a_plugin_that_crashes_on_every_third_call(
 def test_a_hook_that_dies_each_time_is_started_each_time(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    """Its answer is to continue, whatever becomes of the plugin."""
+    """Its answer is to continue, whatever becomes of the plugin. The first failure is told, all are counted."""
     plugin = own(plugin_dir, write_file, call="os._exit(3)", more='hooks = ["own_hook"]\n')
     run = plugin / "run"
     run.write_text(run.read_text().replace("tool.invoke", "hook.on_hook"))
     done = runner_as_user("call", "--kind", "hook", "--repeat", "4", plugin, "own_hook")
-    assert (json.loads(done.stdout)["outcomes"], done.returncode) == ({"ok": 4}, 0)
+    assert (json.loads(done.stdout)["outcomes"], done.returncode) == ({"hook_failed": 4}, 0)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("runner: hook_failed: ") and "ended with status 3" in line
 
 
 def test_a_plugin_that_says_no_is_asked_on(runner_as_user: Caller, copied: Copy) -> None:
