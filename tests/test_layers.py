@@ -111,6 +111,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.cage",
             "runner.cli.conversation",
             "runner.cli.many",
+            "runner.cli.telling",
             "runner.cli.voice",
             "runner.hostcalls",
             "runner.library",

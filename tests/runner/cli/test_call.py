@@ -996,7 +996,7 @@ def test_a_plugin_that_crashes_on_every_third_call(
 def test_a_hook_that_dies_each_time_is_started_each_time(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    """Its answer is to continue, whatever becomes of the plugin. The first failure is told, all are counted."""
+    """Its answer is to continue, whatever becomes of the plugin. The first failure is told, all count."""
     plugin = own(plugin_dir, write_file, call="os._exit(3)", more='hooks = ["own_hook"]\n')
     run = plugin / "run"
     run.write_text(run.read_text().replace("tool.invoke", "hook.on_hook"))
