@@ -44,6 +44,14 @@ def test_an_event_and_what_comes_in_return(runner_as: Caller, bare: Path) -> Non
     assert told["session"]["calls"] == {"ok": 0, "refused": 0, "failed": 0}
 
 
+def test_a_policy_that_lets_nobody_publish(runner_as: Caller, bare: Path, write_file: Write) -> None:
+    """Nothing is shown, and people are told by whom it was dropped."""
+    policy = write_file(bare.parent / "policy.toml", "version = 1\n")
+    done = runner_as("call", "--policy", policy, "--kind", "event", "--timeout", TIME, bare, "news.today")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("runner: dropped: ") and "host under [capabilities]" in done.stderr
+
+
 def test_an_event_that_cannot_be_sent(runner_as: Caller, bare: Path, write_file: Write) -> None:
     done = runner_as("call", "--kind", "event", bare, "weather.today")
     assert (done.returncode, done.stdout) == (2, "")
