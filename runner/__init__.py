@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from runner.dialect import Identity, Notice, Progress
-    from runner.failures import PluginError, PluginFailure
+    from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
     from runner.hostcalls import Completion, HostError, Services
     from runner.library import OpenPlugin, Result, open_plugin, run
     from runner.report import Outcome
@@ -19,6 +19,8 @@ __all__ = [
     "Completion",
     "HostError",
     "Identity",
+    "InvalidCall",
+    "NotOnTrio",
     "Notice",
     "OpenPlugin",
     "Outcome",
@@ -44,6 +46,8 @@ _HOMES = {
     "open_plugin": "runner.library",
     "run": "runner.library",
     "Outcome": "runner.report",
+    "InvalidCall": "runner.failures",
+    "NotOnTrio": "runner.failures",
     "PluginError": "runner.failures",
     "PluginFailure": "runner.failures",
 }

@@ -22,6 +22,8 @@ from sandbox.spec import Denial, Limits, Note
 if TYPE_CHECKING:
     from sandbox.relay import Relay
 
+_KILLED = 128 + 9
+
 
 def report(
     prepared: Prepared, outcome: Outcome, end: End | None, status: int, confined: Confined | None = None
@@ -43,7 +45,7 @@ def report(
         "outcome": outcome_document(outcome),
         "exit": {
             "status": status,
-            "code": None if end is None else end.exit.code,
+            "code": None if end is None else _own_code(end),
             "reached_exec": end is not None and end.exit.reached_exec,
             "ended_by": None if end is None else end.reason,
             "signal": None if end is None else end.signal,
@@ -87,6 +89,11 @@ def notes(prepared: Prepared) -> tuple[Note, ...]:
 
 
 _UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+
+
+def _own_code(end: End) -> int | None:
+    """What the program returned. The 137 of a kill of ours is not its own."""
+    return None if end.forced and end.exit.code == _KILLED else end.exit.code
 
 
 def degraded(prepared: Prepared) -> Iterator[str]:

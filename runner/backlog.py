@@ -20,6 +20,7 @@ class Backlog(AsyncIterator[Notice | Progress]):
     def __init__(self) -> None:
         self.share = Share(EVENTS)
         self.dropped = 0
+        self._last: Notice | None = None
         self._send, self._receive = trio.open_memory_channel[tuple[Notice | Progress, Charge]](MOST_EVENTS)
 
     def charge(self, weight: int) -> Charge:
@@ -50,14 +51,19 @@ class Backlog(AsyncIterator[Notice | Progress]):
             return self.charge(size)
         return frame if frame is not None else self.charge(_SMALL)
 
-    def close(self) -> None:
-        """What is there can still be read."""
+    def close(self, last: Notice | None = None) -> None:
+        """What is there can still be read. `last`: read after all others, and never dropped. The first one
+        counts."""
+        self._last = self._last or last
         self._send.close()
 
     async def __anext__(self) -> Notice | Progress:
         try:
             event, charge = await self._receive.receive()
         except trio.EndOfChannel:
-            raise StopAsyncIteration from None
+            if self._last is None:
+                raise StopAsyncIteration from None
+            last, self._last = self._last, None
+            return last
         charge.release()
         return event

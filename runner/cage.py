@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -51,6 +51,7 @@ class Prepared(NamedTuple):
     policy: str
     unsandboxed: bool
     notes: tuple[Note, ...] = ()
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
 
 
 class Ended(NamedTuple):
@@ -178,6 +179,7 @@ class Cage:
                     said["policy"],
                     said["unsandboxed"],
                     tuple(Note(*note) for note in said["notes"]),
+                    said["on_hook_failure"],
                 )
                 self._was_prepared.set()
             case "launched":

@@ -222,7 +222,7 @@ def _socket_meter(
         return SocketMeter(limit, cgroup.memory_with_sockets)
     if "memory" not in prepared.budgets.fallbacks or opened.plan.share_network:
         return None
-    tables = SocketTables(cell.member)
+    tables = SocketTables(cell.member, limit)
     stack.callback(tables.close)
     return SocketMeter(limit, tables.held)
 

@@ -6,8 +6,10 @@ Each contract has one, in runner/contracts/NAME/dialect.py:
 
     make(setting)  ->  Dialect
     KINDS          what `runner call --kind` can mean here, the first is the default
+    CONTEXT        kind -> keys of a call's context that are sent along; of others none are
     ONE_SHOT       True: one process for one call
     LISTS          what can be listed besides tools
+    event(call)    of kind "event", where KINDS has it: the notification to send, with its params
 
 A session (runner/session.py) owns the process, the clocks and the streams, and does what the events say.
 """
@@ -20,11 +22,13 @@ from typing import Any, Literal, Protocol
 from runner.frames import Framer
 from runner.plugin import Plugin
 from runner.report import Code
+from sandbox.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
 # "list" is for who wants to see what there is: its name is one of the others in the plural ("tools", …).
-Kind = Literal["tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource", "list"]
+# "event" has no answer: it is told, with `notify`.
+Kind = Literal["tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource", "list"]
 
 # Replies to the plugin go first and are never dropped, requests wait for room, events are dropped when there
 # is none.
@@ -40,6 +44,16 @@ class Call(NamedTuple):
     context: Mapping[str, Any] = {}  # what a contract sends along: agent_id, workspace_id, …
 
 
+def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong with the context of a call, if anything: what would not be sent is not taken."""
+    keys = known.get(call.kind, ())
+    stray = [key for key in call.context if key not in keys]
+    if not stray or call.kind == "list":
+        return ""
+    text = f"the context has {quoted(stray[0])}, which is not sent along with a {call.kind}"
+    return f"{text}; known are {', '.join(keys)}" if keys else f"{text}: in this contract it has no context"
+
+
 class Setting(NamedTuple):
     """Where a conversation takes place."""
 
@@ -50,6 +64,7 @@ class Setting(NamedTuple):
     call: Call | None = None  # of a one-shot dialect: the one call the process is for
     config: Any = None  # for contracts that configure their plugins
     services: frozenset[str] = frozenset()  # what the host has to offer: names of fields of Services
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -79,6 +94,7 @@ class Ready(NamedTuple):
 class Reply(NamedTuple):
     call: int
     value: Any
+    failure: str = ""  # the plugin did not answer, for this reason: the value is what its contract says then
 
 
 class Refusal(NamedTuple):
@@ -222,8 +238,9 @@ class Dialect(Protocol):
     def expired(self, token: int, why: str) -> Events:
         """The call will not be answered: its time is up, or the plugin is gone; `why` is for people.
 
-        Told before `cancel`. Some contracts have an answer for that (a nexo hook that fails lets its message
-        pass): a Reply or Refusal to `token` among the events, which ends the call. Without one it has failed.
+        Told before `cancel`. Some contracts have an answer for that (of a nexo hook that fails the policy
+        says which): a Reply or Refusal to `token` among the events, which ends the call. Without one it has
+        failed.
         """
         ...
 

@@ -62,8 +62,10 @@ def with_header(payload: bytes) -> bytes:
 class LineFramer:
     """A frame is a line. Only the newline is taken off: what else is blank is the dialect's to say."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes of a line, without its newline
+    def __init__(self, limit: int, spare: int = 0) -> None:
+        """`limit`: bytes of a line, without its newline. `spare`: more that is taken, but not told of."""
+        self._named = limit
+        self._limit = limit + spare
         self._held = bytearray()
         self._ended = False
         self.fault: FrameFault | None = None
@@ -107,7 +109,7 @@ class LineFramer:
         return bytes(held)
 
     def _refuse(self) -> None:
-        self.fault = FrameFault("frame_too_large", f"a line is longer than {self._limit} bytes")
+        self.fault = FrameFault("frame_too_large", f"a line is longer than {self._named} bytes")
         self._ended = True
         self._held = bytearray()
 

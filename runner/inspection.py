@@ -51,6 +51,11 @@ class Inspector(Protocol):
         ...
 
     @property
+    def spare(self) -> int:
+        """Bytes more that a line may have and that its limit does not tell: a carriage return."""
+        ...
+
+    @property
     def handshake_seconds(self) -> float:
         """From the question to the answer that is the handshake, by the contract."""
         ...
@@ -114,7 +119,8 @@ class Inspection(Meter):
         self._clock = math.inf  # when it has to be done
         self.to_plugin = _ToPlugin(stdin, inspector, forget)
         try:
-            self.to_host = _ToHost(stdout, inspector.limit, self._check, forget)
+            framer = LineFramer(inspector.limit, inspector.spare)
+            self.to_host = _ToHost(stdout, framer, self._check, forget)
         except BaseException:
             self.to_plugin.close()
             raise
@@ -338,7 +344,7 @@ class _ToHost:
     """The plugin's stdout, into ours: whole frames that were found to be fine."""
 
     def __init__(
-        self, stdout: int, limit: int, check: Callable[..., bool], forget: Callable[[int], None]
+        self, stdout: int, framer: LineFramer, check: Callable[..., bool], forget: Callable[[int], None]
     ) -> None:
         self.frames = 0  # passed on, or about to be
         self.bytes = 0  # read from the plugin
@@ -350,7 +356,7 @@ class _ToHost:
         self._stdout = stdout
         self._forget = forget
         self._ended = False  # the plugin has closed its stdout
-        self._framer = LineFramer(limit)
+        self._framer = framer
         self._buffer = bytearray()
         self._stopped = False
         self._sink = sink_for(stdout)

@@ -183,22 +183,38 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
 # the session adds when that was.
 
 
-def gone(ended: Outcome, phase: Phase) -> Outcome:
+# `stderr`: what the plugin wrote there.
+
+
+def gone(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
     """The plugin ended while something was expected of it."""
     awaited = "shook hands" if phase == "handshake" else "answered"
+    return _ended_early(ended, phase, f"before it {awaited}", stderr)
+
+
+def left(ended: Outcome, stderr: str) -> Outcome:
+    """The plugin ended although nothing was asked of it and nobody had told it to leave."""
+    return _ended_early(ended, "idle", "although it was not asked to end", stderr)
+
+
+def _ended_early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
     if ended.code == "ok":
-        message = f"the plugin ended with status 0 before it {awaited}"
-        return Outcome("crashed", phase, message, "exit:0", _LAST_WORDS)
+        message = f"the plugin ended with status 0, {when}"
+        return Outcome("crashed", phase, message, "exit:0", _last_words(stderr))
     if ended.code != "crashed" or ended.phase != "run":
         return ended  # who was told so once is told the same again
-    hint = ended.hint or _LAST_WORDS
-    return ended._replace(phase=phase, message=f"{ended.message}, before it {awaited}", hint=hint)
+    hint = ended.hint or _last_words(stderr)
+    return ended._replace(phase=phase, message=f"{ended.message}, {when}", hint=hint)
 
 
-def deaf(phase: Phase, stream: str) -> Outcome:
+def deaf(phase: Phase, stream: str, stderr: str) -> Outcome:
     """It lives, and cannot be spoken with any more."""
     message = f"the plugin closed its {stream} and went on running"
-    return Outcome("crashed", phase, message, f"{stream}_closed", _LAST_WORDS)
+    return Outcome("crashed", phase, message, f"{stream}_closed", _last_words(stderr))
+
+
+def _last_words(stderr: str) -> str:
+    return "its stderr may say why" if stderr.strip() else "it wrote nothing to its stderr"
 
 
 def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
@@ -250,6 +266,3 @@ def concluded(ended: Outcome, forced: bool, seconds: float) -> Outcome:
     if ended.code == "crashed":
         return ended._replace(phase="teardown", message=f"{ended.message}, after it had answered")
     return ended
-
-
-_LAST_WORDS = "its stderr may say why"

@@ -8,6 +8,7 @@ that is the contract's to say.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ MOST_TICKETS = 1024
 
 # Bytes of their ids, all together. An id can be as long as a frame, and we keep each until it is answered.
 MOST_IDS = 4 * 1024 * 1024
+
+# Of our errors, so many are remembered: one that comes back as an answer is no answer.
+MOST_ERRORS = 64
 
 # Keys that say what a message is: one that has them twice means two things.
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
@@ -53,7 +57,7 @@ class Error(NamedTuple):
 class Stray(NamedTuple):
     """A message nobody waits for, or none at all."""
 
-    why: Literal["late", "unknown", "not_rpc", "too_many"]
+    why: Literal["late", "unknown", "not_rpc", "too_many", "echo"]
     detail: str = ""
 
 
@@ -67,6 +71,8 @@ class Peer:
         self._first = self._next = first_id
         self._pending: dict[int, Hashable] = {}  # our id -> token
         self._numbers: dict[Hashable, int] = {}  # and back
+        self._questions: dict[int, tuple[str, Any]] = {}  # our id -> method and params, as long as it is open
+        self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, what we said
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
         self._tickets_of: dict[bytes, list[int]] = {}  # and back, by the id's JSON: 1, 1.0 and true are three
         self._id_bytes = 0
@@ -82,6 +88,7 @@ class Peer:
         message = {"jsonrpc": "2.0", "id": self._next, "method": method}
         raw = wire.encode(message if params is None else {**message, "params": params})
         self._pending[self._next] = token
+        self._questions[self._next] = method, params
         self._numbers[token] = self._next
         self._next += 1
         return raw
@@ -101,7 +108,10 @@ class Peer:
     def _answer(self, ticket: int, kind: str, value: Any) -> bytes | None:
         if ticket not in self._asked:
             return None
-        return wire.encode({"jsonrpc": "2.0", "id": self._close(ticket), kind: value})
+        plugin_id = self._close(ticket)
+        if kind == "error" and type(plugin_id) is int:
+            self._errors.append((plugin_id, value))
+        return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
     # --- what we know -------------------------------------------------------------------------------------
 
@@ -113,7 +123,7 @@ class Peer:
         """Its answer is not waited for any more. The id it had."""
         number = self._numbers.pop(token, None)
         if number is not None:
-            del self._pending[number]
+            del self._pending[number], self._questions[number]
         return number
 
     def asked_as(self, ticket: int) -> Any:
@@ -158,6 +168,9 @@ class Peer:
         return Stray("not_rpc", "neither a request nor an answer")
 
     def _request(self, plugin_id: Any, method: str, params: Any) -> Incoming:
+        # Without params it may be the plugin's own: both sides have a ping, and both count from one.
+        if type(plugin_id) is int and params and self._questions.get(plugin_id) == (method, params):
+            return Stray("echo", "our own question came back")
         key = wire.encode(plugin_id)
         if len(self._asked) >= MOST_TICKETS:
             return Stray("too_many", f"{MOST_TICKETS} questions are open")
@@ -178,7 +191,10 @@ class Peer:
         if number not in self._pending:
             self.late += 1
             return Stray("late", str(number))
+        if (number, message.get("error")) in self._errors:
+            return Stray("echo", "our own error came back as an answer")
         token = self._pending.pop(number)
+        del self._questions[number]
         if self._numbers.get(token) == number:
             del self._numbers[token]
         error = message.get("error")

@@ -17,20 +17,31 @@ from typing import Any, TypedDict, Unpack
 import trio
 
 from runner.dialect import Call, Identity, Kind, Notice, Progress, Refusal
-from runner.failures import PluginError, PluginFailure
+from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.hostcalls import Services
 from runner.manifest import Loaded, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
 from runner.report import Outcome
-from runner.session import OnProgress, Session
+from runner.session import Session
+from runner.waiting import OnProgress
 from sandbox.grants import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
-__all__ = ["OpenPlugin", "PluginError", "PluginFailure", "Result", "Services", "open_plugin", "run"]
+__all__ = [
+    "InvalidCall",
+    "NotOnTrio",
+    "OpenPlugin",
+    "PluginError",
+    "PluginFailure",
+    "Result",
+    "Services",
+    "open_plugin",
+    "run",
+]
 
 Path = str | os.PathLike[str]
 
@@ -119,11 +130,11 @@ class OpenPlugin:
 
     async def notify(self, method: str, params: Any = None) -> None:
         """Tell it something that has no answer: for nexo `broker.event`, for MCP before 2026
-        `notifications/roots/list_changed`. Raises PluginError if its contract knows no such thing."""
+        `notifications/roots/list_changed`. Raises InvalidCall if its contract knows no such thing."""
         await trio.lowlevel.checkpoint()
         if self._session is None:
             message = f"a {self._plugin.contract} plugin is told nothing but its one request"
-            raise PluginError(Refusal(0, "not_found", message, "not_found"))
+            raise InvalidCall(Refusal(0, "not_found", message, "not_found"))
         self._session.notify(method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
@@ -178,13 +189,15 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[OpenPlugin]:
-    """A plugin in its cage, launched and shaken hands with; ended with the context. Raises PluginFailure.
+    """A plugin in its cage, launched and shaken hands with; ended with the context. Raises PluginFailure, and
+    NotOnTrio where no trio runs.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of us, where the policy allows. `config`: for plugins that are configured. `server`: of an MCP
     configuration. `env`: variables for the plugin. `limits`: as on the command line, {"memory": "256M"}.
     `environ`: the operator's environment, if it is not this process's. ValueError: one of these is wrong.
     """
+    _require_trio()
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,
@@ -232,6 +245,13 @@ async def run(
         )
         stderr = plugin.stderr
     return Result(value, plugin.identity, plugin.report or {}, plugin.stderr or stderr)
+
+
+def _require_trio() -> None:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        raise NotOnTrio from None
 
 
 def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:

@@ -161,6 +161,16 @@ def load(path: str, *, contract: str | None = None, server: str | None = None) -
     return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 
+def contract_at(path: str, chosen: str | None = None) -> str | None:
+    """The contract of a manifest, without reading more of it than that takes. None: it has none, or is wrong,
+    which whoever loads it is told."""
+    try:
+        found = find(path, chosen)
+        return found.contract or _recognise(found, read_bounded(found.path))[0]
+    except DocumentError:
+        return None
+
+
 def load_all(path: str, *, contract: str | None = None, server: str | None = None) -> tuple[Loaded, ...]:
     """Every plugin of a manifest (or the one server named), each also held against the files around it.
 

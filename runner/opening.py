@@ -72,7 +72,16 @@ async def open_session(
                 raise _unprepared(invocation, failed, cage.has_ended) from None
             plugin = prepared.plugin
             gate = Gate(_services_of(plugin.contract), services, prepared.host)
-            setting = Setting(plugin, prepared.limits, environ, prepared.declare, call, config, gate.offered)
+            setting = Setting(
+                plugin,
+                prepared.limits,
+                environ,
+                prepared.declare,
+                call,
+                config,
+                gate.offered,
+                prepared.on_hook_failure,
+            )
             dialect: Dialect = dialect_of(plugin.contract).make(setting)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if made is not None:
@@ -96,14 +105,24 @@ async def open_session(
     except Failure as failed:  # nothing could be ordered
         raise _unprepared(invocation, failed, None) from None
     if failure is not None:
-        if isinstance(failure, PluginError | PluginFailure) and session is not None:
-            failure.stderr = session.stderr
+        assert session is not None
+        for leaf in _leaves(failure):
+            leaf.stderr = session.stderr
             if session.report is not None:
-                failure.report = with_outcome(session.report, failure.outcome)
+                leaf.report = with_outcome(session.report, leaf.outcome)
         try:
             raise failure
         finally:
             del failure
+
+
+def _leaves(failure: BaseException) -> list[PluginError | PluginFailure]:
+    """Those of ours in it: a caller's nursery makes a group of them."""
+    if isinstance(failure, PluginError | PluginFailure):
+        return [failure]
+    if isinstance(failure, BaseExceptionGroup):
+        return [leaf for each in failure.exceptions for leaf in _leaves(each)]
+    return []
 
 
 def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -> float | None:

@@ -20,7 +20,8 @@ Every failure of a plugin has a code (what), a phase (when), a cause (why exactl
     overloaded                 launch     no room for another one now
     internal                   any        a fault of the runner
 
-A plugin that answers "no" is no failure of this kind: that is plugin_error.
+A plugin that answers "no" is no failure of this kind: that is plugin_error. A call that the runner refused,
+so that the plugin was never asked, is invalid_call.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SCHEMA: Final = "runner.report.v1"
 Code = Literal[
     "ok",
     "plugin_error",
+    "invalid_call",
     "launch_failed",
     "handshake_failed",
     "timeout",
@@ -63,6 +65,7 @@ Phase = Literal[
 EXIT: Final[Mapping[Code, int]] = {
     "ok": 0,
     "plugin_error": 1,
+    "invalid_call": 2,
     "launch_failed": 10,
     "handshake_failed": 11,
     "timeout": 12,

@@ -8,12 +8,12 @@ loses that call and not the session.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import trio
 
-from runner import invoke, wire
+from runner import invoke, settlement, wire
 from runner.backlog import Backlog
 from runner.cage import Cage, Ended, Prepared
 from runner.dialect import (
@@ -37,12 +37,13 @@ from runner.dialect import (
     Send,
     Violation,
 )
-from runner.failures import PluginError, PluginFailure
+from runner.failures import InvalidCall, PluginError, PluginFailure
 from runner.holdings import QUESTION, QUESTIONS, Charge, Share
 from runner.hostcalls import Gate
 from runner.minutes import Minutes
 from runner.outbox import Letter, Outbox
-from runner.report import Failure, Outcome, Phase, with_outcome
+from runner.report import Failure, Outcome, Phase, outcome_document, with_outcome
+from runner.waiting import OnProgress, Waiter, first_of
 from sandbox.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
@@ -52,6 +53,9 @@ _TURN = 0.005  # seconds that one plugin's frames are read before others have th
 _LINGER = 2.0
 # For what is still to be written when a session is closed.
 _FLUSH = 1.0
+# For each step of the farewell of a plugin that owes us an answer: it did not answer in time, and who waited
+# for that should not wait as long again.
+_SHORT = 0.5
 # How long we wait to hear that all of it is gone. A warden takes less, unless somebody stopped it.
 _END = KILL_SECONDS + 5.0
 
@@ -61,24 +65,6 @@ _CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
 # ^C is for who waits for the plugin, not for a task of ours that happens to run: it would take the session's
 # ears and clocks away before the farewell.
 _UNINTERRUPTED = trio.lowlevel.enable_ki_protection
-
-OnProgress = Callable[[Mapping[str, Any]], None]
-
-
-class _Waiter:
-    def __init__(self, on_progress: OnProgress | None) -> None:
-        self.answer: Reply | Refusal | Violation | None = None
-        self.fault: Exception | None = None  # of the caller's own
-        self.woken = trio.Event()
-        self._on_progress = on_progress
-
-    def progress(self, value: Mapping[str, Any]) -> None:
-        if self._on_progress is not None and self.fault is None:
-            try:
-                self._on_progress(value)
-            except Exception as error:  # noqa: BLE001 -- whose callback it is shall get it, not the session
-                self.fault = error
-                self.woken.set()
 
 
 class Session:
@@ -90,13 +76,14 @@ class Session:
         self.prepared = prepared
         self.identity: Identity | None = None
         self.report: dict[str, Any] | None = None  # when it is over
+        self.stood_in = ""  # why the last answer was not the plugin's own, but what the policy says then
         self._cage = cage
         self._dialect = dialect
         self._gate = gate
         self._seconds = seconds  # of a one-shot plugin, for everything
         self._outbox = Outbox()
         self._tokens = 0
-        self._waiters: dict[int, _Waiter] = {}
+        self._waiters: dict[int, Waiter] = {}
         self._serving: dict[int, tuple[HostCall, trio.CancelScope]] = {}  # by ticket
         self._asked = Share(QUESTIONS)
         self._backlog = Backlog()
@@ -105,15 +92,17 @@ class Session:
         self._ready = trio.Event()
         self._over = trio.Event()  # there is a verdict
         self._eof = trio.Event()
+        self._stderr_eof = trio.Event()
         self._heard = trio.Event()  # replaced with each frame
         self._farewelled = trio.Event()
         self._life = trio.CancelScope(shield=True)
         self._living = trio.Event()
         self._tasks: trio.Nursery | None = None
-        self._closing = False
+        self._closing = self._given_up = False
         self._closed = trio.Event()
         self._verdict: Outcome | None = None
-        self._left: Outcome | None = None  # it went by itself, when nothing was expected of it
+        self._left: Outcome | None = None  # how a one-shot plugin ended by itself
+        self._owes = False  # the answer to the last call, whose time is up
         self._flushed = trio.Event()  # nothing more is written
         self._minutes = Minutes()
         self._last = self._turn = trio.current_time()  # that anything was said; that others had their turn
@@ -133,8 +122,8 @@ class Session:
             events = self._dialect.call(token, call)
         except CallRefused as refused:
             await trio.lowlevel.checkpoint()
-            raise self._raised(refused.event) from None
-        waiter = self._waiters[token] = _Waiter(on_progress)
+            raise self._raised(refused.event, asked=False) from None
+        waiter = self._waiters[token] = Waiter(on_progress)
         self._phase = "call"
         most = self._call_seconds(call, seconds)
         letters: list[Letter] = []
@@ -161,18 +150,24 @@ class Session:
                 # What it was not asked yet need not be taken back: who gives up leaves nothing to be written.
                 self._act_all([event for event in events if not (any(withdrawn) and isinstance(event, Send))])
 
-    def notify(self, method: str, params: Any) -> None:
-        """Tell the plugin something it does not answer. Raises PluginError if the contract knows no such
-        thing."""
+    def notify(self, method: str, params: Any) -> list[Letter]:
+        """Tell the plugin something it does not answer: the frames, on their way. Raises InvalidCall if the
+        contract knows no such thing."""
         self._require_open()
         try:
-            self._act_all(self._dialect.notify(method, params))
+            return self._act_all(self._dialect.notify(method, params))
         except CallRefused as refused:
-            raise self._raised(refused.event) from None
+            raise self._raised(refused.event, asked=False) from None
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin tells unasked, until it ends. For one reader; what nobody reads is dropped."""
         return self._backlog
+
+    async def ended(self) -> None:
+        """Until nothing more can be asked of it. Raises PluginFailure, unless it was closed by us."""
+        await self._over.wait()
+        if self._verdict is not None:
+            raise PluginFailure(self._verdict)
 
     async def conclude(self) -> None:
         """End it, and say if the way it ended takes its answer back. Raises PluginFailure."""
@@ -192,7 +187,13 @@ class Session:
 
     def kill(self) -> None:
         """Without a farewell, for who has no time for one. It is over when the context is."""
+        self._given_up = True
         self._cage.kill()
+
+    @property
+    def phase(self) -> Phase:
+        """How far it has come."""
+        return self._phase
 
     @property
     def is_over(self) -> bool:
@@ -206,22 +207,28 @@ class Session:
 
     def _require_open(self) -> None:
         if self.is_over:
-            raise PluginFailure(invoke.gone(self._verdict or self._left or _CLOSED, "call"))
+            raise PluginFailure(self._over_because)
+
+    @property
+    def _over_because(self) -> Outcome:
+        ended = self._verdict or self._left or _CLOSED
+        return invoke.gone(ended, "call", self._minutes.stderr)
 
     def _without_plugin(self, token: int, call: Call) -> Any:
-        """Some contracts have an answer for a plugin that is gone: a nexo hook lets its message pass."""
+        """Some contracts have an answer for a plugin that is gone: of a nexo hook the policy says which."""
+        outcome = self._over_because
+        self._minutes.calls["failed"] += 1
+        if not self._closing:
+            self._verdict = self._verdict or outcome
         try:
-            self._require_open()
-        except PluginFailure as failure:
-            try:
-                self._dialect.call(token, call)
-            except CallRefused:
-                raise failure from None
-            for event in self._dialect.expired(token, failure.outcome.message):
-                if isinstance(event, Reply) and event.call == token:
-                    return event.value
-            raise
-        raise AssertionError("it is there")
+            self._dialect.call(token, call)
+        except CallRefused:
+            raise PluginFailure(outcome) from None
+        for event in self._dialect.expired(token, outcome.message):
+            if isinstance(event, Reply) and event.call == token:
+                self.stood_in = event.failure
+                return event.value
+        raise PluginFailure(outcome)
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         if self._dialect.one_shot:
@@ -230,45 +237,46 @@ class Session:
         granted = self.prepared.limits.call
         return seconds if granted is None else min(seconds, granted)
 
-    def _expire(self, token: int, waiter: _Waiter, letters: list[Letter], seconds: float) -> None:
-        """There will be no answer: time is up, the plugin is gone, or it was closed by somebody else."""
-        outcome = self._verdict
-        unsent: list[bool] = []
-        if outcome is None and self._over.is_set():
-            outcome = _CLOSED
-        if outcome is None:
-            limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
-            if limited:
-                self._minutes.limits_hit.append("call")
-            # What has only waited for its turn is nobody's stall: other calls may have more time.
-            unsent = [self._outbox.withdraw(letter) for letter in letters if not letter.written]
-            if not all(unsent):
-                outcome = invoke.stalled(seconds)
-            else:
-                outcome = invoke.expired("call", seconds, hint=self._minutes.noise, limited=limited)
-        for event in self._dialect.expired(token, outcome.message):
-            self._act(event)
+    def _expire(self, token: int, waiter: Waiter, letters: list[Letter], seconds: float) -> None:
+        """Its time is up."""
+        self._owes = True
+        limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
+        if limited:
+            self._minutes.limits_hit.append("call")
+        # What has only waited for its turn is nobody's stall: other calls may have more time.
+        unsent = [self._outbox.withdraw(letter) for letter in letters if not letter.written]
+        if not all(unsent):
+            outcome = invoke.stalled(seconds)
+        else:
+            outcome = invoke.expired("call", seconds, hint=self._minutes.noise, limited=limited)
+        self._give_up(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             self._fail(outcome)  # half a frame is in the pipe: nothing can be said any more
-        if waiter.answer is not None:
-            return
         if self._verdict is None:
             events = self._dialect.cancel(token, "no answer in time")
             self._act_all([event for event in events if not (unsent and isinstance(event, Send))])
-        waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)
 
-    def _resolved(self, waiter: _Waiter) -> Any:
+    def _give_up(self, token: int, waiter: Waiter, outcome: Outcome) -> None:
+        """It has failed, unless its contract has an answer for that."""
+        for event in self._dialect.expired(token, outcome.message):
+            self._act(event)
+        if waiter.answer is None:
+            waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)
+
+    def _resolved(self, waiter: Waiter) -> Any:
         answer = waiter.answer
         assert answer is not None
         if isinstance(answer, Reply):
-            self._minutes.calls["ok"] += 1
+            self.stood_in = answer.failure
+            self._owes = self._owes and bool(answer.failure)
+            self._minutes.calls["failed" if answer.failure else "ok"] += 1
             return answer.value
         raise self._raised(answer)
 
-    def _raised(self, event: Refusal | Violation) -> PluginError | PluginFailure:
+    def _raised(self, event: Refusal | Violation, *, asked: bool = True) -> PluginError | PluginFailure:
         if isinstance(event, Refusal):
             self._minutes.calls["refused"] += 1
-            return PluginError(event)
+            return PluginError(event) if asked else InvalidCall(event)
         self._minutes.calls["failed"] += 1
         if self._verdict is not None and self._verdict.message == event.message:
             return PluginFailure(self._verdict)
@@ -343,9 +351,13 @@ class Session:
     def _end_waiting(self) -> None:
         self._over.set()
         self._outbox.close()
-        self._backlog.close()
-        for waiter in self._waiters.values():
+        for token, waiter in self._waiters.items():
+            # Before the last event can be read: what becomes of a call may be one.
+            if waiter.answer is None:
+                self._give_up(token, waiter, self._verdict or _CLOSED)
             waiter.woken.set()
+        ended = None if self._verdict is None else Notice("ended", outcome_document(self._verdict))
+        self._backlog.close(ended)
 
     # --- tasks ------------------------------------------------------------------------------------------
 
@@ -398,7 +410,7 @@ class Session:
         nursery.start_soon(self._watch_silence)
         with trio.move_on_after(seconds) as clock:
             self._act_all(self._dialect.opening())
-            await _first_of(self._ready, self._over)
+            await first_of(self._ready, self._over)
         self._minutes.took("handshake", trio.current_time() - began)
         if clock.cancelled_caught and not self._ready.is_set():
             limited = granted is not None and granted <= contract
@@ -512,6 +524,7 @@ class Session:
                 self._wrote("stderr", data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        self._stderr_eof.set()
 
     def _wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self._minutes.wrote(stream, data)
@@ -529,7 +542,7 @@ class Session:
             if not self._closing:
                 await trio.sleep(_LINGER)
                 if self._is_awaited:
-                    self._fail(invoke.deaf(self._phase, "stdin"))
+                    self._fail(invoke.deaf(self._phase, "stdin", self._minutes.stderr))
         finally:
             self._flushed.set()
 
@@ -545,12 +558,15 @@ class Session:
         ended = await self._cage.ended()
         with trio.move_on_after(_LINGER):
             await self._eof.wait()
+            await self._stderr_eof.wait()
         if self._verdict is not None or self._closing:
             return
         if self._is_awaited:
-            self._verdict = invoke.gone(ended.outcome, self._phase)
+            self._verdict = invoke.gone(ended.outcome, self._phase, self._minutes.stderr)
+        elif self._dialect.one_shot:
+            self._left = ended.outcome  # which is expected, after its answer
         else:
-            self._left = ended.outcome
+            self._verdict = invoke.left(ended.outcome, self._minutes.stderr)
         self._end_waiting()
 
     @_UNINTERRUPTED
@@ -558,7 +574,7 @@ class Session:
         await self._eof.wait()
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
-            self._fail(invoke.deaf(self._phase, "stdout"))
+            self._fail(invoke.deaf(self._phase, "stdout", self._minutes.stderr))
 
     @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:
@@ -582,7 +598,8 @@ class Session:
                 await self._heard.wait()
             if silence.cancelled_caught:
                 self._act_all(self._dialect.silence())
-                patience = None
+                # A deadline that stayed in the past would ring at once, again and again.
+                patience, until = None, math.inf
 
     @_UNINTERRUPTED
     async def _watch_idleness(self, seconds: float) -> None:
@@ -614,6 +631,7 @@ class Session:
                     self._phase = "teardown"
                     await self._bid(self._dialect.farewell())
                 else:
+                    self._given_up = not self._over.is_set()
                     self._cage.kill()
                 with trio.move_on_after(_END):
                     await self._cage.ended()
@@ -625,14 +643,20 @@ class Session:
             self._closed.set()
 
     async def _bid(self, farewell: Farewell) -> None:
+        if self._owes:
+            farewell = farewell._replace(
+                answer=min(farewell.answer, _SHORT),
+                exit=min(farewell.exit, _SHORT),
+                terminate=min(farewell.terminate, _SHORT),
+            )
         granted = self.prepared.limits.teardown  # for all of it together
         with trio.move_on_after(math.inf if granted is None else granted) as clock:
             if farewell.frames and not self._outbox.closed:
                 with trio.move_on_after(farewell.answer):
                     self._act_all(farewell.frames)
-                    await _first_of(self._farewelled, self._over, self._eof)
+                    await first_of(self._farewelled, self._over, self._eof)
             self._outbox.close()
-            with trio.move_on_after(_FLUSH):
+            with trio.move_on_after(_SHORT if self._owes else _FLUSH):
                 await self._flushed.wait()
             await self._close_stdin()
             if await self._has_ended_within(farewell.exit):
@@ -669,9 +693,10 @@ class Session:
         if ended is None and self._verdict is None:
             message = "the process that watches over the plugin does not answer"
             self._verdict = Outcome("internal", "teardown", message, "warden", "look for what stopped it")
-        outcome = self._verdict or self._left or Outcome("ok", "run", "the plugin was used and ended")
+        outcome = self._verdict or settlement.without_verdict(self._left, self._ready.is_set(), self._phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
+        self.report["exit"] = settlement.told_exit(self.report["exit"], self._verdict, self._given_up)
         self._minutes.complete(
             self.report,
             self.identity,
@@ -693,19 +718,3 @@ def _sendable(answer: Answer) -> Answer:
     except ValueError:
         return Answer(error=(-32603, "internal error: the host's answer cannot be sent", None))
     return answer
-
-
-async def _first_of(*events: trio.Event) -> None:
-    """Until one of them is set."""
-    try:
-        async with trio.open_nursery() as nursery:
-
-            async def wait(event: trio.Event) -> None:
-                await event.wait()
-                nursery.cancel_scope.cancel()
-
-            for event in events:
-                nursery.start_soon(wait, event)
-    except BaseExceptionGroup as group:
-        # The tasks raise nothing: it is ^C, which comes to who waits here and is to come out as it is.
-        raise group.exceptions[0] from None

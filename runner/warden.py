@@ -324,6 +324,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
         "notes": notes(prepared),
+        "on_hook_failure": policy.on_hook_failure,
     }
 
 

@@ -115,6 +115,7 @@ NOT_STEERING = frozenset(
 
 Mode = Literal["require", "prefer"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program is at work on
+HookFailure = Literal["continue", "abort"]
 LimitMode = Literal["require", "prefer", "delegated"]
 LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
@@ -191,6 +192,7 @@ class Policy(NamedTuple):
     uids: tuple[int, int] = DEFAULT_RANGE
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
+    on_hook_failure: HookFailure = "continue"  # what a hook is taken to have answered that failed
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

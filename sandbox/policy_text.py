@@ -16,6 +16,7 @@ from sandbox.policy import (
     LIMIT_NAMES,
     CapabilityRule,
     EnvRule,
+    HookFailure,
     LimitMode,
     LimitRule,
     Mode,
@@ -150,6 +151,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         uids=_uids(top.table("user")),
         layers=tuple(_layers(top.table("layers"))),
         capabilities=_capability_rule(top.table("capabilities")),
+        on_hook_failure=_hook_failure(top.table("hooks")),
     )
     top.finish()
     if faults:
@@ -283,6 +285,12 @@ def _capability_rule(table: _Table) -> CapabilityRule:
     rule = CapabilityRule(table.texts("declare", _capability_fault), table.texts("host", _capability_fault))
     table.finish()
     return rule
+
+
+def _hook_failure(table: _Table) -> HookFailure:
+    choice = table.choice("on_failure", ("continue", "abort"), "continue")
+    table.finish()
+    return "abort" if choice == "abort" else "continue"
 
 
 def _limit_rules(table: _Table) -> Iterator[tuple[str, LimitRule]]:

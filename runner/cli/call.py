@@ -22,14 +22,16 @@ HELP = "call a plugin's tool in its cage and print the result as JSON"
 EXAMPLE = """runner call nexo-plugin.toml demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
-KINDS = ("tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource")
+KINDS = ("tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource")
 _MOST_CALLS = 10_000_000
 _MOST_SESSIONS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
-    parser.add_argument("name", metavar="NAME", help="of the tool, prompt, method, …; a resource's URI")
+    parser.add_argument(
+        "name", metavar="NAME", help="of the tool, prompt, method, …; a resource's URI; an event's topic"
+    )
     parser.add_argument(
         "--input", metavar="JSON|@FILE|-", help="what it is given: as a word, from a file, from stdin"
     )
@@ -37,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", choices=KINDS, default="tool", help="what NAME names (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", metavar="TIME", help="for the answer, instead of the contract's own: 500ms, 30, 2m"
+        "--timeout",
+        metavar="TIME",
+        help="for the answer, instead of the contract's own: 500ms, 30, 2m; for events in return 5s",
     )
     parser.add_argument(
         "--context", metavar="JSON|@FILE", help="what the contract sends along: agent_id, workspace_id, …"
@@ -90,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: an object is needed, as in \'{"agent_id": "a"}\'')
         config = _document("--config", args.config)
+        _check_contract(args, context or {})
         sink = ReportSink(args.report)
     except (SinkError, ValueError) as error:
         print(f"runner call: {printable(str(error))}", file=sys.stderr)
@@ -108,6 +113,10 @@ def run(args: argparse.Namespace) -> int:
         from runner.cli.many import call_many
 
         return call_many(request, voice, args.repeat, args.concurrency or 1)
+    if args.kind == "event":
+        from runner.cli.telling import tell_event
+
+        return tell_event(request, voice)
     from runner.cli.calling import call_once
 
     return call_once(request, voice)
@@ -128,11 +137,33 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
         if args.concurrency is not None and not 1 <= args.concurrency <= _MOST_SESSIONS:
             raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
+        if args.kind == "event":
+            raise ValueError("--repeat: an event has no answer that could be measured")
         for option, given in (("--report", args.report is not None), ("--events", args.events)):
             if given:
                 raise ValueError(f"{option}: is about one call, and not for --repeat")
     if [args.input, args.context, args.config].count("-") > 1:
         raise ValueError("only one of --input, --context and --config can be read from stdin")
+
+
+def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
+    """ValueError: the plugin's contract does not know such a thing. Said before anything is started."""
+    if args.kind == "tool" and not context:
+        return  # all of them do
+    from runner.manifest import contract_at
+
+    name = contract_at(args.manifest, args.contract)
+    if name is None:
+        return  # the launch says what is wrong with the manifest
+    from importlib import import_module
+
+    from runner.dialect import Call, stray_context
+
+    dialect = import_module(f"runner.contracts.{name}.dialect")
+    if args.kind not in dialect.KINDS:
+        raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(dialect.KINDS)}")
+    if stray := stray_context(Call(args.kind, args.name, None, context), dialect.CONTEXT):
+        raise ValueError(f"--context: {stray}")
 
 
 def ordered(invocation: Invocation) -> Errand | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
 from runner.dialect import Call
-from runner.failures import PluginError, PluginFailure
+from runner.failures import InvalidCall, PluginError, PluginFailure
 from runner.opening import dialect_of
 from runner.report import Outcome
 from runner.session import Session
@@ -20,13 +20,26 @@ def call_once(request: Request, voice: Voice) -> int:
     async def work(session: Session) -> None:
         try:
             value = await session.call(request.call, seconds=request.seconds, on_progress=voice.progress)
+        except InvalidCall as error:
+            raise _advised_of_input(error) from None
         except PluginError as error:
             raise await _advised(session, request.call, error) from None
+        except PluginFailure as error:
+            if error.outcome.code == "timeout" and not session.is_over:
+                error.stderr = session.stderr
+                voice.failure(error)  # before the farewell, which takes a moment
+            raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: it may take the answer back
         await written(voice.result, value)
 
     return converse(request, voice, f"{request.call.kind} {request.call.name}", work)
+
+
+def _advised_of_input(error: PluginError) -> PluginError:
+    if error.kind == "invalid_arguments":
+        error.outcome = error.outcome._replace(hint="runner tools --json shows what it takes")
+    return error
 
 
 # Where a plugin can be asked what there is of a kind, and under which key the name is.
@@ -35,14 +48,9 @@ _LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource":
 
 async def _advised(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
     """A "no" may mean that there is no such thing: then say what there is. Or that its input is wrong."""
-    if error.kind == "invalid_arguments":
-        error.outcome = error.outcome._replace(hint="runner tools --json shows what it takes")
+    _advised_of_input(error)
     what, key = _LISTED.get(call.kind, ("", ""))
     contract = dialect_of(session.prepared.plugin.contract)
-    if call.kind not in contract.KINDS:
-        hint = f"--kind can be {', '.join(contract.KINDS)} here"
-        error.outcome = error.outcome._replace(hint=hint)
-        return error
     if not hasattr(contract, "LISTS") or not what:
         return error  # it knew before it asked
     try:

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import trio
 
+from runner import settlement
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
-from runner.dialect import Call
+from runner.dialect import Call, Notice
 from runner.failures import PluginError, PluginFailure
 from runner.opening import bare_report, open_session
 from runner.prepare import Invocation
-from runner.report import EXIT, Outcome, with_outcome
+from runner.report import EXIT, Outcome, Phase, with_outcome
 from runner.session import Session
 from runner.zygote import Errand
 from sandbox.value import NamedTuple
@@ -74,8 +75,12 @@ async def _conversation(
 ) -> tuple[Outcome, dict[str, Any]]:
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
+    phase: Phase = "launch"
 
     def heed(first: bool) -> None:
+        nonlocal phase
+        if first and seen:  # between the answer and the farewell it is still the call that is interrupted
+            phase = "call" if seen[0].phase == "run" else seen[0].phase
         if voice.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
             for session in seen:
                 session.kill()
@@ -87,12 +92,16 @@ async def _conversation(
         except* (PluginError, PluginFailure) as group:
             [failed] = _leaves(group)
     if failed is None and not voice.has_told and numbers:
-        failed = interrupted(numbers[0])
+        failed = interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""
-    if failed is None and voice.unheard is not None:
+    if voice.unheard is not None and (failed is None or voice.shows_published):
         failed = unheard(voice.unheard)
-    outcome = Outcome("ok", "call", "the plugin answered") if failed is None else failed.outcome
+    outcome = _answered(seen, voice) if failed is None else failed.outcome
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
+    if report is not None and numbers:
+        report = settlement.interrupted(report, numbers[0])
+    if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
+        voice.last_words(seen[0].stderr)  # it died of it
     if failed is not None:
         failed.report = report
         voice.hush()
@@ -101,8 +110,18 @@ async def _conversation(
     return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
 
 
-def interrupted(number: int) -> PluginFailure:
-    return PluginFailure(Outcome("cancelled", "call", f"ended by signal {number}", f"signal:{number}"))
+def _answered(seen: list[Session], voice: Voice) -> Outcome:
+    """Something was answered: by the plugin, or in its place."""
+    if voice.shows_published:
+        return Outcome("ok", "call", f"the event was sent, and {voice.lines} came in return")
+    if not seen or not seen[0].stood_in:
+        return Outcome("ok", "call", "the plugin answered")
+    message = f"the hook failed, and the policy answered in its place: {seen[0].stood_in}"
+    return Outcome("ok", "call", message, "hook_failed", "on_failure under [hooks] says what it answers")
+
+
+def interrupted(number: int, phase: Phase = "call") -> PluginFailure:
+    return PluginFailure(Outcome("cancelled", phase, f"ended by signal {number}", f"signal:{number}"))
 
 
 def unheard(error: OSError) -> PluginFailure:
@@ -128,7 +147,12 @@ async def _session(request: Request, voice: Voice, seen: list[Session]) -> Async
 
         async def tell(session: Session) -> None:
             async for event in session.events():
-                voice.event(event)
+                if voice.shows_published and isinstance(event, Notice) and event.kind == "published":
+                    await written(voice.line, event.value)
+                    if voice.unheard is not None:
+                        session.kill()  # for nobody
+                else:
+                    voice.event(event)
 
         try:
             async with request.session(made) as session:

@@ -10,6 +10,7 @@ import trio
 
 from runner.cli.conversation import Request, interrupted, interruptible, running, unheard
 from runner.cli.voice import Voice
+from runner.dialect import Notice
 from runner.failures import PluginError, PluginFailure
 from runner.report import EXIT
 from runner.session import Session
@@ -46,9 +47,11 @@ class Tally:
         self.left -= 1
         return self.left >= 0
 
-    def count(self, seconds: float | None, error: PluginError | PluginFailure | None = None) -> None:
+    def count(
+        self, seconds: float | None, error: PluginError | PluginFailure | None = None, code: str = "ok"
+    ) -> None:
         self.done += 1
-        self.codes["ok" if error is None else error.outcome.code] += 1
+        self.codes[code if error is None else error.outcome.code] += 1
         self.first = self.first or error
         if seconds is not None:
             self.seconds.append(seconds)
@@ -133,7 +136,10 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
             tally.count(None, error)
             return not session.is_over
         else:
-            tally.count(trio.current_time() - began)
+            if session.stood_in and "hook_failed" not in tally.codes:  # the first is told, all are counted
+                told = {"hook": request.call.name, "why": session.stood_in}
+                voice.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
+            tally.count(trio.current_time() - began, code="hook_failed" if session.stood_in else "ok")
         voice.progress({"progress": tally.done, "total": tally.wanted})
         return not session.is_over  # a hook's answer may be ours, for a plugin that died of it
 

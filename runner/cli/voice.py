@@ -17,7 +17,7 @@ import trio
 from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
-from sandbox.diagnostic import printable
+from sandbox.diagnostic import printable, quoted
 from sandbox.spec import Note
 from sandbox.streams import sink_for
 from sandbox.writing import write_all
@@ -43,8 +43,11 @@ class Voice:
         self._line = ""
         self._sink = sink_for(2)
         self._deaf = False  # whoever should read our stderr
+        self._failed = False
         self.has_told = False
         self.unheard: OSError | None = None  # why nobody got the result
+        self.shows_published = False  # what the plugin publishes is the result, line by line
+        self.lines = 0
 
     def result(self, value: Any) -> None:
         if sys.stdout.isatty():
@@ -52,6 +55,14 @@ class Voice:
             self.tell(_shown(json.dumps(value, ensure_ascii=False, indent=pretty)))
         else:
             self.tell(json.dumps(value, ensure_ascii=False))
+
+    def line(self, value: Any) -> None:
+        """One of several results, which end with the time for them."""
+        told = self.has_told
+        text = json.dumps(value, ensure_ascii=False)
+        self.tell(_shown(text) if sys.stdout.isatty() else text)
+        self.has_told = told
+        self.lines += self.unheard is None
 
     def tell(self, text: str) -> None:
         """On stdout, in UTF-8 whatever the locale: programs read it. Half a surrogate pair stays escaped."""
@@ -67,8 +78,13 @@ class Voice:
         if isinstance(event, Progress):
             self._say_json({"event": "progress", "value": event.value})
             return
-        self._say_json({"event": event.kind, "value": event.value})
-        if not self._events and not self.as_json:
+        if event.kind == "ended" and not self._events:
+            return  # what it means for who asked is told with the answer, or instead of it
+        if self._events or (self.as_json and event.kind == "hook_failed"):
+            self._say(_compact({"event": event.kind, "value": event.value}))
+        elif event.kind == "hook_failed":
+            self._say(f"runner: {printable(_hook_failed(event.value))}")
+        elif not self.as_json:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
@@ -79,6 +95,11 @@ class Voice:
             self._say(f"runner: {printable('; '.join(text for text in (note.message, note.hint) if text))}")
 
     def failure(self, error: PluginError | PluginFailure) -> None:
+        """Once: who was told before the end is not told again."""
+        if self._failed:
+            return
+        self._failed = self.has_told = True
+        self.hush()
         if self.as_json:
             self._say(_compact(_document(error)))
             return
@@ -98,15 +119,15 @@ class Voice:
             self._say(
                 f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
             )
-        self._last_words(error.stderr)
+        self.last_words(error.stderr)
         if isinstance(error, PluginFailure):
             for document in (error.report or {}).get("notes", ()):
                 note = Note(**document)
                 if not note.urgent:  # else it was told before
                     self.note(note)
 
-    def _last_words(self, tail: str) -> None:
-        lines = tail.splitlines()
+    def last_words(self, tail: str) -> None:
+        lines = [] if self.as_json else tail.splitlines()
         if lines:
             self._say("  its stderr ends with:")
             for line in lines[-_LAST_LINES:]:
@@ -180,6 +201,12 @@ class Voice:
         if self._drawn:
             self._drawn = False
             self._write("\r\x1b[K")
+
+
+def _hook_failed(value: Mapping[str, Any]) -> str:
+    passes = "lets its message pass" if value["on_failure"] == "continue" else "stops its message"
+    rule = f'on_failure = "{value["on_failure"]}" under [hooks] in the policy'
+    return f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}; {rule} {passes}"
 
 
 def _compact(value: Any) -> str:

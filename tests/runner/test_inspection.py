@@ -266,6 +266,7 @@ def test_a_line_without_an_end_is_not_held() -> None:
             assert both.inspection.to_host._framer.pending <= (1 << 20) + 1
         breach = both.inspection.breach
         assert breach is not None and breach.violation.cause == "frame_too_large"
+        assert breach.violation.message == f"a line is longer than {1 << 20} bytes"
         assert breach.phase == "handshake"
         assert got(both.host_out) == b""
 

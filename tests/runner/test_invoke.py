@@ -11,7 +11,7 @@ import pytest
 
 from runner.dialect import Violation
 from runner.inspection import Breach
-from runner.invoke import gone, judge, limits_hit
+from runner.invoke import deaf, gone, judge, left, limits_hit
 from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
@@ -365,7 +365,25 @@ def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
 
 
 def test_who_is_gone_is_gone_in_the_same_words_for_everybody() -> None:
-    first = gone(judge(ended(3), Limits())[0], "call")
+    first = gone(judge(ended(3), Limits())[0], "call", "")
     assert (first.code, first.phase, first.cause) == ("crashed", "call", "exit:3")
     assert first.message == "the plugin ended with status 3, before it answered"
-    assert gone(first, "call") == first
+    assert gone(first, "call", "") == first
+
+
+def test_an_end_that_nobody_asked_for_is_no_good_end() -> None:
+    for code, words in ((0, "with status 0"), (3, "with status 3"), (139, "by signal 11")):
+        outcome = left(judge(ended(code), Limits())[0], "")
+        assert (outcome.code, outcome.phase) == ("crashed", "idle")
+        assert words in outcome.message and "was not asked to end" in outcome.message
+    assert left(judge(by_deadline(137), Limits())[0], "").code == "timeout"
+
+
+def test_stderr_is_pointed_to_only_if_there_is_something() -> None:
+    ok = judge(ended(0), Limits())[0]
+    for stderr, hint in (
+        ("Traceback …\n", "its stderr may say why"),
+        (" \n", "it wrote nothing to its stderr"),
+    ):
+        assert gone(ok, "call", stderr).hint == left(ok, stderr).hint == hint
+    assert deaf("call", "stdin", "").hint == "it wrote nothing to its stderr"

@@ -210,3 +210,25 @@ def test_any_messages_have_an_outcome(several: list[Any]) -> None:
             assert peer.asked_as(incoming.ticket) == message["id"]
     assert len(ended) == len(set(ended))
     assert [token for token in range(3) if peer.waits_for(token) is None] == sorted(map(int, map(str, ended)))
+
+
+def test_our_own_words_are_no_answer() -> None:
+    """A program that sends back what it is sent. Ids of the two sides may be the same all the same."""
+
+    def ask(number: int, method: str, params: Any = None) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+    peer = Peer()
+    peer.request("a", "initialize", {"version": "1"})
+    assert peer.receive(ask(1, "initialize", {"version": "1"})) == Stray("echo", "our own question came back")
+    assert isinstance(peer.receive(ask(1, "initialize", {"version": "2"})), Request)
+    peer.error(1, -32603, "not yet wired")
+    echo = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "not yet wired"}}
+    assert peer.receive(echo) == Stray("echo", "our own error came back as an answer")
+    assert peer.waits_for("a") == 1
+    assert peer.receive({**echo, "error": {"code": -32603, "message": "its own"}}) == Error(
+        "a", -32603, "its own"
+    )
+    peer.request("b", "ping")
+    assert isinstance(peer.receive(ask(2, "ping")), Request)  # as both sides may
+    assert peer.receive({"jsonrpc": "2.0", "id": 2, "result": {}}) == Result("b", {})

@@ -77,7 +77,7 @@ def test_the_schema_knows_every_word() -> None:
     assert list(properties["usage"]["properties"]) == list(Usage._fields)
     assert properties["outcome"]["properties"]["code"]["enum"] == list(get_args(Code)) == list(EXIT)
     assert properties["outcome"]["properties"]["phase"]["enum"] == list(get_args(Phase))
-    assert properties["exit"]["properties"]["ended_by"]["enum"] == [*get_args(Reason), None]
+    assert properties["exit"]["properties"]["ended_by"]["enum"] == [*get_args(Reason), "cancelled", None]
     assert list(properties["grant"]["properties"]["limits"]["properties"]) == list(Limits._fields)
 
 
@@ -482,7 +482,7 @@ def test_what_a_timeout_tells(runner_as: Caller, plugin_dir: Path, write_file: W
     report = done.report
     assert report["exit"] == {
         "status": 124,
-        "code": 137,
+        "code": None,
         "reached_exec": True,
         "ended_by": "deadline",
         "signal": None,

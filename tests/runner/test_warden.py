@@ -155,7 +155,8 @@ def test_what_is_said_in_which_order(box: Box) -> None:
     assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
     born, prepared, launched, ended = told
     assert set(born) == {"event", "pid"}
-    assert set(prepared) == {"event", "plugin", "limits", "declare", "host", "policy", "unsandboxed", "notes"}
+    decided = {"plugin", "limits", "declare", "host", "policy", "unsandboxed", "notes", "on_hook_failure"}
+    assert set(prepared) == {"event", *decided}
     assert list(launched["timings"]) == ["manifest", "policy", "plan", "launch"]
     assert set(ended) == {"event", "outcome", "status", "explanation", "report"}
     assert ended["status"] == 4

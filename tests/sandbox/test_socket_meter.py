@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 
 import pytest
 
 from sandbox import socket_meter
-from sandbox.socket_meter import SocketMeter, SocketTables, held_in
+from sandbox.socket_meter import SocketMeter, SocketTables, held_in, most_in
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:00000000 00000000 0 0 1\n"
@@ -101,3 +102,56 @@ def test_more_than_the_limit() -> None:
     meter = SocketMeter(1000, lambda: 1001)
     assert meter.look({}, meter.due) == "memory"
     assert SocketMeter(1000, lambda: 1000).look({}, meter.due + 1) is None
+
+
+COUNTERS = """\
+sockets: used 5
+TCP: inuse 1 orphan 0 tw 2 alloc 1 mem 3
+UDP: inuse 0 mem 4
+RAW: inuse 0
+"""
+
+
+def test_the_counters_of_the_machine() -> None:
+    pages = 7 * os.sysconf("SC_PAGE_SIZE")
+    assert most_in(COUNTERS) == 5 * 4096 + 2 * 512 + pages
+    assert most_in(COUNTERS.replace("TCP", "SCTP")) is None
+    assert most_in("") is None
+
+
+def test_the_tables_are_left_alone_while_the_counters_show_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a second they are read all the same."""
+    clock = [100.0]
+    read: list[int] = []
+
+    def held(fd: int) -> float:
+        read.append(fd)
+        return 0.0
+
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(socket_meter, "_held", held)
+    monkeypatch.setattr(socket_meter, "most_in", lambda text: most)
+    most: int | None = 500
+    tables = SocketTables(os.getpid, 1000)
+    assert tables.held() == 0.0 and read  # the first look
+    for most, looked in ((500, False), (501, True), (None, True)):
+        read.clear()
+        clock[0] += 0.5
+        assert tables.held() == (0.0 if looked else most)
+        assert bool(read) == looked
+    most = 0
+    read.clear()
+    clock[0] += 1.0
+    assert tables.held() == 0.0 and read
+    tables.close()
+
+
+def test_a_look_at_no_sockets_costs_little() -> None:
+    """The whole tables cost the same however few sockets there are."""
+    tables = SocketTables(os.getpid, 1 << 40)
+    tables.held()
+    began = time.thread_time()
+    for _ in range(100):
+        tables.held()
+    assert time.thread_time() - began < 0.1
+    tables.close()

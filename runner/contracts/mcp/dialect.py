@@ -30,6 +30,7 @@ from runner.dialect import (
     Send,
     Setting,
     Violation,
+    stray_context,
 )
 from runner.frames import LineFramer, line
 from runner.holdings import STANDING, Share
@@ -47,8 +48,10 @@ from runner.jsonrpc import (
     Result,
     Stray,
 )
+from runner.report import Code
 
 KINDS: Final = ("tool", "prompt", "resource", "method")
+CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {}
 LISTS: Final = tuple(name for name in flight.LISTS if name != "tools")
 
 # The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
@@ -146,6 +149,8 @@ class Mcp:
                 "called before the handshake" if agreed is None else f"call {token} is on its way already"
             )
             raise CallRefused(Violation("internal", message, call=token))
+        if stray := stray_context(call, CONTEXT):
+            raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
             raise CallRefused(unknown)
         started = Flight(token, call, agreed, self._standing)
@@ -250,6 +255,10 @@ class Mcp:
                 return self._answered(incoming, weight)
             case Stray(why="too_many", detail=detail):
                 return [Violation("malformed_response", f"the plugin asks on unanswered: {detail}", "flood")]
+            case Stray(why="echo", detail=detail):
+                code: Code = "handshake_failed" if self._handshake.era is None else "malformed_response"
+                text = f"the server sends back what it is sent: {detail}"
+                return [Violation(code, text, "echo", "is this program an MCP server?")]
             case Stray(why="not_rpc"):
                 return self._noise("not_rpc", value)
             case _:
@@ -360,7 +369,8 @@ class Mcp:
             self._questions[key] = request.ticket
             return [HostCall(request.ticket, request.method, request.params)]
         else:
-            frame = self._peer.error(request.ticket, METHOD_NOT_FOUND, "Method not found")
+            # Not in the words that servers use, which would look like an echo if their ids met.
+            frame = self._peer.error(request.ticket, METHOD_NOT_FOUND, "the host has no such method")
         return [] if frame is None else [self._sent(frame, "reply")]
 
     # --- notifications --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def make(setting: Setting) -> Inspector:
 
 class Inspector:
     limit = FRAME_LIMIT
+    spare = 0
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin

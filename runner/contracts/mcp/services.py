@@ -50,7 +50,7 @@ def refused(method: str, why: Why) -> Answer:
         return Answer({"action": "decline"})
     service = METHODS.get(method)
     if service is None:
-        return Answer(error=(METHOD_NOT_FOUND, "Method not found", None))
+        return Answer(error=(METHOD_NOT_FOUND, "the host has no such method", None))
     reason = {"reason": f"Client does not have {service} capability"}
     return Answer(error=(METHOD_NOT_FOUND, f"{service.capitalize()} not supported", reason))
 

@@ -60,6 +60,9 @@ def request(token: int, call: Call, plugin: Plugin) -> Request:
             call.name == "llm.chat" and isinstance(call.input, dict) and call.input.get("stream") is True
         )
         return Request(call.name, call.input, streams)
+    if call.kind == "event":
+        message = "an event has no answer to wait for: it is told, as the notification broker.event"
+        raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
     message = f"a nexo plugin has no {call.kind}s"
     raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
 

@@ -47,21 +47,24 @@ from runner.dialect import (
     Send,
     Setting,
     Violation,
+    stray_context,
 )
 from runner.holdings import COMPILED, STANDING, Shelf
+from runner.report import Code
 from runner.schemas import Schema
 from sandbox.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
-KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "method")
+KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "event", "method")
+CONTEXT: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
 
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
 
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
 
-# What a hook answers that has nothing to say, or could not.
+# What the contract takes for the answer of a hook that failed: nothing stands in the way of the message.
 CONTINUE: Mapping[str, Any] = {"abort": False}
 
 _SHOWN = 200  # of a line that is not the protocol, in bytes
@@ -75,6 +78,10 @@ Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
 
 def make(setting: Setting) -> NexoDialect:
     return NexoDialect(setting)
+
+
+def event(call: Call) -> tuple[str, Mapping[str, Any]]:
+    return "broker.event", {"topic": call.name, "payload": call.input}
 
 
 class _Open(NamedTuple):
@@ -91,6 +98,7 @@ class NexoDialect:
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
         self._plugin = setting.plugin
         self._config = setting.config
+        self._on_hook_failure = setting.on_hook_failure
         self._stamps = stamps
         self._clocks = clocks.of(setting.environ)
         self._topics = topics.of(setting.plugin)
@@ -231,6 +239,11 @@ class NexoDialect:
             return self._told(heard.method, heard.params)
         if heard.why == "not_rpc":
             return self._not_ours(message)
+        if heard.why == "echo":
+            code: Code = "malformed_response" if self._wired else "handshake_failed"
+            self._stage = "over"
+            text = f"it sends back what it is sent: {heard.detail}"
+            return (Violation(code, text, "echo", "is this program a nexo plugin?"),)
         if heard.why == "too_many":
             self._stage = "over"
             text = f"it asks on without waiting for answers: {heard.detail}"
@@ -254,7 +267,7 @@ class NexoDialect:
             return ()
         number, known = call
         if known.hook and (why := _hook_fault(value)):
-            return self._continued(number, known.hook, why)
+            return self._stood_in(number, known.hook, why)
         return (Reply(number, value),)
 
     def _refused(self, error: jsonrpc.Error) -> Events:
@@ -273,7 +286,7 @@ class NexoDialect:
             return ()
         number, known = call
         if known.hook:
-            return self._continued(number, known.hook, f"it answered with an error: {said}")
+            return self._stood_in(number, known.hook, f"it answered with an error: {said}")
         return (refusals.of(number, known.family, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.Request) -> Events:
@@ -364,6 +377,8 @@ class NexoDialect:
                 else "the plugin is not ready for calls"
             )
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
+        if stray := stray_context(call, CONTEXT):
+            raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
         hook = call.name if call.kind == "hook" else ""
         try:
@@ -404,7 +419,7 @@ class NexoDialect:
     def _unsendable(self, token: int, hook: str, why: str, kind: str) -> Events:
         self._peer.forget(token)
         if hook:
-            return self._continued(token, hook, why)
+            return self._stood_in(token, hook, why)
         raise CallRefused(Refusal(token, "-32602", why, kind))
 
     def _listed(self, token: int, name: str) -> list[dict[str, Any]]:
@@ -428,7 +443,7 @@ class NexoDialect:
             return ()
         self._peer.forget(token)
         self._closed(token)
-        return self._continued(token, call.hook, why)
+        return self._stood_in(token, call.hook, why)
 
     def _closed(self, token: Hashable) -> tuple[int, _Open] | None:
         if not isinstance(token, int):
@@ -439,10 +454,15 @@ class NexoDialect:
         self._streams.pop(known.number, None)
         return token, known
 
-    def _continued(self, token: int, hook: str, why: str) -> Events:
-        """A plugin that fails must not stop the message it was asked about."""
+    def _stood_in(self, token: int, hook: str, why: str) -> Events:
+        """What the policy says of a hook that failed. By the contract, a plugin that fails does not stop the
+        message it was asked about."""
         self._count("hooks_failed")
-        return (Notice("hook_failed", {"hook": hook, "why": why}), Reply(token, dict(CONTINUE)))
+        answer: dict[str, Any] = dict(CONTINUE)
+        if self._on_hook_failure == "abort":
+            answer = {"abort": True, "reason": f"the hook {quoted(hook)} failed: {why}", "decision": "block"}
+        told = {"hook": hook, "why": why, "on_failure": self._on_hook_failure}
+        return (Notice("hook_failed", told), Reply(token, answer, why))
 
     # --- answers to the plugin ------------------------------------------------------------------------------
 

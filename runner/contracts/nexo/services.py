@@ -29,6 +29,9 @@ def refused(method: str, why: Why) -> Answer:
         return Answer(error=(NOT_FOUND, f"method not found: {quoted(method)}", None))
     if why == "absent" and method == "broker.publish":
         return Answer()  # no broker of ours, but whoever listens to the session's events has it
+    if why == "denied" and method == "broker.publish":
+        # Nobody is answered: this is told to the operator.
+        return Answer(error=(INTERNAL, "host under [capabilities] in the policy does not allow it", None))
     if why == "busy":
         return Answer(error=(INTERNAL, "the host is busy with your other requests", None))
     return Answer(error=(INTERNAL, f"{METHODS.get(method, 'service')} not configured", None))

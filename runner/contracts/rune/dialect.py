@@ -32,6 +32,7 @@ from runner.dialect import (
     Send,
     Setting,
     Violation,
+    stray_context,
 )
 from runner.frames import FrameFault, Framer
 from runner.holdings import STANDING
@@ -51,7 +52,9 @@ CLOCKS: Final[Mapping[str, float]] = {"invocation": 5.0, "launch": 2.0, "handsha
 LINE_LIMIT: Final = 1 << 20  # of what the plugin says; what it is told may be longer
 LINES: Final = 2  # a handshake and a response
 
-CONTEXT: Final = ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
+CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {
+    "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
+}
 
 # What the contract's codes of a "no" mean to the layer above; all others are the plugin's own trouble.
 REFUSALS: Final = ("invalid_input", "not_found")
@@ -274,7 +277,7 @@ class RuneDialect:
             "type": "request",
             "request_id": request_id,
             "tool_name": call.name,
-            "context": {key: call.context[key] for key in CONTEXT if call.context.get(key)},
+            "context": {key: call.context[key] for key in CONTEXT["tool"] if call.context.get(key)},
             "input": {} if call.input is None else call.input,
         }
         try:
@@ -551,7 +554,7 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
     """A call that cannot be put into this contract's words."""
     message = ""
     code = "invalid_input"
-    wrong = [key for key in CONTEXT if not isinstance(call.context.get(key) or "", str)]
+    wrong = [key for key in CONTEXT["tool"] if not isinstance(call.context.get(key) or "", str)]
     if call.kind == "list" and call.name != "tools":
         code, message = "not_found", f"a rune plugin has no {quoted(call.name)} to list, only tools"
     elif call.kind not in ("tool", "list"):
@@ -560,6 +563,8 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
         message = "a tool has to be named"
     elif wrong:
         message = f"{wrong[0]} of the context has to be a string"
+    elif stray := stray_context(call, CONTEXT):
+        code, message = "invalid_input", stray
     return Refusal(token, code, message, code) if message else None
 
 

@@ -26,7 +26,8 @@ def make(setting: Setting) -> Inspector:
 class Inspector(RuneDialect):
     """Hears what the plugin says, as the dialect does, and overhears what it is told."""
 
-    limit = LINE_LIMIT + 1  # one for a carriage return
+    limit = LINE_LIMIT
+    spare = 1  # for a carriage return
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

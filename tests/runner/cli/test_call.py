@@ -205,7 +205,7 @@ def test_large_input(runner_as_user: Caller, copied: Copy, write_file: Write, pl
     done = runner_as_user("call", "--server", "modern", copied("mcp_bare"), "echo", "--input", f"@{file}")
     assert json.loads(done.stdout)["structuredContent"] == {"text": text}
     done = runner_as_user("call", copied("nexo_bare"), "bare_echo", "--input", f"@{file}")
-    assert done.returncode == EXIT["plugin_error"] and "3145" in done.stderr
+    assert done.returncode == EXIT["invalid_call"] and "3145" in done.stderr
     assert len(done.stderr) < 1000 and done.stdout == ""
 
 
@@ -349,20 +349,12 @@ WAYS: dict[str, Way] = {
         ("--server", "modern"),
     ),
     "wrong arguments": Way(
-        "plugin_error",
+        "invalid_call",
         "call",
         r"\(-33402, invalid_arguments\): .*/text.*; runner tools --json shows what it takes",
         bare("nexo_bare"),
         "bare_echo",
         ("--input", '{"text": 5}'),
-    ),
-    "no such kind": Way(
-        "plugin_error",
-        "call",
-        r"a nexo plugin has no prompts; --kind can be tool, hook, channel, llm, memory, method here",
-        bare("nexo_bare"),
-        "x",
-        ("--kind", "prompt"),
     ),
     "no program": Way(
         "launch_failed",
@@ -1011,12 +1003,14 @@ def test_a_plugin_that_crashes_on_every_third_call(
 def test_a_hook_that_dies_each_time_is_started_each_time(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    """Its answer is to continue, whatever becomes of the plugin."""
+    """Its answer is to continue, whatever becomes of the plugin. The first failure is told, all count."""
     plugin = own(plugin_dir, write_file, call="os._exit(3)", more='hooks = ["own_hook"]\n')
     run = plugin / "run"
     run.write_text(run.read_text().replace("tool.invoke", "hook.on_hook"))
     done = runner_as_user("call", "--kind", "hook", "--repeat", "4", plugin, "own_hook")
-    assert (json.loads(done.stdout)["outcomes"], done.returncode) == ({"ok": 4}, 0)
+    assert (json.loads(done.stdout)["outcomes"], done.returncode) == ({"hook_failed": 4}, 0)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("runner: hook_failed: ") and "ended with status 3" in line
 
 
 def test_a_plugin_that_says_no_is_asked_on(runner_as_user: Caller, copied: Copy) -> None:

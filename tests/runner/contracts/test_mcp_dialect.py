@@ -941,7 +941,7 @@ def test_batches_of_the_one_revision_that_has_them() -> None:
         ({"id": -5, "method": "elicitation/create", "params": 5}, HostCall(1, "elicitation/create", 5)),
         (
             {"id": 1, "method": "tools/list"},
-            {"id": 1, "error": {"code": -32601, "message": "Method not found"}},
+            {"id": 1, "error": {"code": -32601, "message": "the host has no such method"}},
         ),
         ({"id": None, "method": "ping"}, "bad_id"),
         ({"id": 1.5, "method": "ping"}, "bad_id"),

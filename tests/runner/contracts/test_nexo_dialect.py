@@ -443,7 +443,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ),
         (Call("tool", "demo_rest"), "tool.invoke", {**TOOL, "tool_name": "demo_rest", "args": {}}),
         (
-            Call("tool", "demo_rest", None, {"agent_id": "shopper", "policy": {"a": 1}, "other": 1}),
+            Call("tool", "demo_rest", None, {"agent_id": "shopper", "policy": {"a": 1}}),
             "tool.invoke",
             {
                 "plugin_id": "demo",
@@ -844,8 +844,8 @@ def test_a_hook_that_fails_lets_it_pass(reply: Any) -> None:
     conversation.call(5, GREET)
     notice, done = hear(conversation, reply)
     assert isinstance(notice, Notice) and notice.kind == "hook_failed" and notice.value["hook"] == "greet"
-    assert notice.value["why"]
-    assert done == Reply(5, dict(CONTINUE))
+    assert notice.value["why"] and notice.value["on_failure"] == "continue"
+    assert done == Reply(5, dict(CONTINUE), notice.value["why"])
     assert conversation.counters["hooks_failed"] == 1
 
 
@@ -853,8 +853,20 @@ def test_a_hook_that_fails_lets_it_pass(reply: Any) -> None:
 def test_a_hook_that_cannot_be_asked_lets_it_pass(event: Any) -> None:
     conversation = ready()
     notice, done = conversation.call(5, Call("hook", "greet", event))
-    assert isinstance(notice, Notice) and done == Reply(5, dict(CONTINUE))
+    assert isinstance(notice, Notice) and done == Reply(5, dict(CONTINUE), notice.value["why"])
     assert conversation.expired(5, "timeout") == ()
+
+
+def test_a_hook_that_fails_stops_it_where_the_policy_says_so() -> None:
+    conversation = NexoDialect(Setting(DEMO, on_hook_failure="abort"), stamps=lambda: STAMP)
+    conversation.opening()
+    hear(conversation, answer(1, WELCOME))
+    conversation.call(5, GREET)
+    notice, done = hear(conversation, error(2, -32603, "fell over"))
+    assert isinstance(notice, Notice) and notice.value["on_failure"] == "abort"
+    assert isinstance(done, Reply) and done.failure == notice.value["why"]
+    assert (done.value["abort"], done.value["decision"]) == (True, "block")
+    assert "fell over" in done.value["reason"]
 
 
 def test_a_hook_that_is_late_has_let_it_pass() -> None:
@@ -862,8 +874,9 @@ def test_a_hook_that_is_late_has_let_it_pass() -> None:
     conversation.call(5, GREET)
     conversation.call(6, INVOKE)
     notice, done = conversation.expired(5, "no answer within 5 s")
-    assert notice == Notice("hook_failed", {"hook": "greet", "why": "no answer within 5 s"})
-    assert done == Reply(5, dict(CONTINUE))
+    why = "no answer within 5 s"
+    assert notice == Notice("hook_failed", {"hook": "greet", "why": why, "on_failure": "continue"})
+    assert done == Reply(5, dict(CONTINUE), why)
     assert conversation.expired(5, "again") == ()
     assert hear(conversation, answer(2, {"abort": True})) == [] and conversation.counters["late"] == 1
     # Other calls have no answer for that: they are left to the session.

@@ -627,6 +627,12 @@ def test_what_comes_after_the_response_changes_nothing() -> None:
 # --- the request -------------------------------------------------------------------------------------------
 
 
+def test_a_context_that_is_not_sent_is_refused() -> None:
+    call = Call("tool", TOOL, {}, {"workspace_id": "w", "agent_id": "x"})
+    found = objection(setting(call=call))
+    assert isinstance(found, Refusal) and "'agent_id'" in found.message and "workspace_id" in found.message
+
+
 @pytest.mark.parametrize(
     ("call", "rest"),
     [
@@ -647,7 +653,7 @@ def test_what_comes_after_the_response_changes_nothing() -> None:
             '"context":{"workspace_id":"w","widget_id":"g","repo_root":"/r","role_id":"r","mode_id":"m"},"input":2',
         ),
         (
-            Call("tool", TOOL, {}, {"workspace_id": "w", "role_id": "", "mode_id": None, "agent_id": "x"}),
+            Call("tool", TOOL, {}, {"workspace_id": "w", "role_id": "", "mode_id": None}),
             '"context":{"workspace_id":"w"},"input":{}',
         ),
     ],
@@ -1099,7 +1105,7 @@ def converse(path: Path, call: Call, declare: tuple[str, ...] = ()) -> tuple[lis
 
 def test_a_real_plugin_answers() -> None:
     given_input = {"text": "grüß <dich>", "list": [1, 2.5, None]}
-    call = Call("tool", "echo", given_input, {"workspace_id": "w", "unknown": "x"})
+    call = Call("tool", "echo", given_input, {"workspace_id": "w"})
     events, status = converse(ECHO, call)
     identity = Identity("rune-echo", "1.0.0", PROTOCOL, "", "", ("echo", "fail"), {"capabilities": []})
     output = {"input": given_input, "context": {"workspace_id": "w"}}

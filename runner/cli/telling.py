@@ -1,0 +1,32 @@
+"""One event for a plugin, and the events it publishes in return."""
+
+from __future__ import annotations
+
+import trio
+
+from runner import invoke
+from runner.cli.conversation import Request, converse
+from runner.cli.voice import Voice
+from runner.failures import PluginFailure
+from runner.opening import dialect_of
+from runner.session import Session
+
+# For what comes in return, where --timeout does not say.
+SECONDS = 5.0
+
+
+def tell_event(request: Request, voice: Voice) -> int:
+    """Nobody knows how many events an event brings about: they are shown as they come, until time is up."""
+    voice.shows_published = True
+
+    async def work(session: Session) -> None:
+        seconds = SECONDS if request.seconds is None else request.seconds
+        granted = session.prepared.limits.call
+        seconds = seconds if granted is None else min(granted, seconds)
+        letters = session.notify(*dialect_of(session.prepared.plugin.contract).event(request.call))
+        with trio.move_on_after(seconds):
+            await session.ended()
+        if not all(letter.written for letter in letters):
+            raise PluginFailure(invoke.stalled(seconds))
+
+    return converse(request, voice, f"event {request.call.name}", work)

@@ -1,0 +1,46 @@
+"""Who waits for a plugin's answer, and how tasks wait for the first of several events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import trio
+
+from runner.dialect import Refusal, Reply, Violation
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class Waiter:
+    """One call that waits for its answer."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.answer: Reply | Refusal | Violation | None = None
+        self.fault: Exception | None = None  # of the caller's own
+        self.woken = trio.Event()
+        self._on_progress = on_progress
+
+    def progress(self, value: Mapping[str, Any]) -> None:
+        if self._on_progress is not None and self.fault is None:
+            try:
+                self._on_progress(value)
+            except Exception as error:  # noqa: BLE001 -- whose callback it is shall get it, not the session
+                self.fault = error
+                self.woken.set()
+
+
+async def first_of(*events: trio.Event) -> None:
+    """Until one of them is set."""
+    try:
+        async with trio.open_nursery() as nursery:
+
+            async def wait(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            for event in events:
+                nursery.start_soon(wait, event)
+    except BaseExceptionGroup as group:
+        # The tasks raise nothing: it is ^C, which comes to who waits here and is to come out as it is.
+        raise group.exceptions[0] from None

@@ -1,0 +1,194 @@
+"""Who is said to be at fault: the plugin only for what the plugin did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import runner
+from runner import zygote
+from runner.library import InvalidCall, NotOnTrio, PluginError, PluginFailure, open_plugin
+from tests.conftest import Caller
+from tests.runner.test_endings import ENVIRON, NAME, NEXO, PLUGIN, SECONDS, Write
+from tests.runner.test_report import faults
+from tests.tables import Line, check_rows, run_lines
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
+
+CAT = '{"mcpServers": {"own": {"command": "/usr/bin/cat"}}}'
+NOWHERE = '{"mcpServers": {"own": {"command": "/nowhere"}}}'
+
+
+@pytest.fixture
+def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[Path]:
+    write_file(plugin_dir / "own/run", PLUGIN, 0o755)
+    write_file(plugin_dir / "own" / NAME, NEXO)
+    write_file(plugin_dir / "cat.toml", NEXO.replace("./run", "/usr/bin/cat"))
+    write_file(plugin_dir / "cat.json", CAT)
+    write_file(plugin_dir / "nowhere.toml", NEXO.replace("./run", "/nowhere"))
+    write_file(plugin_dir / "nowhere.json", NOWHERE)
+    yield plugin_dir
+    zygote.close()
+
+
+# --- before anything is started ----------------------------------------------------------------------------
+
+# Words -> what is said. Their programs do not exist: who started one would say that.
+MISFITS: Mapping[tuple[str, ...], str] = {
+    ("nowhere.json", "--kind", "hook"): "--kind hook: the contract mcp has tool, prompt, resource, method",
+    ("nowhere.toml", "--kind", "prompt"): "--kind prompt: the contract nexo has tool, hook, channel, ",
+    (
+        "nowhere.toml",
+        "--context",
+        '{"agent": "a"}',
+    ): "'agent', which is not sent along with a tool; known are agent_id, policy",
+    (
+        "nowhere.toml",
+        "--kind",
+        "hook",
+        "--context",
+        '{"agent_id": "a"}',
+    ): "'agent_id', which is not sent along",
+    ("nowhere.json", "--context", '{"agent_id": "a"}'): "in this contract it has no context",
+}
+
+
+def test_what_a_contract_does_not_have_is_wrong_usage(runner_as: Caller, folder: Path) -> None:
+    words: list[list[str | Path]] = [["call", folder / file, "x", *options] for file, *options in MISFITS]
+    # The control: what the contract has is asked of a plugin, which is not there.
+    words.append(["call", folder / "nowhere.toml", "x"])
+    words.append(["call", folder / "nowhere.json", "x", "--kind", "prompt"])
+    *ended, first, second = run_lines(runner_as, [Line(each) for each in words])
+
+    def check(case: tuple[str, ...], done: Any) -> None:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("runner call: --") and MISFITS[case] in done.stderr, done.stderr
+
+    check_rows(zip(MISFITS, ended, strict=True), check)
+    assert (first.returncode, second.returncode) == (10, 10)
+
+
+# --- a call that was not made ------------------------------------------------------------------------------
+
+
+def test_what_the_runner_refuses_is_no_answer_of_the_plugins(runner_as: Caller, folder: Path) -> None:
+    report = runner_as.home / "report.json"
+    schema = 'dict(type="object", required=["text"])'
+    run = folder / "own/run"
+    run.write_text(PLUGIN.replace('dict(type="object")', schema))
+    done = runner_as("call", "--report", report, folder / "own", "own_tool", "--", "never", "")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "runner: invalid_call in call (-33402, invalid_arguments): the arguments do not fit"
+    )
+    told = json.loads(report.read_bytes())
+    assert faults(told) == []
+    assert (told["outcome"]["code"], told["exit"]["status"]) == ("invalid_call", 2)
+
+
+@pytest.mark.trio
+async def test_a_call_that_is_not_made(folder: Path) -> None:
+    """For programs that catch "no" it is one; they can tell whose."""
+    with trio.fail_after(SECONDS):
+        act = "send(id=number, error=dict(code=-33403, message='no'))"
+        async with open_plugin(folder / "own", args=("called", act), environ=ENVIRON) as plugin:
+            for given in ({"context": {"nobody": 1}}, {"kind": "prompt"}, {"input": {1, 2}}):
+                with pytest.raises(InvalidCall) as invalid:
+                    await plugin.call("own_tool", **given)
+                assert invalid.value.outcome.code == "invalid_call"
+            with pytest.raises(InvalidCall):
+                await plugin.notify("news", {})
+            with pytest.raises(PluginError) as refused:
+                await plugin.call("own_tool")
+            assert not isinstance(refused.value, InvalidCall)
+            assert refused.value.outcome.code == "plugin_error"
+    assert plugin.report is not None
+    assert plugin.report["session"]["calls"] == {"ok": 0, "refused": 5, "failed": 0}
+
+
+# --- a failure that nobody catches -------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_failure_nobody_catches_says_all_there_is(folder: Path) -> None:
+    act = "print('the disk is \\x1b[1mfull', file=sys.stderr, flush=True); os._exit(3)"
+    with trio.fail_after(SECONDS):
+        with pytest.raises(PluginFailure) as caught:
+            await runner.run(folder / "own", "own_tool", args=("called", act), environ=ENVIRON)
+        with pytest.raises(BaseExceptionGroup) as group:
+            async with (
+                open_plugin(folder / "own", args=("called", act), environ=ENVIRON) as plugin,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(plugin.call, "own_tool")
+    (within,) = group.value.exceptions
+    for failure in (caught.value, within):
+        assert str(failure).splitlines() == [
+            "crashed: the plugin ended with status 3, before it answered; its stderr may say why",
+            "its stderr ends with:",
+            r"| the disk is \x1b[1mfull",
+        ]
+
+
+# --- who sends back what it is sent ------------------------------------------------------------------------
+
+
+def test_an_echo_is_not_a_refusal(runner_as: Caller, folder: Path) -> None:
+    for file in ("cat.toml", "cat.json"):
+        done = runner_as("tools", folder / file)
+        assert done.returncode == 11
+        assert "handshake_failed in handshake (echo): " in done.stderr
+        assert "sends back what it is sent" in done.stderr and "refuse" not in done.stderr
+
+
+# --- a plugin that hangs -----------------------------------------------------------------------------------
+
+HANGS = """\
+for line in sys.stdin:
+    if json.loads(line).get("method") == "shutdown":
+        print("asked to leave", file=sys.stderr, flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_a_timeout_is_told_at_once_and_the_farewell_is_short(runner_as: Caller, folder: Path) -> None:
+    report = runner_as.home / "report.json"
+    words = (
+        "call",
+        "--timeout",
+        "500ms",
+        "--report",
+        report,
+        folder / "own",
+        "own_tool",
+        "--",
+        "called",
+        HANGS,
+    )
+    done = runner_as(*words)
+    assert done.returncode == 12
+    (line,) = done.stderr.splitlines()  # without what the plugin says when it is bid to leave
+    assert line.startswith("runner: timeout in call (deadline): there was no answer within 500ms; ")
+    told = json.loads(report.read_bytes())
+    assert faults(told) == []
+    assert told["session"]["stderr_tail"] == "asked to leave\n" and told["session"]["forced"]
+    assert told["timings"]["teardown"] < 5.0  # the contract gives it 5 s to answer, and 1 s to leave
+
+
+# --- not on trio -------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_on_trio_is_told_so() -> None:
+    async def converses() -> None:
+        async with open_plugin("nowhere"):
+            pass
+
+    for work in (converses, lambda: runner.run("nowhere", "x")):
+        with pytest.raises(NotOnTrio, match="this library runs on trio"):
+            asyncio.run(work())
+    assert issubclass(runner.NotOnTrio, RuntimeError)

@@ -1,0 +1,292 @@
+"""What is said of a plugin's end: by whom it ended, when, and what became of the call it left unanswered."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner import zygote
+from runner.dialect import Notice
+from runner.library import OpenPlugin, PluginFailure, open_plugin
+from tests.conftest import SYSTEM_PATH, Caller
+from tests.runner.test_idle import has_silent_plugin
+from tests.runner.test_report import faults
+from tests.runner.wards import is_sound
+from tests.tables import Line, check_rows, run_lines, wait_for
+from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
+
+ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
+SECONDS = 60.0
+
+Write = Callable[..., Path]
+
+# Speaks nexo and MCP, and does what it is told by its argument, which is Python: `ready` after its handshake,
+# `called` when it is asked something.
+PLUGIN = """\
+#!/usr/bin/python3 -I
+import json, os, signal, sys, time
+
+def send(**message):
+    sys.stdout.write(json.dumps(dict(jsonrpc="2.0", **message)) + "\\n")
+    sys.stdout.flush()
+
+when, what = sys.argv[1:3]
+name = dict(id="own", version="1.0.0", name="own")
+tools = [dict(name="own_tool", description="Own.", input_schema=dict(type="object"))]
+if when == "start":
+    exec(what)
+for line in sys.stdin:
+    message = json.loads(line)
+    method, number = message.get("method"), message.get("id")
+    if method == "server/discover":
+        send(id=number, error=dict(code=-32601, message="no"))
+    elif method == "initialize" and "nexo_version" in message["params"]:
+        send(id=number, result=dict(manifest=dict(plugin=name), server_version="1", tools=tools))
+    elif method == "initialize":
+        version = message["params"]["protocolVersion"]
+        send(id=number, result=dict(protocolVersion=version, capabilities=dict(tools={}), serverInfo=name))
+    elif method == "shutdown" and when != "leave":
+        send(id=number, result=dict(ok=True))
+        break
+    elif number is not None and when == "called":
+        exec(what)
+    if method in ("initialize", "notifications/initialized") and "method" in message and when == "ready":
+        if method != "initialize" or "nexo_version" in message["params"]:
+            exec(what)
+if when == "leave":
+    exec(what)
+"""
+NAME = "nexo-plugin.toml"
+NEXO = """\
+[plugin]
+id = "own"
+version = "1.0.0"
+name = "Own"
+description = "Ends as it is told."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./run"
+[plugin.extends]
+tools = ["own_tool"]
+hooks = ["own_hook"]
+"""
+POLICY = 'version = 1\n[hooks]\non_failure = "abort"\n'
+
+
+@pytest.fixture
+def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[Path]:
+    run = write_file(plugin_dir / "own/run", PLUGIN, 0o755)
+    write_file(plugin_dir / "own/nexo-plugin.toml", NEXO)
+    write_file(plugin_dir / "own/mcp.json", json.dumps({"mcpServers": {"own": {"command": str(run)}}}))
+    write_file(plugin_dir / "abort.toml", POLICY)
+    yield plugin_dir / "own"
+    zygote.close()
+
+
+def opened(manifest: Path, *args: str, **more: Any) -> Any:
+    return open_plugin(manifest, args=args, environ=ENVIRON, **more)
+
+
+# --- unasked -----------------------------------------------------------------------------------------------
+
+# What it does -> cause, and words of the message.
+UNASKED: Mapping[str, tuple[str, str]] = {
+    "os._exit(0)": ("exit:0", "with status 0"),
+    "print('why', file=sys.stderr, flush=True); os._exit(3)": ("exit:3", "with status 3"),
+    "os.kill(os.getpid(), signal.SIGSEGV)": ("signal:11", "by signal 11"),
+}
+
+
+@pytest.mark.trio
+async def test_an_end_nobody_asked_for_is_told_and_reported(folder: Path) -> None:
+    """An event, the outcome of the session, and of every later call, which is counted."""
+    found: dict[tuple[str, str], tuple[list[Any], PluginFailure, OpenPlugin]] = {}
+
+    async def use(manifest: str, act: str) -> None:
+        with trio.fail_after(SECONDS):
+            async with opened(folder / manifest, "ready", act) as plugin:
+                events = [event async for event in plugin.events()]  # until it ends
+                with pytest.raises(PluginFailure) as caught:
+                    await plugin.call("own_tool")
+        found[manifest, act] = events, caught.value, plugin
+
+    async with trio.open_nursery() as nursery:
+        for act in UNASKED:
+            for manifest in ("nexo-plugin.toml", "mcp.json"):
+                nursery.start_soon(use, manifest, act)
+
+    def check(case: tuple[str, str], ended: tuple[list[Any], PluginFailure, OpenPlugin]) -> None:
+        cause, words = UNASKED[case[1]]
+        events, failure, plugin = ended
+        outcome = failure.outcome
+        assert (outcome.code, outcome.phase, outcome.cause) == ("crashed", "idle", cause)
+        assert words in outcome.message and "not asked to end" in outcome.message
+        said = "print" in case[1]
+        assert outcome.hint == ("its stderr may say why" if said else "it wrote nothing to its stderr")
+        told = {key: getattr(outcome, key) for key in ("code", "phase", "cause", "message", "hint")}
+        assert events[-1] == Notice("ended", told)
+        report = plugin.report
+        is_sound(report)
+        assert report is not None and report["outcome"] == told
+        assert report["session"]["calls"] == {"ok": 0, "refused": 0, "failed": 1}
+        assert (report["exit"]["ended_by"], report["exit"]["forced"]) == (None, False)
+
+    check_rows(found.items(), check)
+
+
+@pytest.mark.trio
+async def test_the_end_is_told_however_many_events_nobody_has_read(folder: Path) -> None:
+    act = "print('noise\\n' * 1000, flush=True); os._exit(0)"
+    with trio.fail_after(SECONDS):
+        async with opened(folder / NAME, "ready", act) as plugin:
+            while not plugin._session.is_over:  # noqa: ASYNC110 -- nobody reads the events
+                await trio.sleep(0.01)
+            events = [event async for event in plugin.events()]
+    assert len(events) == 257 and events[-1].kind == "ended" and events[-1].value["cause"] == "exit:0"
+
+
+# --- hooks -------------------------------------------------------------------------------------------------
+
+# How a hook fails -> a word of why, and how the session ended.
+HOOKS: Mapping[str, tuple[str, str]] = {
+    "print('last words', file=sys.stderr, flush=True); os._exit(3)": ("ended with status 3", "crashed"),
+    "os._exit(0)": ("ended with status 0", "crashed"),
+    "print('{\"a\": NaN}', flush=True)": ("NaN", "malformed_response"),
+    "send(id=number, error=dict(code=-32603, message='fell over'))": ("fell over", "ok"),
+    "time.sleep(1000)": ("no answer within", "ok"),
+}
+ABORT = ("--policy", "abort.toml")
+
+
+def test_a_hook_that_fails_is_told_and_reported(runner_as: Caller, folder: Path) -> None:
+    """Under both policies. Its message passes, or does not."""
+    reports = folder.parent / "reports"
+    reports.mkdir(mode=0o755)
+    runner_as.give(reports)
+    cases = [(act, policy) for act in HOOKS for policy in ("continue", "abort")]
+    lines = [
+        Line(
+            (
+                *("call", "--kind", "hook", "--timeout", "2", "--report", reports / str(number)),
+                *(() if policy == "continue" else ("--policy", folder.parent / "abort.toml")),
+                *(folder / NAME, "own_hook", "--", "called", act),
+            )
+        )
+        for number, (act, policy) in enumerate(cases)
+    ]
+    ended = run_lines(runner_as, lines)
+
+    def check(case: tuple[str, str], number: int) -> None:
+        act, policy = case
+        words, _ = HOOKS[act]
+        done = ended[number]
+        assert done.returncode == 0, done
+        answer = json.loads(done.stdout)
+        if policy == "continue":
+            assert answer == {"abort": False}
+        else:
+            assert (answer["abort"], answer["decision"]) == (True, "block") and words in answer["reason"]
+        first = done.stderr.splitlines()[0]
+        assert first.startswith("runner: hook_failed: the hook 'own_hook' failed: ") and words in first
+        assert f'on_failure = "{policy}"' in first
+        assert ("| last words" in done.stderr) == ("last words" in act)
+        report = json.loads((reports / str(number)).read_bytes())
+        assert faults(report) == []
+        assert (report["outcome"]["code"], report["outcome"]["cause"]) == ("ok", "hook_failed")
+        assert words in report["outcome"]["message"]
+        assert report["session"]["calls"] == {"ok": 0, "refused": 0, "failed": 1}
+        assert report["session"]["counters"]["hooks_failed"] == 1
+
+    check_rows(zip(cases, range(len(cases)), strict=True), check)
+
+
+def test_a_hook_that_fails_is_told_to_programs_too(runner_as: Caller, folder: Path) -> None:
+    done = runner_as(
+        "call", "--kind", "hook", "--json", folder / NAME, "own_hook", "--", "called", "os._exit(3)"
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"abort": False})
+    (line,) = done.stderr.splitlines()
+    told = json.loads(line)
+    assert told["event"] == "hook_failed" and told["value"]["on_failure"] == "continue"
+
+
+@pytest.mark.trio
+async def test_a_hook_of_a_plugin_that_is_gone(folder: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(folder / NAME, "ready", "os._exit(0)") as plugin:
+            assert [event.kind async for event in plugin.events()] == ["ended"]
+            assert await plugin.call("own_hook", kind="hook") == {"abort": False}
+    assert plugin.report["outcome"]["code"] == "crashed"
+    assert plugin.report["session"]["calls"]["failed"] == 1
+    assert plugin.report["session"]["counters"]["hooks_failed"] == 1
+
+
+# --- ended by us -------------------------------------------------------------------------------------------
+
+# When, what, options of the call -> exit status, and why the runner ended it.
+KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
+    "handshake": ("start", "time.sleep(1000)", ("--limit", "handshake=1"), 12, "deadline"),
+    "malformed": ("called", "print('{\"a\": NaN}', flush=True)", (), 14, "violation"),
+    "output": ("called", "print('x' * 2000000, flush=True)", ("--limit", "output=1M"), 13, "limit"),
+    "does not leave": (
+        "leave",
+        "time.sleep(1000)",
+        ("--timeout", "1s", "--limit", "teardown=1"),
+        12,
+        "deadline",
+    ),
+}
+
+
+def test_why_the_runner_ended_it(runner_as: Caller, folder: Path) -> None:
+    """Not by a signal, since nobody sent the runner one; and what it did not return is not told."""
+    reports = folder.parent / "reports"
+    reports.mkdir(mode=0o755)
+    runner_as.give(reports)
+    lines = [
+        Line(("call", *options, "--report", reports / name, folder / NAME, "own_tool", "--", when, act))
+        for name, (when, act, options, _, _) in KILLED.items()
+    ]
+    ended = dict(zip(KILLED, run_lines(runner_as, lines), strict=True))
+
+    def check(name: str, case: tuple[str, str, tuple[str, ...], int, str]) -> None:
+        *_, status, reason = case
+        report = json.loads((reports / name).read_bytes())
+        assert faults(report) == []
+        assert ended[name].returncode == status, ended[name]
+        assert report["exit"] == {
+            "status": status,
+            "code": None,
+            "reached_exec": True,
+            "ended_by": reason,
+            "signal": None,
+            "forced": True,
+            "kill_incomplete": False,
+            "left": [],
+        }
+
+    check_rows(KILLED, check)
+
+
+def test_an_interrupt_in_the_handshake_is_one(runner_as: Caller, folder: Path) -> None:
+    report = runner_as.home / "report.json"
+    words = ("call", "--report", report, folder / NAME, "own_tool", "--", "start")
+    silent = "os.execv('/bin/sleep', ['sleep', '1000'])"
+    with runner_as.start(*words, silent, stdin=subprocess.DEVNULL) as process:
+        assert wait_for(lambda: has_silent_plugin(process.pid))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 24
+    assert err.decode().startswith("runner: cancelled in handshake (signal:2): ended by signal 2")
+    told = json.loads(report.read_bytes())
+    assert faults(told) == []
+    assert (told["outcome"]["phase"], told["outcome"]["cause"]) == ("handshake", "signal:2")
+    exit = told["exit"]  # noqa: A001
+    assert (exit["ended_by"], exit["signal"], exit["code"], exit["forced"]) == ("signal", 2, None, True)
