@@ -14,7 +14,7 @@ from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
 from sandbox.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
 from tests import elsewhere
-from tests.conftest import SYSTEM_PATH, Caller
+from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
 
 ENVIRON = {"PATH": SYSTEM_PATH}
 
@@ -120,7 +120,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         decided_by=(),
         denials=(),
     )
-    own = 61234 if os.geteuid() == 0 else os.geteuid()
+    own = SPARE_UID + 26 if os.geteuid() == 0 else os.geteuid()
     owner = Owner(own, own, given.get("lease"))
     policy = Policy(name="test", file="/nonexistent/policy.toml", layers=(("session_keyring", "prefer"),))
     bwrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")

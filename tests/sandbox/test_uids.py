@@ -14,7 +14,7 @@ import pytest
 from sandbox import uids
 from sandbox.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
 from tests import elsewhere
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SPARE_UID
 
 
 class Books(NamedTuple):
@@ -444,7 +444,7 @@ def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, wh
 # --- who else has them -------------------------------------------------------------------------------------
 
 
-UNUSED = 2147483640  # by anybody
+UNUSED = SPARE_UID + 1  # by anybody, and so is the one before it
 
 
 def test_a_uid_nobody_has() -> None:
