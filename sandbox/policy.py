@@ -186,6 +186,7 @@ class Policy(NamedTuple):
     uids: tuple[int, int] = DEFAULT_RANGE
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
+    run_as: str = ""  # an account or a uid, for who writes where no owner can be mapped; see owners.py
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

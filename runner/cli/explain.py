@@ -15,6 +15,7 @@ from runner.plugin import Plugin
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
+from sandbox.denylist import normal
 from sandbox.diagnostic import printable
 from sandbox.plan import LaunchPlan
 from sandbox.spec import Denial
@@ -22,6 +23,8 @@ from sandbox.units import format_limit
 
 if TYPE_CHECKING:
     import argparse
+
+    from sandbox.owners import Ownership
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
@@ -124,6 +127,8 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         word, why = verdict(path.where, path.path)
         if path.path in missing:
             word, why = "skipped", "does not exist here"
+        elif word == "granted" and path.access == "write" and (owned := _owned(prepared, path.path)):
+            why = owned.sentence()
         rows.append((path.access, path.path, word, why))
     if spec.network is not None:
         words = " ".join((spec.network.mode, *spec.network.hosts))
@@ -147,6 +152,12 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
                 word, why = "lowered", f"{by}; {why}" if why else by
             rows.append(("limit", f"{name} {_amount(name, value)}", word, why))
     return rows
+
+
+def _owned(prepared: Prepared, path: str) -> Ownership | None:
+    """Whose is what the plugin writes there; None where no uid is changed for it."""
+    owners = prepared.open_plan.plan.owners if prepared.open_plan is not None else None
+    return owners.of(normal(path)) if owners is not None else None
 
 
 def _why(prepared: Prepared, denial: Denial) -> str:
@@ -205,7 +216,7 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
             for layer in described_layers(prepared)
         ],
     )
-    for note in plan.notes:
+    for note in (*plan.notes, *(plan.owners.notes() if plan.owners is not None else ())):
         yield f"note: {printable(note)}"
 
 

@@ -337,15 +337,15 @@ def test_a_reservation_remembers_manifest_and_state(
 ) -> None:
     manifest = tmp_path / "plugin.toml"
     books.state(own_directory, ME, ME, ME, str(manifest)).close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest))]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest), ())]
     books.state(own_directory, ME, ME, ME, f"{manifest}.moved").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved", ())]
 
 
 def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) -> None:
     """It holds the directory and no manifest; and what we write can be read by that version."""
     books.reserve(ME, str(own_directory))
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "", ())]
     lease = books.state(own_directory, ME, ME, ME, "/a/plugin.toml")
     assert (lease.uid, lease.new) == (ME, False)
     lease.close()
@@ -438,7 +438,7 @@ def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, wh
     assert uids.list_reservations(books.reservations) == []
     books.any(ME, ME).close()
     books.state(own_directory, ME, ME, ME, "/a/plugin.toml").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml", ())]
 
 
 # --- who else has them -------------------------------------------------------------------------------------
