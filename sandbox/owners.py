@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Sequence
 from typing import Literal
 
@@ -140,7 +139,7 @@ def decide(
         paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
         return Decision(paths, account, state_dir is not None, denials=(*closed, *denials))
     key, first = state_dir or reserved_for, rest[0].source.uid
-    uid = uids.expected_uid(key, _owner(state_dir) if state_dir else first, *uid_range)
+    uid = uids.expected_uid(key, first, *uid_range)
     if uid is None:
         raise uids.UidsUnavailable("no uid is left to be reserved for this plugin")
     decided = [_by_reserved_uid(each, uid, whys[each.source.path]) for each in rest]
@@ -279,11 +278,3 @@ def _read_only(asked: Asked) -> Denial | None:
         return None
     reason = f"{asked.source.real} cannot be written: {os.strerror(errno.EROFS)}"
     return Denial(_RULE, asked.source.path, reason, "mount it read-write", where=asked.where)
-
-
-def _owner(path: str) -> int:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return -1
-    return status.st_uid if stat.S_ISDIR(status.st_mode) else -1

@@ -194,7 +194,9 @@ def lease_for_state(
     fd = _open_leases(leases)
     try:
         _private_directory(reservations)
-        if is_ours(owner, first, last):
+        if not is_ours(owner, first, last):
+            owner = _known(state_dir, first, last, reservations)
+        if owner >= 0:
             lease = _lease_owned(state_dir, owner, manifest, fd, reservations)
         else:
             lease = _lease_new(state_dir, first, last, manifest, fd, reservations)
@@ -275,12 +277,26 @@ def lease_for_writing(
 
 def _wanted_for_writing(state_dir: str, owner: int, first: int, last: int, reservations: str) -> int:
     """The uid it has; else that of the folder, if it is for plugins with state and nobody's; else -1."""
+    known = _known(state_dir, first, last, reservations)
+    states, _ = pools(first, last)
+    if known < 0 and states[0] <= owner <= states[1] and _stale(reservations, owner):
+        return owner
+    return known
+
+
+def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
+    """The uid of who would have this state directory, by the directory or by the books; -1 if it has none."""
+    try:
+        status = os.lstat(state_dir)
+        if stat.S_ISDIR(status.st_mode) and is_ours(status.st_uid, first, last):
+            return status.st_uid
+    except OSError:
+        pass
     told = _text(_name_file(reservations, state_dir)) or ""
     held = read_reservation(reservations, int(told)) if told.isdecimal() else None
     if held is not None and held.state == state_dir and is_ours(held.uid, first, last):
         return held.uid
-    states, _ = pools(first, last)
-    return owner if states[0] <= owner <= states[1] and _stale(reservations, owner) else -1
+    return -1
 
 
 def expected_uid(
@@ -288,10 +304,8 @@ def expected_uid(
 ) -> int | None:
     """The uid that a launch would reserve for `state_dir`, without reserving it; None if there is none left.
 
-    `owner`: whose the state directory is, if there is one; else whose the folder is that it may write.
+    `owner`: whose the folder is that it may write.
     """
-    if os.path.lexists(state_dir) and is_ours(owner, first, last):
-        return owner
     wanted = _wanted_for_writing(state_dir, owner, first, last, reservations)
     if wanted >= 0:
         return wanted

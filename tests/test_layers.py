@@ -409,3 +409,5 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     loaded = _loaded(second.stderr)
     assert "runner.cli" in loaded  # or nothing was measured
     assert _slow(loaded) == set()
+    # Who may write to no folder of the host does not pay for the question whose the files are.
+    assert not loaded & {"sandbox.owners", "sandbox.idmap", "sandbox.accounts"}
