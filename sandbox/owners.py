@@ -179,11 +179,15 @@ def _cannot_map(fd: int, owner: Owner, uid_range: tuple[int, int]) -> str:
     try:
         os.close(idmapped_mount(fd, owner, Owner(stand_in, stand_in)))
     except IdmapUnavailable as refused:
+        if refused.errno in _SHORTAGES:
+            raise OSError(refused.errno, str(refused)) from None
         why = _REFUSALS.get(refused.errno or 0, "the kernel refuses it")
         return f"its owner cannot be mapped: {why} ({refused})"
     return ""
 
 
+# What the runner itself lacks for the moment says nothing of the folder.
+_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 # What the kernel means by it.
 _REFUSALS = {
     errno.EINVAL: "its filesystem, or one mounted below it, knows no idmapped mounts",

@@ -146,13 +146,20 @@ class LaunchPlan(NamedTuple):
         main = self.layers.seccomp_filter
         if not main:
             return ()
+        if self.owners is not None and self.seccomp == "compat":
+            from sandbox.preallocation import no_io_uring
+
+            return main, no_io_uring(seccomp.machine_arch()), *self._disk_filters()
+        return main, *self._disk_filters()
+
+    def _disk_filters(self) -> tuple[bytes, ...]:
         if self.limits.disk is None or not any(
             isinstance(op, Bind) and op.writable for op in self.operations
         ):
-            return (main,)
+            return ()
         from sandbox.preallocation import no_preallocation
 
-        return main, no_preallocation(seccomp.machine_arch())
+        return (no_preallocation(seccomp.machine_arch()),)
 
 
 class PlanRefused(Exception):

@@ -17,7 +17,7 @@ from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
 from sandbox.denylist import normal
 from sandbox.diagnostic import printable
-from sandbox.plan import LaunchPlan
+from sandbox.plan import LaunchPlan, ShownPath
 from sandbox.spec import Denial
 from sandbox.units import format_limit
 
@@ -160,6 +160,11 @@ def _owned(prepared: Prepared, path: str) -> Ownership | None:
     return owners.of(normal(path)) if owners is not None else None
 
 
+def _origin(prepared: Prepared, shown: ShownPath) -> str:
+    owned = _owned(prepared, shown.path) if shown.access == "write" else None
+    return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
+
+
 def _why(prepared: Prepared, denial: Denial) -> str:
     return f"{denial.rule}: {denial.reason} ({place(prepared, denial)})"
 
@@ -202,7 +207,7 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
 def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
     if prepared.grant is not None and not prepared.grant.unsandboxed:
         yield ""
-        shown = [(path.access, path.path, path.state, path.origin) for path in plan.shown]
+        shown = [(path.access, path.path, path.state, _origin(prepared, path)) for path in plan.shown]
         yield from _table("in the cage", [row for row in shown if row[2] != "missing"])
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"

@@ -5,6 +5,7 @@ As root. Without root the plugin is the caller, and so is the owner: the last te
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -166,6 +167,8 @@ def test_a_folder_of_an_ordinary_user(plugins: Plugins, mapping: None) -> None:
     assert (owned["method"], owned["uid"], owned["why"], owned["others"]) == ("idmapped", ALICE, "", [])
     (row,) = (row for row in explained["asked"] if row["what"] == "write")
     assert row["verdict"] == "granted" and f"belongs to uid {ALICE}, as the folder does" in row["why"]
+    text = plugins.caller("explain", "--policy", plugins.policy, manifest).stdout
+    assert row["why"] in text and f"manifest; uid {ALICE}, idmapped\n" in text
     report = plugins.place / "report.json"
     acts = [f"text('{data}/old')", f"text('{data}/new', 'one')", f"os.mkdir('{data}/sub')"]
     assert plugins.run(manifest, *acts, options=("--report", report)) == ["old", "one", None]
@@ -379,6 +382,7 @@ def test_nothing_is_gained_by_being_the_owner(plugins: Plugins, mapping: None) -
         f"os.link('/usr/bin/id', '{data}/id2')",
         "[line.split()[5] for line in open('/proc/self/mountinfo') if '" + str(data) + "' in line]",
         f"os.spawnv(os.P_WAIT, '{data}/id', ['id', '-u'])",
+        "[int(fd) for fd in os.listdir('/proc/self/fd') if int(fd) > 3]",  # 3: the listing itself
     ]
     manifest = plugins.write("writer", data)
     done = plugins.exec(manifest, *acts)
@@ -386,11 +390,24 @@ def test_nothing_is_gained_by_being_the_owner(plugins: Plugins, mapping: None) -
     said = json.loads(last)
     assert said[0] == "x" and said[1:4] == ["EPERM"] * 3
     assert set(said[4:6]) <= {"EINVAL", "EPERM"} and said[6] == "EPERM" and said[7:9] == ["EXDEV"] * 2
-    assert {"nosuid", "nodev"} <= set(said[9][0].split(","))
+    assert {"nosuid", "nodev"} <= set(said[9][0].split(",")) and said[11] == []
     assert "65534" in done.stdout.split()
     assert not (data / "y").exists() or (data / "y").stat().st_mode & 0o7000 == 0
     # The control: her own process gives her identity away.
     assert as_user(ALICE, acts[:4]) == ["xx", None, None, None]
+
+
+@needs_root
+def test_no_profile_lets_it_make_files_unseen(plugins: Plugins) -> None:
+    """io_uring opens files with modes that no filter sees; the compat profile allows it to others."""
+    plugins.policy = plugins.policy_file("compat", '[seccomp]\ndefault = "compat"\nceiling = "compat"\n')
+    libc = "__import__('ctypes').CDLL(None, use_errno=True)"
+    act = f"({libc}.syscall(425, 1, None), __import__('ctypes').get_errno())[1]"
+    (control,) = plugins.run(plugins.write("without"), act)
+    if control in (errno.ENOSYS, errno.EPERM):
+        pytest.skip("needs a kernel with io_uring")
+    data = folder(plugins.place / "data", mode=0o777)
+    assert plugins.run(plugins.write("writer", data), act) == [errno.ENOSYS]
 
 
 @needs_root
