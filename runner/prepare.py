@@ -275,8 +275,11 @@ def _claim(
     if owners is not None and owners.left and plugin is not None:
         writing = Writing(owners.left, owners.owner, _managed_state_dir(plugin, environ))
     try:
-        state = owned_state(state_dir, layers.uid_range, parts, manifest=manifest, writing=writing)
-        owner = stack.enter_context(state)
+        own = account if owners is not None and not owners.maps_state else None
+        claimed = owned_state(
+            state_dir, layers.uid_range, parts, manifest=manifest, writing=writing, account=own
+        )
+        owner = stack.enter_context(claimed)
         return owner if account is None else owner._replace(uid=account.uid, gid=account.gid)
     except OSError as error:
         if isinstance(error, PermissionError) and layers.uid_range is not None:

@@ -65,7 +65,9 @@ class Decision(NamedTuple):
 
     paths: tuple[Ownership, ...] = ()
     account: Account | None = None  # who the plugin is, instead of a leased uid
-    maps_state: bool = False  # its state keeps the uid it is reserved, and is mapped to the account
+    maps_state: bool = (
+        False  # its state keeps the uid reserved for it, mapped to the account; else it is the account's
+    )
     left: tuple[str, ...] = ()  # where files of a reserved uid may be left
     owner: int = -1  # of the first of these
     denials: tuple[Denial, ...] = ()
@@ -132,12 +134,11 @@ def decide(
         account = find_account(policy.run_as)
         decided = [_by_account(each, account, whys[each.source.path]) for each in rest]
         denials = [each for each in decided if isinstance(each, Denial)]
-        if state_dir is not None and (why := _cannot_map_state(state_dir, uid_range)):
-            hint = "choose a state directory on ext4, xfs, btrfs or tmpfs (--state-dir), or ask for none"
-            reason = f"its state cannot be that of {account}, whom run_as of the policy names: {why}"
-            denials.append(Denial(_RULE, state_dir, reason, hint))
+        maps_state = state_dir is not None and _maps_state(state_dir, account, uid_range)
+        if state_dir is not None and not maps_state and (why := state_refusal(state_dir, account)):
+            denials.append(Denial(_RULE, state_dir, *why))
         paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
-        return Decision(paths, account, state_dir is not None, denials=(*closed, *denials))
+        return Decision(paths, account, maps_state, denials=(*closed, *denials))
     key, first = state_dir or reserved_for, rest[0].source.uid
     uid = uids.expected_uid(key, first, *uid_range)
     if uid is None:
@@ -196,14 +197,32 @@ _REFUSALS = {
 }
 
 
-def _cannot_map_state(state_dir: str, uid_range: tuple[int, int]) -> str:
-    """Tried with the first folder above it that exists: the filesystem is what matters."""
+def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) -> bool:
+    """Tried with the first folder above it that exists: the filesystem is what matters. A directory that was
+    the account's once stays so."""
+    if os.path.isdir(state_dir) and os.lstat(state_dir).st_uid == account.uid:
+        return False
     place = next(place for place in ancestry(state_dir) if os.path.isdir(place))
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _cannot_map(fd, Owner(uid_range[0], uid_range[0]), uid_range)
+        return not _cannot_map(fd, Owner(uid_range[0], uid_range[0]), uid_range)
     finally:
         os.close(fd)
+
+
+def state_refusal(path: str, account: Account) -> tuple[str, str] | None:
+    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    try:
+        held, content = os.lstat(path), os.listdir(path)
+    except OSError:
+        return None  # there is none, or making it ready will say so
+    if held.st_uid == account.uid or not content:
+        return None
+    reason = (
+        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
+        f"to {account}, whom run_as of the policy names"
+    )
+    return reason, f"chown -R {account.uid}:{account.gid} {path}, or choose another with --state-dir"
 
 
 def _closed_to_owner(asked: Sequence[Asked]) -> tuple[Denial, ...]:

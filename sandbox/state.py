@@ -7,12 +7,16 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from sandbox import uids
 from sandbox.removal import first_owned_by
 from sandbox.value import NamedTuple
 from sandbox.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.writing import write_all
+
+if TYPE_CHECKING:
+    from sandbox.accounts import Account
 
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
 
@@ -82,16 +86,19 @@ def owned_state(
     *,
     manifest: str = "",
     writing: Writing | None = None,
+    account: Account | None = None,
 ) -> Iterator[Owner]:
     """The plugin's identity for one run and, if it has one, its state directory made ready for it.
 
     `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
     files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: whose state
     this is. What was made for a launch that then fails is removed again, unless something is in it.
-    `writing`: where else it leaves files.
+    `writing`: where else it leaves files. `account`: whose the directory is to be, and not a reserved uid's.
     """
     claim: _OwnClaim | _LeasedClaim | _WritingClaim
-    if path is None and writing is not None and uid_range is not None:
+    if path is not None and account is not None:
+        claim = _AccountClaim(path, manifest, account)
+    elif path is None and writing is not None and uid_range is not None:
         claim = _WritingClaim(writing, uid_range, manifest)
     elif path is None:
         if uid_range is None:
@@ -321,6 +328,31 @@ class _OwnClaim:
             os.close(self._record)
         if self._directory is not None:
             self._directory.close()
+
+
+class _AccountClaim(_OwnClaim):
+    """Of a plugin that root starts as an account. There is no uid to reserve; the record says whose it is."""
+
+    def __init__(self, path: str, manifest: str, account: Account) -> None:
+        super().__init__(path, manifest)
+        self._account = account
+
+    def take(self, parts: Sequence[str]) -> None:
+        from sandbox.owners import state_refusal
+
+        if (refusal := state_refusal(self._path, self._account)) is not None:
+            raise StateRefused(*refusal)
+        self._directory = directory = _Directory(self._path)
+        os.fchown(directory.fd, self._account.uid, self._account.gid)
+        os.fchmod(directory.fd, 0o700)
+        if self._manifest:
+            self._record = hold_record(self._path, self._manifest)
+        directory.make_below(parts, self._account.uid, self._account.gid)
+
+    @property
+    def owner(self) -> Owner:
+        assert self._directory is not None
+        return Owner(self._account.uid, self._account.gid, self._record, self._directory.identities)
 
 
 # --- whose a state is, where there are no reservations ------------------------------------------------------

@@ -100,6 +100,7 @@ def _held(state: State) -> Iterator[None]:
             stack.enter_context(uids.registry_lock())
             yield
             return
+        record = _held_record(state, stack)  # of a plugin that runs as an account
         # Not for the whole time: a large state takes long, and other plugins start meanwhile.
         with uids.registry_lock():
             lease = uids.lease_alone(state.uid)
@@ -109,6 +110,8 @@ def _held(state: State) -> Iterator[None]:
         yield
         with uids.registry_lock():
             uids.release_reservation(lease, state.path)
+        if record is not None:
+            os.unlink(record)
 
 
 def _held_record(state: State, stack: ExitStack) -> str | None:

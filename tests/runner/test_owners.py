@@ -444,7 +444,8 @@ def test_a_file_of_its_own_and_a_link_that_leads_away(plugins: Plugins, mapping:
 def test_run_as(plugins: Plugins) -> None:
     """Where no owner can be mapped: the account of the policy, with all layers on."""
     plugins.policy = plugins.policy_file("house", f"[user]\nrun_as = {HOUSE}\n")
-    data, alices = folder(plugins.place / "data", mode=0o1777), folder(plugins.place / "data-alices", ALICE)
+    data = folder(plugins.place / "data", mode=0o1777)
+    alices = folder(plugins.place / "data-alices", ALICE, 0o777)  # also where she cannot be mapped
     manifest = plugins.write("writer", data, alices, "${state_dir}")
     explained = plugins.explain(manifest)
     owned = {each["path"]: each for each in explained["grant"]["owners"]}
@@ -458,10 +459,11 @@ def test_run_as(plugins: Plugins) -> None:
     options = ("--memory", "256M", "--pids", "16", "--report", report)
     assert plugins.run(manifest, *acts, options=options) == ["x", "x", "x", 65534]
     assert json.loads(report.read_text())["degraded"] == explained["degraded"]
-    assert (data / "x").stat().st_uid == HOUSE and (alices / "x").stat().st_uid == ALICE
-    # Its state stays its own: two plugins of one account do not share that.
+    assert (data / "x").stat().st_uid == HOUSE
+    assert (alices / "x").stat().st_uid == owned[str(alices)]["uid"]
+    # Its state stays its own where it can be mapped: two plugins of one account do not share that.
     (kept,) = plugins.states()
-    assert Path(kept["path"], "kept").stat().st_uid == kept["uid"] != HOUSE
+    assert Path(kept["path"], "kept").stat().st_uid == kept["uid"]
     assert plugins.run(manifest, *acts[:3]) == ["xx", "xx", "xx"]
     # The uid is shared, and said to be.
     other = plugins.write("other", data)
@@ -470,6 +472,40 @@ def test_run_as(plugins: Plugins) -> None:
     data.chmod(0o755)
     (denial,) = plugins.explain(other)["grant"]["denials"]
     assert denial["rule"] == "write_owner" and denial["hint"] == f"chown {HOUSE} {data}"
+
+
+@needs_root
+def test_run_as_with_state_where_nobody_can_be_mapped(plugins: Plugins) -> None:
+    """As in a container: the state belongs to the account as well, is listed, and removed when it is idle."""
+    plugins.policy = plugins.policy_file("house", f"[user]\nrun_as = {HOUSE}\n")
+    caller = plugins.caller
+    plugins.caller = replace(caller, prefix=("/usr/bin/setpriv", "--bounding-set=-sys_admin"))
+    data = folder(plugins.place / "data", mode=0o777)
+    manifest = plugins.write("writer", data, "${state_dir}")
+    (owned,) = plugins.explain(manifest)["grant"]["owners"]
+    assert (owned["method"], owned["uid"]) == ("run_as", HOUSE)
+    state = "os.environ['RUNNER_STATE_DIR'] + '/kept'"
+    for said in ("x", "xx"):
+        assert plugins.run(manifest, f"text('{data}/x', 'x')", f"text({state}, 'x')") == [said, said]
+    (kept,) = plugins.states()
+    assert (kept["uid"], kept["running"]) == (HOUSE, False)
+    waits = json.dumps(["print('up', flush=True)", "sys.stdin.read()"])
+    words = ("exec", "--policy", plugins.policy, manifest, "--", waits)
+    with plugins.caller.start(*words) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"up\n"
+        assert [each["running"] for each in plugins.states()] == [True]
+        assert caller("state", "remove", manifest).returncode == 21
+        running.communicate(timeout=60)
+    # A root that may map owners goes on with it. One with content that is somebody else's is refused.
+    plugins.caller = caller
+    assert plugins.run(manifest, f"text({state})") == ["xx"]
+    os.chown(kept["path"], BOB, BOB)
+    plugins.caller = replace(caller, prefix=("/usr/bin/setpriv", "--bounding-set=-sys_admin"))
+    (denial,) = plugins.explain(manifest)["grant"]["denials"]
+    assert denial["hint"].startswith(f"chown -R {HOUSE}:{HOUSE} {kept['path']}")
+    assert plugins.exec(manifest, "1").returncode == 126
+    os.chown(kept["path"], HOUSE, HOUSE)
+    assert caller("state", "remove", manifest).returncode == 0 and plugins.states() == []
 
 
 @needs_root
