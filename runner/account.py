@@ -20,6 +20,7 @@ from sandbox.policy_file import position as policy_position
 from sandbox.spec import Denial, Limits, Note
 
 if TYPE_CHECKING:
+    from sandbox.owners import Decision
     from sandbox.relay import Relay
 
 _KILLED = 128 + 9
@@ -171,6 +172,7 @@ def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | No
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
         "paths": [shown._asdict() for shown in plan.shown] if plan is not None else [],
+        "owners": _owner_documents(plan.owners) if plan is not None and plan.owners is not None else [],
         "network": {"mode": granted.network.mode, "hosts": list(granted.network.hosts)},
         "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
         "seccomp": granted.seccomp,
@@ -182,6 +184,20 @@ def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | No
         "decided_by": dict(granted.decided_by),
         "denials": [denial_document(prepared, denial) for denial in denials],
     }
+
+
+def _owner_documents(owners: Decision) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": each.path,
+            "method": each.method,
+            "uid": each.uid,
+            "gid": each.gid,
+            "why": each.why,
+            "others": [{"uid": uid, "path": f"{each.path}/{path}"} for uid, path in each.strangers],
+        }
+        for each in owners.paths
+    ]
 
 
 def denial_document(prepared: Prepared, denial: Denial) -> dict[str, Any]:

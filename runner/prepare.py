@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from runner.manifest import Loaded, contract, load
 from runner.placeholders import Placeholders
@@ -45,9 +45,12 @@ from sandbox.program import ProgramFault, follow
 from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
-from sandbox.state import Owner, StateRefused, owned_state, real_state_dir, state_root
+from sandbox.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.uids import RESERVATIONS, UidsUnavailable
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.owners import Decision
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # our own code
 
@@ -212,6 +215,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
             "create it, or change it in the manifest",
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
+    writes = any(path.access == "write" and path.origin != "state" for path in granted.paths)
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
     filled = Placeholders(plugin, prepared.state_dir)
     request = Request(
@@ -225,18 +229,24 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         state_dir=prepared.state_dir,
         rehearse=rehearse,
         project=_project(plugin, policy, prepared.homes),
+        reserved_for=_managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
     )
 
-    def claim() -> None:
-        if not rehearse:
-            prepared.owner = _claim(prepared, granted, layers, stack)
+    def claim(owners: Decision | None) -> int | None:
+        if rehearse:
+            return None
+        prepared.owner = _claim(prepared, granted, layers, owners, environ, stack)
+        return prepared.owner.uid
 
     opened = stack.enter_context(open_plan(request, granted, policy, layers, denylist, environ, claim))
     prepared.open_plan = opened
     owner = prepared.owner
-    prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None)
+    owners = opened.plan.owners
+    identity = owners.identity() if owners is not None else ""
+    prepared.layers = listed(layers, granted, policy, owner.uid if owner is not None else None, identity)
     _require_same(owner, opened.plan)
-    _require_reachable(prepared.state_dir, owner)
+    if owners is None or not owners.maps_state:
+        _require_reachable(prepared.state_dir, owner)
     if granted.limits.disk is not None and not granted.unsandboxed:
         _require_room(opened, granted.limits.disk)
     if not rehearse and prepared.budgets.sites:
@@ -261,7 +271,14 @@ def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | 
     return project
 
 
-def _claim(prepared: Prepared, granted: Grant, layers: Layers, stack: ExitStack) -> Owner:
+def _claim(
+    prepared: Prepared,
+    granted: Grant,
+    layers: Layers,
+    owners: Decision | None,
+    environ: Mapping[str, str],
+    stack: ExitStack,
+) -> Owner:
     """Who the plugin is, with its state directory made ready. Also where nothing asks for one: the uid."""
     state_dir, plugin = prepared.state_dir, prepared.plugin
     # An ordinary user's own directories are not managed here: who chose them knows where they are.
@@ -272,8 +289,18 @@ def _claim(prepared: Prepared, granted: Grant, layers: Layers, stack: ExitStack)
         for path in granted.paths
         if state_dir is not None and path.origin == "state" and path.path != state_dir
     ]
+    account, writing = owners.account if owners is not None else None, None
+    if account is not None and state_dir is None:
+        return Owner(account.uid, account.gid, None)
+    if owners is not None and owners.left and plugin is not None:
+        writing = Writing(owners.left, owners.owner, _managed_state_dir(plugin, environ))
     try:
-        return stack.enter_context(owned_state(state_dir, layers.uid_range, parts, manifest=manifest))
+        own = account if owners is not None and not owners.maps_state else None
+        claimed = owned_state(
+            state_dir, layers.uid_range, parts, manifest=manifest, writing=writing, account=own
+        )
+        owner = stack.enter_context(claimed)
+        return owner if account is None else owner._replace(uid=account.uid, gid=account.gid)
     except OSError as error:
         if isinstance(error, PermissionError) and layers.uid_range is not None:
             _require_capabilities(layers.uid_range)
@@ -378,6 +405,11 @@ def _state_dir(
         return None
     if invocation.state_dir is not None:
         return real_state_dir(invocation.state_dir)
+    return _managed_state_dir(plugin, environ)
+
+
+def _managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
+    """In the runner's own place."""
     return os.path.join(real_state_dir(state_root(environ), follow="own"), state_name(plugin))
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -327,10 +328,15 @@ def launched(
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
         helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
+        folders = {op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)}
+        mounts = _idmapped(stack, open_plan, owner) if plan.idmapped else {}
+        if mounts:
+            sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
+            folders |= {dest: spawner.folder_path(number) for number, dest in enumerate(mounts, len(folders))}
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={text.dest: _data(stack, text.content, lowest) for text in texts},
-            folders={op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)},
+            folders=folders,
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
             launcher=helper.file,
@@ -346,7 +352,7 @@ def launched(
             stdio=(null, null, complaint_w),  # of bwrap's own, which both of its processes hold
         )
         started = time.monotonic()
-        pid = spawner.spawn(_bounded(order, bounds, doors))
+        pid = spawner.spawn(_bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values())))
         try:
             cell = Cell(
                 *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
@@ -381,6 +387,23 @@ def _order(
         # The uid is given back when the last process that has it is gone, not when the runner is.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )
+
+
+def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
+    """By destination: a mount, and whether it is a directory's."""
+    from sandbox.idmap import IdmapUnavailable, idmapped_mount
+    from sandbox.idmap import Owner as Ids
+
+    found = {}
+    for dest, uid, gid in open_plan.plan.idmapped:
+        source = open_plan.descriptors[dest]
+        try:
+            fd = idmapped_mount(source, Ids(uid, gid), Ids(owner.uid, owner.gid))
+        except IdmapUnavailable as refused:
+            raise spawner.SpawnError(f"map the owner of {dest}", refused.errno) from None
+        stack.callback(os.close, fd)
+        found[dest] = fd, stat.S_ISDIR(os.fstat(source).st_mode)
+    return found
 
 
 def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -> spawner.Order:

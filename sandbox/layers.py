@@ -117,11 +117,14 @@ def _uid_range(policy: Policy) -> tuple[int, int] | None:
     return usable
 
 
-def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> tuple[Layer, ...]:
+def listed(
+    layers: Layers, grant: Grant, policy: Policy, owner: int | None, identity: str = ""
+) -> tuple[Layer, ...]:
     """Every layer as people and reports read it.
 
     bwrap either does all it was told or does not start the program, and the spawner checks its own steps
-    before it hands over: what is in the plan is in force.
+    before it hands over: what is in the plan is in force. `identity`: who the plugin is, if its uid is not
+    a leased one.
     """
     network = grant.network.mode
     shared = network == "host" or grant.unsandboxed
@@ -135,7 +138,12 @@ def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> t
         ("no_new_privileges", "on", True, ""),
         ("user_namespace_lock", "on", layers.user_namespace_lock, ""),
         ("seccomp", grant.seccomp, bool(layers.seccomp_filter), ""),
-        ("uid", _identity(policy, layers), os.geteuid() != 0 or layers.uid_range is not None, _detail(owner)),
+        (
+            "uid",
+            _identity(policy, layers, identity),
+            os.geteuid() != 0 or layers.uid_range is not None,
+            _detail(owner),
+        ),
         ("session_keyring", "own", layers.session_keyring, ""),
         ("environment", "only the listed names", True, ""),
         ("descriptors", "0, 1, 2", True, ""),
@@ -154,7 +162,9 @@ def listed(layers: Layers, grant: Grant, policy: Policy, owner: int | None) -> t
     )
 
 
-def _identity(policy: Policy, layers: Layers) -> str:
+def _identity(policy: Policy, layers: Layers, identity: str) -> str:
+    if identity:
+        return f"{identity}, shown as {INSIDE_ID}"
     if os.geteuid() == 0:
         first, last = layers.uid_range or policy.uids
         return f"leased from {first}-{last}, shown as {INSIDE_ID}"

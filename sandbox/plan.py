@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from sandbox import mentions, seccomp
 from sandbox import program as programs
@@ -22,6 +23,9 @@ from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.owners import Asked, Decision
 
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20
@@ -109,6 +113,14 @@ class ShownPath(NamedTuple):
     state: str  # "bound" | "missing" | "made at launch"
 
 
+class Idmapped(NamedTuple):
+    """A bind of its own mount, in which one host uid and gid are the plugin's."""
+
+    dest: str
+    uid: int
+    gid: int
+
+
 class LaunchPlan(NamedTuple):
     argv: tuple[str, ...]
     directory: str
@@ -122,6 +134,8 @@ class LaunchPlan(NamedTuple):
     notes: tuple[Note, ...]
     program_files: tuple[str, ...]
     scripts: tuple[str, ...]
+    owners: Decision | None = None  # of what it writes to folders of the host, where no owner is the caller
+    idmapped: tuple[Idmapped, ...] = ()
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:
@@ -134,13 +148,20 @@ class LaunchPlan(NamedTuple):
         main = self.layers.seccomp_filter
         if not main:
             return ()
+        if self.owners is not None and self.seccomp == "compat":
+            from sandbox.preallocation import no_io_uring
+
+            return main, no_io_uring(seccomp.machine_arch()), *self._disk_filters()
+        return main, *self._disk_filters()
+
+    def _disk_filters(self) -> tuple[bytes, ...]:
         if self.limits.disk is None or not any(
             isinstance(op, Bind) and op.writable for op in self.operations
         ):
-            return (main,)
+            return ()
         from sandbox.preallocation import no_preallocation
 
-        return main, no_preallocation(seccomp.machine_arch())
+        return (no_preallocation(seccomp.machine_arch()),)
 
 
 class PlanRefused(Exception):
@@ -172,6 +193,7 @@ class Request(NamedTuple):
     state_dir: str | None
     rehearse: bool = False  # for explanation only: a state directory need not exist yet
     project: Project | None = None
+    reserved_for: str = ""  # the state directory it would have: a uid can be reserved for it all the same
 
 
 class OpenPlan(NamedTuple):
@@ -195,12 +217,12 @@ def open_plan(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
-    claim: Callable[[], object] = lambda: None,
+    claim: Callable[[Decision | None], int | None] = lambda owners: None,
 ) -> Iterator[OpenPlan]:
     """Compile `grant` for `request`; the sources stay open for as long as the context lasts.
 
-    `claim` makes the state directory ready. It is called when nothing else stands in the way any more: a
-    launch that is refused changes nothing.
+    `claim` makes the state directory ready, and returns the plugin's uid. It is called when nothing else
+    stands in the way any more: a launch that is refused changes nothing.
     """
     opened: dict[str, _Opened] = {}
     try:
@@ -233,7 +255,7 @@ def _compile(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
-    claim: Callable[[], object],
+    claim: Callable[[Decision | None], int | None],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
     require_enforceable(grant.network)
@@ -261,8 +283,13 @@ def _compile(
     _judge_state(state, denylist)
     _refuse_unsafe_places(opened, state)
     _require_directory(request, opened, state)
-    _require_readable(_binds(opened), request.root, found, layers)
-    claim()
+    owners = _owners(request, policy, layers, opened)
+    _require_readable(_binds(opened), request.root, found, layers, owners)
+    uid = claim(owners)
+    if owners is not None and uid is not None and owners.left:
+        owners = _allowed(owners.confirmed(_written(opened), uid))
+    if owners is not None:
+        notes += [Note("owner", note) for note in owners.notes()]
     shown += tuple(_open_all(state, policy, denylist, opened, notes, rehearse=request.rehearse))
 
     binds = _binds(opened)
@@ -297,7 +324,54 @@ def _compile(
         ),
         program_files=found.files,
         scripts=found.scripts,
+        owners=owners,
+        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
     )
+
+
+def _written(opened: Mapping[str, _Opened]) -> list[Asked]:
+    from sandbox.owners import Asked
+
+    return [Asked(held.source, held.where) for held in opened.values() if held.access == "write"]
+
+
+def _owners(
+    request: Request, policy: Policy, layers: Layers, opened: Mapping[str, _Opened]
+) -> Decision | None:
+    """Whose what it writes will be. Where no uid is dropped it is the caller's, as the plugin is."""
+    if layers.uid_range is None or not any(held.access == "write" for held in opened.values()):
+        return None
+    from sandbox.owners import decide
+
+    return _allowed(
+        decide(
+            _written(opened),
+            policy,
+            layers.uid_range,
+            state_dir=request.state_dir,
+            reserved_for=request.reserved_for,
+        )
+    )
+
+
+def _allowed(owners: Decision) -> Decision:
+    if owners.denials:
+        raise PlanRefused(owners.denials)
+    return owners
+
+
+def _idmapped(
+    owners: Decision | None, opened: Mapping[str, _Opened], state: Collection[str]
+) -> Iterator[Idmapped]:
+    if owners is None:
+        return
+    for each in owners.paths:
+        if each.method == "idmapped":
+            yield Idmapped(each.path, each.uid, each.gid)
+    if owners.maps_state:
+        for path in state:
+            if (held := opened.get(path)) is not None:
+                yield Idmapped(path, held.source.uid, held.source.gid)
 
 
 def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
@@ -592,12 +666,18 @@ def _environment(request: Request, grant: Grant, found: programs.Program) -> tup
 
 
 def _require_readable(
-    binds: Sequence[Bind], root: str | None, found: programs.Program, layers: Layers
+    binds: Sequence[Bind], root: str | None, found: programs.Program, layers: Layers, owners: Decision | None
 ) -> None:
     """Every uid of the range has the same rights on what is not its own: the first stands for all."""
     uid = layers.uid_range[0] if layers.uid_range is not None else os.geteuid()
     gid = uid if layers.uid_range is not None else os.getegid()
-    needed = [(bind.real, 0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) for bind in binds]
+    if owners is not None and owners.account is not None:
+        uid, gid = owners.account.uid, owners.account.gid
+    needed = [
+        (bind.real, 0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4)
+        for bind in binds
+        if owners is None or owners.of(bind.dest) is None  # which has been tried, with more than reading
+    ]
     needed += [(path, 0o5) for path in found.files]
     needed += [(path, 0o4) for path in found.scripts]
     own = {root, *found.trees, *found.files, *found.scripts}

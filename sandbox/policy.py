@@ -193,6 +193,7 @@ class Policy(NamedTuple):
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
     on_hook_failure: HookFailure = "continue"  # what a hook is taken to have answered that failed
+    run_as: str = ""  # an account or a uid, for who writes where no owner can be mapped; see owners.py
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

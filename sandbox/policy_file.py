@@ -27,6 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 # What a remembered policy depends on: its own shape, and the modules that read one.
 _FORMAT = b"policy.3"
 _MODULES = (
+    "accounts.py",
     "policy.py",
     "policy_text.py",
     "policy_file.py",
@@ -79,7 +80,7 @@ def _read(path: str, name: str) -> Policy:
     remembered = cache.load(key)
     if remembered is not None:
         policy = _thaw(remembered.get("policy"))
-        if policy is not None:
+        if policy is not None and _account_stays(policy):
             return policy
     from sandbox.policy_text import parse_policy
 
@@ -103,6 +104,18 @@ def _thaw(entry: object) -> Policy | None:
         )
     except (TypeError, ValueError):
         return None
+
+
+def _account_stays(policy: Policy) -> bool:
+    """Whether the account of `run_as` may still be used. If not, parsing tells what is wrong, and where."""
+    if not policy.run_as:
+        return True
+    from sandbox.accounts import UnknownAccount, find_account
+
+    try:
+        return bool(find_account(policy.run_as))
+    except UnknownAccount:
+        return False
 
 
 def _tuples(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from sandbox.accounts import UnknownAccount, find_account
 from sandbox.denylist import lexical_fault, lexical_hit, normal
 from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document import Document, parse
@@ -134,6 +135,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         top.fault((), "policy_version", "the version is missing", "write version = 1 at the top")
     elif version != 1 or isinstance(version, bool):
         top.fault(("version",), "policy_version", "must be 1, the only version this runner knows")
+    uids, run_as = _user(top.table("user"))
     policy = Policy(
         name=name,
         file=path,
@@ -148,10 +150,11 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         env=_env_rule(top.table("env")),
         seccomp=_seccomp_rule(top.table("seccomp")),
         limits=tuple(_limit_rules(top.table("limits"))),
-        uids=_uids(top.table("user")),
+        uids=uids,
         layers=tuple(_layers(top.table("layers"))),
         capabilities=_capability_rule(top.table("capabilities")),
         on_hook_failure=_hook_failure(top.table("hooks")),
+        run_as=run_as,
     )
     top.finish()
     if faults:
@@ -325,10 +328,34 @@ def _amount(table: _Table, key: str, name: str) -> float | None:
         return None
 
 
+def _user(table: _Table) -> tuple[tuple[int, int], str]:
+    uids = _uids(table)
+    run_as = _run_as(table, uids)
+    table.finish()
+    return uids, run_as
+
+
+def _run_as(table: _Table, uids: tuple[int, int]) -> str:
+    value = table.take("run_as")
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        table.fault(("run_as",), "policy_type", "must be the name of an account, or a uid")
+        return ""
+    try:
+        account = find_account(str(value))
+    except UnknownAccount as unknown:
+        hint = "make an account for plugins (useradd --system NAME), or leave run_as out"
+        table.fault(("run_as",), "policy_value", str(unknown), hint)
+        return ""
+    if uids[0] <= account.uid <= uids[1] or uids[0] <= account.gid <= uids[1]:
+        table.fault(("run_as",), "policy_value", "is among [user] uids, which plugins without it are given")
+    return str(value)
+
+
 def _uids(table: _Table) -> tuple[int, int]:
     default = DEFAULT_RANGE
     value = table.take("uids")
-    table.finish()
     if value is None:
         return default
     if isinstance(value, list) and len(value) == 2 and all(type(uid) is int for uid in value):

@@ -1,4 +1,4 @@
-"""A small system call filter beside the main one, for who has a disk budget.
+"""Small system call filters beside the main one: for who has a disk budget, and for who writes others' files.
 
 What a plugin writes it writes at the speed of memory, and the runner can watch it. Space that is only asked
 for comes at once, a whole disk of it, and beyond the end of a file RLIMIT_FSIZE does not count it. So there
@@ -59,5 +59,19 @@ def no_preallocation(arch: str) -> bytes:
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _ERRNO | _EOPNOTSUPP),
         (_RETURN, 0, 0, _ERRNO | _ENOSYS),
+    ]
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def no_io_uring(arch: str) -> bytes:
+    """For a plugin that may write files of somebody else's: through io_uring, which only the compat profile
+    allows, it could make set-user-id files that no filter sees. Programs fall back."""
+    code = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 0, 3, AUDIT_ARCH[arch]),
+        (_LOAD, 0, 0, _NUMBER),
+        (_EQUAL, 0, 1, NUMBERS[arch].io_uring_setup),
+        (_RETURN, 0, 0, _ERRNO | _ENOSYS),
+        (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)

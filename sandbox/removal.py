@@ -55,3 +55,34 @@ def _open(name: str, parent: int) -> int:
         return os.open(".", _DIRECTORY, dir_fd=held)
     finally:
         os.close(held)
+
+
+MOST_LOOKED_AT = 200_000
+
+
+def first_owned_by(uid: int, folder: str) -> str | None:
+    """Something of `uid` at or below `folder`. What cannot be looked at, and what lies beyond MOST_LOOKED_AT
+    entries, counts as such."""
+    open_ends, looked_at = [folder], 0
+    while open_ends:
+        place = open_ends.pop()
+        try:
+            status = os.lstat(place)
+            if status.st_uid == uid:
+                return place
+            if not stat.S_ISDIR(status.st_mode):
+                continue
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    looked_at += 1
+                    if looked_at > MOST_LOOKED_AT:
+                        return place
+                    if entry.is_dir(follow_symlinks=False):
+                        open_ends.append(entry.path)
+                    elif entry.stat(follow_symlinks=False).st_uid == uid:
+                        return entry.path
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return place
+    return None

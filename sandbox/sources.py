@@ -25,6 +25,8 @@ SCAN_LIMIT = 200_000
 LINK_WALK_FACTOR = 5
 # One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
 DEPTH_LIMIT = 200
+# Owners that are named of what is in a folder, besides its own.
+MOST_STRANGERS = 8
 
 # Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
 # (/proc/self/root, /proc/self/fd/N, and /dev/fd/N which leads there); nsfs would hand out namespaces.
@@ -83,6 +85,11 @@ class Source(NamedTuple):
     kind: Literal["dir", "file"]
     access: Access
     scanned: int = 0  # entries looked at
+    uid: int = 0  # whose it is
+    gid: int = 0
+    strangers: tuple[
+        tuple[int, str], ...
+    ] = ()  # other owners of what is in it, each with one path; see _Scan
 
     def close(self) -> None:
         os.close(self.fd)
@@ -242,15 +249,18 @@ def _judged(
             "mount the overlay with absolute paths",
         )
     scanned = 0
+    strangers: tuple[tuple[int, str], ...] = ()
     if not trusted:
         scan = _Scan(asked, access, denylist, scan_limit)
+        if access == "write" and os.geteuid() == 0:
+            scan.owner = status.st_uid
         if kind == stat.S_IFDIR:
             scan.directory(last.fd, ".", "", 0)
         else:
             scan.file(status, "")
         # Names counted twice through a mount below would pass for all the names there are.
         scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
-        scanned = scan.count
+        scanned, strangers = scan.count, tuple(scan.strangers.items())
     return Source(
         path=asked,
         real=real,
@@ -259,6 +269,9 @@ def _judged(
         kind="dir" if kind == stat.S_IFDIR else "file",
         access=access,
         scanned=scanned,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        strangers=strangers,
     )
 
 
@@ -275,7 +288,7 @@ class _Scan:
     """Looks at everything below one source: a read-only bind stops neither connect() to a unix socket nor
     opening a FIFO or a device, and a hard link is a secret's second name."""
 
-    __slots__ = ("access", "asked", "count", "denylist", "limit", "links")
+    __slots__ = ("access", "asked", "count", "denylist", "limit", "links", "owner", "strangers")
 
     def __init__(self, asked: str, access: Access, denylist: Denylist, limit: int) -> None:
         self.asked = asked
@@ -284,6 +297,8 @@ class _Scan:
         self.limit = limit
         self.count = 0
         self.links: dict[Inode, _Linked] = {}
+        self.owner = -1  # whose all of it should be; -1: nobody asks
+        self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS of those who own something in it
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth > DEPTH_LIMIT:
@@ -294,6 +309,8 @@ class _Scan:
             self._unlisted(error, parent, name, path)
             return
         try:
+            if self.owner >= 0 and path:
+                self._note_owner(os.fstat(fd), path)
             directories = self._entries(fd, path)
             for child in directories:
                 self.directory(fd, child, f"{path}/{child}" if path else child, depth + 1)
@@ -324,11 +341,17 @@ class _Scan:
                         status = item.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
+                    if self.owner >= 0:
+                        self._note_owner(status, f"{path}/{item.name}" if path else item.name)
                     # The directory's own word for the kind (d_type) is that of what a mount may hide.
                     if status.st_nlink != 1 or status.st_mode & 0o170000 != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
         self.count = count
         return directories
+
+    def _note_owner(self, status: os.stat_result, name: str) -> None:
+        if status.st_uid != self.owner and len(self.strangers) < MOST_STRANGERS:
+            self.strangers.setdefault(status.st_uid, name)
 
     def file(self, status: os.stat_result, name: str) -> None:
         kind = stat.S_IFMT(status.st_mode)

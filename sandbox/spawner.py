@@ -39,6 +39,9 @@ _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_MOVE_MOUNT = 429  # of every architecture
+_AT_FDCWD = -100
+_MOVE_MOUNT_F_EMPTY_PATH = 4
 
 # capset(2): version 3 and "this process"; effective, permitted, inheritable, for the low and the high half.
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
@@ -155,6 +158,9 @@ class Order(NamedTuple):
     deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
     stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
     folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
+    mounts: tuple[
+        tuple[int, bool], ...
+    ] = ()  # detached mounts, and whether of a directory; numbered after these
 
 
 def folder_path(number: int) -> str:
@@ -479,13 +485,22 @@ def _forbid_privileges(libc: ctypes.CDLL) -> None:
 def _make_folders(order: Order, libc: ctypes.CDLL) -> None:
     """By the program, after it has dropped the file system uid of root: in a user namespace nobody can write
     to what belongs to a uid without a mapping."""
-    if not order.folders:
+    if not order.folders and not order.mounts:
         return
     ids = f"uid={order.uid},gid={order.gid}"
     _mount_tmpfs(libc, FOLDERS_ROOT, f"size=64k,mode=755,{ids}")
     for number, options in enumerate(order.folders):
         os.mkdir(folder_path(number))
         _mount_tmpfs(libc, folder_path(number), f"{options},{ids}")
+    for number, (fd, is_directory) in enumerate(order.mounts, len(order.folders)):
+        path = folder_path(number)
+        if is_directory:
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        # Made by root, in no mount namespace yet: it can be attached in ours, with the mapping it has.
+        if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
+            raise OSError(ctypes.get_errno(), "")
 
 
 def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
@@ -504,7 +519,9 @@ def _read_account(fd: int) -> tuple[int, int]:
 
 def _keep(program: int, order: Order, account: int) -> int:
     """Wait until nothing is left, say what it used, and give the status to leave with."""
-    for fd in {0, 1, 2, *order.keep, *order.cgroups.files, *order.stdio} - {order.ending, *order.hold}:
+    mounts = (fd for fd, _ in order.mounts)
+    held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
+    for fd in held - {order.ending, *order.hold}:
         os.close(fd)
     before = _read_account(account)
     status, expired = 0, False
@@ -594,6 +611,7 @@ def _steps(
     def close_others() -> None:
         held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
         held.update(order.cgroups.files)
+        held.update(fd for fd, _ in order.mounts)  # closed by the exec
         kept = sorted(fd for fd in held if fd > 2)
         low = 3
         for fd in kept:

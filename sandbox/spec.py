@@ -115,7 +115,7 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """What a person should know about a launch, although nothing was refused."""
 
-    rule: str  # stable id: unsandboxed, outside, missing, program, project
+    rule: str  # stable id: unsandboxed, outside, missing, program, owner, project
     message: str
     hint: str = ""
 

@@ -7,11 +7,16 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from sandbox import uids
+from sandbox.removal import first_owned_by
 from sandbox.value import NamedTuple
 from sandbox.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.writing import write_all
+
+if TYPE_CHECKING:
+    from sandbox.accounts import Account
 
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
 
@@ -65,17 +70,37 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
         ) from None
 
 
+class Writing(NamedTuple):
+    """Folders of the host in which a plugin leaves files of its own uid: that has to be a reserved one."""
+
+    folders: tuple[str, ...]
+    owner: int  # whose the first of them is
+    state_dir: str  # what the uid is reserved for, if the plugin has no state directory
+
+
 @contextmanager
 def owned_state(
-    path: str | None, uid_range: tuple[int, int] | None, parts: Sequence[str] = (), *, manifest: str = ""
+    path: str | None,
+    uid_range: tuple[int, int] | None,
+    parts: Sequence[str] = (),
+    *,
+    manifest: str = "",
+    writing: Writing | None = None,
+    account: Account | None = None,
 ) -> Iterator[Owner]:
     """The plugin's identity for one run and, if it has one, its state directory made ready for it.
 
     `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
     files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: whose state
     this is. What was made for a launch that then fails is removed again, unless something is in it.
+    `writing`: where else it leaves files. `account`: whose the directory is to be, and not a reserved uid's.
     """
-    if path is None:
+    claim: _OwnClaim | _LeasedClaim | _WritingClaim
+    if path is not None and account is not None:
+        claim = _AccountClaim(path, manifest, account)
+    elif path is None and writing is not None and uid_range is not None:
+        claim = _WritingClaim(writing, uid_range, manifest)
+    elif path is None:
         if uid_range is None:
             yield Owner(os.geteuid(), os.getegid(), None)
             return
@@ -86,10 +111,10 @@ def owned_state(
         finally:
             lease.close()
         return
-    if uid_range is None:
-        claim: _OwnClaim | _LeasedClaim = _OwnClaim(path, manifest)
+    elif uid_range is None:
+        claim = _OwnClaim(path, manifest)
     else:
-        claim = _LeasedClaim(path, uid_range, manifest)
+        claim = _LeasedClaim(path, uid_range, manifest, () if writing is None else writing.folders)
     try:
         try:
             claim.take(parts)
@@ -163,10 +188,13 @@ class _Directory:
 class _LeasedClaim:
     """Root's: the directory becomes that of a uid which is the plugin's alone."""
 
-    def __init__(self, path: str, uid_range: tuple[int, int], manifest: str) -> None:
+    def __init__(
+        self, path: str, uid_range: tuple[int, int], manifest: str, folders: Sequence[str] = ()
+    ) -> None:
         self._path = path
         self._range = uid_range
         self._manifest = manifest
+        self._folders = folders
         self._directory: _Directory | None = None
         self._lease: uids.UidLease | None = None
 
@@ -185,6 +213,7 @@ class _LeasedClaim:
                 )
             lease = uids.lease_for_state(self._path, held.st_uid, first, last, self._manifest)
             self._lease = lease
+            uids.remember_left(lease.uid, self._folders)
             os.fchown(directory.fd, lease.uid, lease.uid)
             os.fchmod(directory.fd, 0o700)
             directory.make_below(parts, lease.uid, lease.uid)
@@ -210,6 +239,44 @@ class _LeasedClaim:
             self._lease.close()
         if self._directory is not None:
             self._directory.close()
+
+
+class _WritingClaim:
+    """Root's, of a plugin without state that leaves files elsewhere: a uid which is the plugin's alone."""
+
+    def __init__(self, writing: Writing, uid_range: tuple[int, int], manifest: str) -> None:
+        self._writing = writing
+        self._range = uid_range
+        self._manifest = manifest
+        self._lease: uids.UidLease | None = None
+
+    def take(self, parts: Sequence[str]) -> None:
+        assert not parts  # there is no state directory to have any
+        writing = self._writing
+        with uids.registry_lock():
+            self._lease = uids.lease_for_writing(
+                writing.state_dir, writing.owner, *self._range, self._manifest
+            )
+            uids.remember_left(self._lease.uid, writing.folders)
+
+    @property
+    def owner(self) -> Owner:
+        assert self._lease is not None
+        return Owner(self._lease.uid, self._lease.uid, self._lease.fd)
+
+    def undo(self) -> None:
+        lease = self._lease
+        if lease is None or not lease.new:
+            return
+        with uids.registry_lock():
+            # It may have run, and have been interrupted.
+            clean = not any(first_owned_by(lease.uid, folder) for folder in self._writing.folders)
+            if clean and uids.upgrade(lease):
+                uids.release_reservation(lease, self._writing.state_dir)
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
 
 
 class _OwnClaim:
@@ -261,6 +328,31 @@ class _OwnClaim:
             os.close(self._record)
         if self._directory is not None:
             self._directory.close()
+
+
+class _AccountClaim(_OwnClaim):
+    """Of a plugin that root starts as an account. There is no uid to reserve; the record says whose it is."""
+
+    def __init__(self, path: str, manifest: str, account: Account) -> None:
+        super().__init__(path, manifest)
+        self._account = account
+
+    def take(self, parts: Sequence[str]) -> None:
+        from sandbox.owners import state_refusal
+
+        if (refusal := state_refusal(self._path, self._account)) is not None:
+            raise StateRefused(*refusal)
+        self._directory = directory = _Directory(self._path)
+        os.fchown(directory.fd, self._account.uid, self._account.gid)
+        os.fchmod(directory.fd, 0o700)
+        if self._manifest:
+            self._record = hold_record(self._path, self._manifest)
+        directory.make_below(parts, self._account.uid, self._account.gid)
+
+    @property
+    def owner(self) -> Owner:
+        assert self._directory is not None
+        return Owner(self._account.uid, self._account.gid, self._record, self._directory.identities)
 
 
 # --- whose a state is, where there are no reservations ------------------------------------------------------

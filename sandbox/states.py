@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from sandbox import uids
-from sandbox.removal import remove_tree
+from sandbox.removal import first_owned_by, remove_tree
 from sandbox.state import lock_alone, record_path, state_root
 from sandbox.value import NamedTuple
 from sandbox.walk import LinkRefused, TooManyLinks, close, resolve, walk
@@ -23,6 +23,7 @@ class State(NamedTuple):
     uid: int
     manifest: str  # empty: not known
     running: bool
+    left: tuple[str, ...] = ()  # folders outside of it that may hold files of its uid
 
     @property
     def orphaned(self) -> bool:
@@ -44,9 +45,10 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
     found: dict[str, State] = {}
     if os.geteuid() == 0:
         for held in uids.list_reservations():
-            if os.path.lexists(held.state):
+            if held.left or os.path.lexists(held.state):
                 name = os.path.basename(held.state) if os.path.dirname(held.state) == root else held.state
-                found[held.state] = State(name, held.state, held.uid, held.manifest, uids.is_leased(held.uid))
+                running = uids.is_leased(held.uid)
+                found[held.state] = State(name, held.state, held.uid, held.manifest, running, held.left)
     for name in _names(root):
         path = os.path.join(root, name)
         if path not in found:
@@ -59,6 +61,9 @@ def remove_state(state: State) -> None:
     """With all that is in it. Raises StateInUse and StateKept; nothing is removed of a plugin that runs."""
     try:
         with _held(state):
+            _require_nothing_left(state)
+            if state.left and not os.path.lexists(state.path):
+                return  # it has a uid, and no state
             steps = walk(os.path.dirname(state.path), follow="none")
             try:
                 name = os.path.basename(state.path)
@@ -69,6 +74,16 @@ def remove_state(state: State) -> None:
         raise StateKept(f"{state.path}: {refused}") from None
     except OSError as error:
         raise StateKept(f"{state.path} cannot be removed: {error.strerror}") from None
+
+
+def _require_nothing_left(state: State) -> None:
+    """Whoever is given the uid next would own what the plugin has left."""
+    for folder in state.left:
+        if (left := first_owned_by(state.uid, folder)) is not None:
+            raise StateKept(
+                f"{left} belongs to uid {state.uid}, which another plugin would get: remove what the plugin "
+                f"left, or give it to somebody (find {folder} -uid {state.uid} -exec chown -h USER {{}} +)"
+            )
 
 
 @contextmanager
@@ -85,6 +100,7 @@ def _held(state: State) -> Iterator[None]:
             stack.enter_context(uids.registry_lock())
             yield
             return
+        record = _held_record(state, stack)  # of a plugin that runs as an account
         # Not for the whole time: a large state takes long, and other plugins start meanwhile.
         with uids.registry_lock():
             lease = uids.lease_alone(state.uid)
@@ -94,6 +110,8 @@ def _held(state: State) -> Iterator[None]:
         yield
         with uids.registry_lock():
             uids.release_reservation(lease, state.path)
+        if record is not None:
+            os.unlink(record)
 
 
 def _held_record(state: State, stack: ExitStack) -> str | None:

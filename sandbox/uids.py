@@ -10,7 +10,8 @@ for that directory and leased to nothing else. The lower half of the range is fo
 for plugins without state: however many states there are, a plugin without state finds a uid.
 
 A reservation is a file named by the uid, holding the state directory's path, as it always was. What the
-manifest was stands beside it, in a file that older runners do not look at.
+manifest was stands beside it, in a file that older runners do not look at; and so do the folders outside of
+the state in which the plugin may have left files of that uid. While one of these exists nobody else gets it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Reservation(NamedTuple):
     uid: int
     state: str
     manifest: str  # empty: an older runner made it, and did not say
+    left: tuple[str, ...] = ()  # folders outside of the state that may hold files of this uid
 
 
 class Occupancy(NamedTuple):
@@ -192,7 +194,9 @@ def lease_for_state(
     fd = _open_leases(leases)
     try:
         _private_directory(reservations)
-        if is_ours(owner, first, last):
+        if not is_ours(owner, first, last):
+            owner = _known(state_dir, first, last, reservations)
+        if owner >= 0:
             lease = _lease_owned(state_dir, owner, manifest, fd, reservations)
         else:
             lease = _lease_new(state_dir, first, last, manifest, fd, reservations)
@@ -232,7 +236,7 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
     # Where a search starts is the directory's own: it finds the uid again that was its last time. The second
     # search takes from states that are gone what their manifests, which are still there, might want back.
     for pressing in (False, True):
-        for uid in _from(int(fingerprint(os.fsencode(state_dir))[:8], 16), first, last):
+        for uid in _from(_start(state_dir), first, last):
             # Exclusive while the reservation is written: also a plugin without state may hold this uid.
             if not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
@@ -247,6 +251,80 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
         f"all uids from {first} to {last} for plugins with state are reserved; remove states "
         "(runner state list, runner state remove) or widen [user] uids in the policy"
     )
+
+
+def lease_for_writing(
+    state_dir: str,
+    owner: int,
+    first: int,
+    last: int,
+    manifest: str,
+    *,
+    leases: str = LEASES,
+    reservations: str = RESERVATIONS,
+) -> UidLease:
+    """As lease_for_state, for a plugin that has no state directory: `state_dir` is the one it would have.
+
+    `owner` is whose the folder is that the plugin may write. Under registry_lock.
+    """
+    wanted = _wanted_for_writing(state_dir, owner, first, last, reservations)
+    lease = lease_for_state(
+        state_dir, wanted, first, last, manifest, leases=leases, reservations=reservations
+    )
+    _write(_name_file(reservations, state_dir), str(lease.uid))
+    return lease
+
+
+def _wanted_for_writing(state_dir: str, owner: int, first: int, last: int, reservations: str) -> int:
+    """The uid it has; else that of the folder, if it is for plugins with state and nobody's; else -1."""
+    known = _known(state_dir, first, last, reservations)
+    states, _ = pools(first, last)
+    if known < 0 and states[0] <= owner <= states[1] and _stale(reservations, owner):
+        return owner
+    return known
+
+
+def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
+    """The uid of who would have this state directory, by the directory or by the books; -1 if it has none."""
+    try:
+        status = os.lstat(state_dir)
+        if stat.S_ISDIR(status.st_mode) and is_ours(status.st_uid, first, last):
+            return status.st_uid
+    except OSError:
+        pass
+    told = _text(_name_file(reservations, state_dir)) or ""
+    held = read_reservation(reservations, int(told)) if told.isdecimal() else None
+    if held is not None and held.state == state_dir and is_ours(held.uid, first, last):
+        return held.uid
+    return -1
+
+
+def expected_uid(
+    state_dir: str, owner: int, first: int, last: int, *, reservations: str = RESERVATIONS
+) -> int | None:
+    """The uid that a launch would reserve for `state_dir`, without reserving it; None if there is none left.
+
+    `owner`: whose the folder is that it may write.
+    """
+    wanted = _wanted_for_writing(state_dir, owner, first, last, reservations)
+    if wanted >= 0:
+        return wanted
+    (first, last), _ = pools(first, last)
+    for uid in _from(_start(state_dir), first, last):
+        held = read_reservation(reservations, uid)
+        if held is not None and held.state == state_dir:
+            return uid
+        if _stale(reservations, uid) and not in_use(uid):
+            return uid
+    return None
+
+
+def remember_left(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
+    """Files of `uid`, which is reserved, may be in `folders` from now on. Under registry_lock."""
+    known = _left(reservations, uid)
+    told = tuple(dict.fromkeys((*known, *folders)))
+    if told != known:
+        _write(_left_file(reservations, uid), "\0".join(told))
 
 
 @contextmanager
@@ -370,7 +448,14 @@ def _numbers(reservations: str) -> list[int]:
 
 def read_reservation(reservations: str, uid: int) -> Reservation | None:
     state = _text(f"{reservations}/{uid}")
-    return None if state is None else Reservation(uid, state, _text(_manifest_file(reservations, uid)) or "")
+    if state is None:
+        return None
+    return Reservation(uid, state, _text(_manifest_file(reservations, uid)) or "", _left(reservations, uid))
+
+
+def _left(reservations: str, uid: int) -> tuple[str, ...]:
+    told = _text(_left_file(reservations, uid))
+    return tuple(told.split("\0")) if told else ()
 
 
 def _text(path: str) -> str | None:
@@ -385,6 +470,20 @@ def _manifest_file(reservations: str, uid: int) -> str:
     return f"{reservations}/{uid}.manifest"
 
 
+def _left_file(reservations: str, uid: int) -> str:
+    return f"{reservations}/{uid}.left"
+
+
+def _name_file(reservations: str, state_dir: str) -> str:
+    """Where the uid of a plugin stands that has no state directory to carry it. A hint: the reservation of
+    that uid is what counts."""
+    return f"{reservations}/of.{fingerprint(os.fsencode(state_dir))}"
+
+
+def _start(state_dir: str) -> int:
+    return int(fingerprint(os.fsencode(state_dir))[:8], 16)
+
+
 def _stale(reservations: str, uid: int) -> bool:
     """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest are
     gone.
@@ -393,6 +492,8 @@ def _stale(reservations: str, uid: int) -> bool:
     for it: what the plugin left elsewhere belongs to no other. A directory the operator chose is one of many.
     """
     held = read_reservation(reservations, uid)
+    if held is not None and any(map(_exists, held.left)):
+        return False
     if held is None or _state_is_gone(held):
         return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
     return False
@@ -414,9 +515,9 @@ def _is_in_own_place(held: Reservation, reservations: str) -> bool:
     return os.path.dirname(held.state) in (own, os.path.realpath(own))
 
 
-def _exists(manifest: str) -> bool:
+def _exists(path: str) -> bool:
     try:
-        return manifest.startswith("/") and "\0" not in manifest and bool(os.lstat(manifest))
+        return path.startswith("/") and "\0" not in path and bool(os.lstat(path))
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
@@ -430,6 +531,8 @@ def _collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
     held = read_reservation(reservations, uid)
     if held is None:
         return True
+    if any(map(_exists, held.left)):
+        return False
     if not _state_is_gone(held):
         if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
             return False
@@ -455,6 +558,9 @@ def _sweep(reservations: str, fd: int, own: int) -> None:
 
 def _forget(reservations: str, uid: int) -> None:
     # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
+    if (state := _text(f"{reservations}/{uid}")) is not None:
+        _unlink(_name_file(reservations, state))
+    _unlink(_left_file(reservations, uid))
     _unlink(_manifest_file(reservations, uid))
     _unlink(f"{reservations}/{uid}")
 

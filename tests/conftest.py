@@ -51,6 +51,10 @@ PACKAGES = ("runner", "sandbox", "policies")
 # Nobody's uid: outside the ranges of Debian's adduser, of systemd and of the runner's own leases. Each of
 # xdist's workers has another: what the kernel counts by user is then not shared.
 USER_UID = 54321 + int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
+# The first of 32 uids that are nobody's: no plugin is given one, nor do accounts, /etc/subuid, systemd (up to
+# 1879048191, and from 2147352576) or directory services (up to 2000200000) have them. Each process of a run
+# has others, so that two tests never have the same one at a time.
+SPARE_UID = 2_100_000_000 + os.getpid() % 1_000_000 * 32
 # Where bwrap, node and interpreters are looked for. Not the PATH of whoever runs the tests: a program below
 # somebody's home is no use to a plugin, which cannot see it.
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

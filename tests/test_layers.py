@@ -71,7 +71,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.descriptor_flags", "sandbox.meter"),
     ("sandbox.bwrap", "sandbox.launcher"),
     ("sandbox.plan",),
-    ("sandbox.mentions",),
+    ("sandbox.mentions", "sandbox.owners"),
     ("sandbox.budgets",),
     ("sandbox.hierarchies", "sandbox.limits"),
     ("sandbox.layers",),
@@ -88,10 +88,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.document",),
     ("sandbox.json_text", "sandbox.toml_text"),
     ("sandbox.positions",),
-    ("sandbox.uids", "sandbox.walk"),
+    ("sandbox.accounts", "sandbox.uids", "sandbox.walk"),
     ("sandbox.cache", "sandbox.diagnostic", "sandbox.fingerprint", "sandbox.units"),
     ("sandbox.spec",),
-    ("sandbox.removal", "sandbox.value", "sandbox.writing"),
+    ("sandbox.idmap", "sandbox.removal"),
+    ("sandbox.value", "sandbox.writing"),
     ("sandbox", "sandbox.doctor"),
     ("policies",),
 )
@@ -420,3 +421,5 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     loaded = _loaded(second.stderr)
     assert "runner.cli" in loaded  # or nothing was measured
     assert _slow(loaded) == set()
+    # Who may write to no folder of the host does not pay for the question whose the files are.
+    assert not loaded & {"sandbox.owners", "sandbox.idmap", "sandbox.accounts"}

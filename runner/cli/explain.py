@@ -16,13 +16,16 @@ from runner.plumbing import foreseen
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
+from sandbox.denylist import normal
 from sandbox.diagnostic import printable
-from sandbox.plan import LaunchPlan
+from sandbox.plan import LaunchPlan, ShownPath
 from sandbox.spec import Denial
 from sandbox.units import format_limit
 
 if TYPE_CHECKING:
     import argparse
+
+    from sandbox.owners import Ownership
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
@@ -126,6 +129,8 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         word, why = verdict(path.where, path.path)
         if path.path in missing:
             word, why = "skipped", "does not exist here"
+        elif word == "granted" and path.access == "write" and (owned := _owned(prepared, path.path)):
+            why = owned.sentence()
         rows.append((path.access, path.path, word, why))
     if plugin.project is not None and plugin.project.named:
         rows.append(("cwd", plugin.project.path, *verdict(plugin.project.where, plugin.project.path)))
@@ -151,6 +156,17 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
                 word, why = "lowered", f"{by}; {why}" if why else by
             rows.append(("limit", f"{name} {_amount(name, value)}", word, why))
     return rows
+
+
+def _owned(prepared: Prepared, path: str) -> Ownership | None:
+    """Whose is what the plugin writes there; None where no uid is changed for it."""
+    owners = prepared.open_plan.plan.owners if prepared.open_plan is not None else None
+    return owners.of(normal(path)) if owners is not None else None
+
+
+def _origin(prepared: Prepared, shown: ShownPath) -> str:
+    owned = _owned(prepared, shown.path) if shown.access == "write" else None
+    return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
 
 
 def _why(prepared: Prepared, denial: Denial) -> str:
@@ -198,7 +214,7 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
 def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
     if prepared.grant is not None and not prepared.grant.unsandboxed:
         yield ""
-        shown = [(path.access, path.path, path.state, path.origin) for path in plan.shown]
+        shown = [(path.access, path.path, path.state, _origin(prepared, path)) for path in plan.shown]
         yield from _table("in the cage", [row for row in shown if row[2] != "missing"])
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"

@@ -159,4 +159,5 @@ def _entry(state: State) -> dict[str, object]:
         "manifest": state.manifest or None,
         "orphaned": state.orphaned,
         "running": state.running,
+        "write_paths": list(state.left),
     }

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
 
 PROBE = ROOT / "tests/plugins/probe/probe.py"
-# Who the controls are, when root's runner would have dropped to a leased uid: one of the same range.
-STAND_IN_UID = 2147418112
+# Who the controls are, when root's runner would have dropped to a leased uid: one that is nobody's either.
+STAND_IN_UID = SPARE_UID + 2
 
 MANIFEST = """\
 [plugin]

@@ -16,7 +16,7 @@ import pytest
 from sandbox import syscalls
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH
-from tests.escape.cage import Cage, Told, sandbox_table, several, told
+from tests.escape.cage import STAND_IN_UID, Cage, Told, sandbox_table, several, told
 
 ARCH = os.uname().machine
 CALLS = syscalls.load(ARCH)
@@ -304,8 +304,8 @@ def test_a_plugin_that_takes_all_leaves_others_theirs(cage: Cage) -> None:
     # The control: two cages with one uid.
     words = [
         "setpriv",
-        "--reuid=2147418112",
-        "--regid=2147418112",
+        f"--reuid={STAND_IN_UID}",
+        f"--regid={STAND_IN_UID}",
         "--clear-groups",
         "bwrap",
         "--dev-bind",

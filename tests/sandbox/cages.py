@@ -10,6 +10,7 @@ from typing import Any
 from sandbox.denylist import Denylist
 from sandbox.layers import available_layers
 from sandbox.mounts import read_mounts
+from sandbox.owners import Decision
 from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
 from sandbox.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
@@ -73,7 +74,7 @@ def opened(
     deny: Sequence[str] = (),
     deciding: Sequence[str] = (),
     environ: Mapping[str, str] = ENVIRON,
-    claim: Callable[[], object] = lambda: None,
+    claim: Callable[[Decision | None], int | None] = lambda owners: None,
 ) -> Iterator[OpenPlan]:
     denylist = Denylist(read_mounts(), policy=deny, deciding=deciding)
     given, rules = given or grant(), rules or policy()
@@ -120,7 +121,8 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         decided_by=(),
         denials=(),
     )
-    own = 61234 if os.geteuid() == 0 else os.geteuid()
+    # As conftest.SPARE_UID, which is out of reach where this runs.
+    own = 2_100_000_026 + os.getpid() % 1_000_000 * 32 if os.geteuid() == 0 else os.geteuid()
     owner = Owner(own, own, given.get("lease"))
     policy = Policy(name="test", file="/nonexistent/policy.toml", layers=(("session_keyring", "prefer"),))
     bwrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")

@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.layers import LayerUnavailable
 from sandbox.mounts import contains
+from sandbox.owners import Decision
 from sandbox.plan import (
     DEFAULT_SHM,
     DEFAULT_TMP,
@@ -32,7 +33,7 @@ from sandbox.program import ProgramFault
 from sandbox.reach import unreachable
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
-from tests.conftest import SYSTEM_PATH, Caller
+from tests.conftest import SYSTEM_PATH, USER_UID, Caller
 from tests.sandbox import cages
 from tests.sandbox.cages import compiled, grant, granted, opened, request
 
@@ -186,6 +187,12 @@ def test_two_compilations_give_the_same_bytes(runner_as_user: Caller, plugin: Pa
     assert backwards[1] == first[1]
 
 
+def give_away(*places: Path) -> None:
+    """To an ordinary user: what is root's, root's plugins cannot write."""
+    for place in places if os.geteuid() == 0 else ():
+        os.chown(place, USER_UID, USER_UID)
+
+
 # --- what is refused ---------------------------------------------------------------------------------------
 
 
@@ -196,6 +203,8 @@ def test_nothing_is_mounted_below_a_writable_bind(
 ) -> None:
     outer = plugin_dir / "data"
     (plugin_dir / inner).mkdir(parents=True)
+    (plugin_dir / "data2").mkdir()
+    give_away(outer, plugin_dir / inner, plugin_dir / "data2")
     given = grant([granted(str(outer), "write"), granted(str(plugin_dir / inner), access)])
     (denial,) = refusals(run(plugin), given)
     assert (denial.rule, denial.asked) == ("below_writable", str(plugin_dir / inner))
@@ -203,7 +212,6 @@ def test_nothing_is_mounted_below_a_writable_bind(
     given = grant([granted(str(outer)), granted(str(plugin_dir / inner), access)])
     compiled(run(plugin), given)
     # And a neighbour whose name begins in the same way is not below.
-    (plugin_dir / "data2").mkdir()
     compiled(run(plugin), grant([granted(str(outer), "write"), granted(str(plugin_dir / "data2"), access)]))
 
 
@@ -224,6 +232,7 @@ def test_a_plugin_cannot_write_its_next_grant(
     # The control: a folder beside it, and the same folder for reading.
     beside = plugin_dir / where / "sub/data"
     beside.mkdir()
+    give_away(beside)
     given = grant([granted(str(beside), "write"), granted(str(deciding.parent))])
     compiled(asked, given, deciding=files)
     # A second name of the file is the file.
@@ -300,6 +309,7 @@ def test_a_program_that_may_not_be_shown(plugin: Path, plugin_dir: Path, write_f
 def test_writing_wins_where_both_are_asked(plugin: Path, plugin_dir: Path) -> None:
     place = plugin_dir / "data"
     place.mkdir()
+    give_away(place)
     for accesses in (("read", "write"), ("write", "read")):
         plan = compiled(run(plugin), grant([granted(str(place), access) for access in accesses]))
         assert [op.writable for op in plan.operations if isinstance(op, Bind) and op.dest == str(place)] == [
@@ -463,15 +473,19 @@ def test_who_may(plugin: Path) -> None:
 
 def test_a_refused_launch_claims_nothing(plugin: Path) -> None:
     claimed: list[str] = []
+
+    def claim(owners: Decision | None) -> None:
+        claimed.append("x")
+
     state = str(plugin.parent / "state")
     given = grant([GrantedPath(state, "write", True, "state")])
-    with opened(run(plugin, state_dir=state, rehearse=True), given, claim=lambda: claimed.append("x")):
+    with opened(run(plugin, state_dir=state, rehearse=True), given, claim=claim):
         assert claimed == ["x"]  # the control
     claimed.clear()
     missing = grant([*given.paths, granted("/nonexistent/x")])
     with (
         pytest.raises(PlanRefused),
-        opened(run(plugin, state_dir=state, rehearse=True), missing, claim=lambda: claimed.append("x")),
+        opened(run(plugin, state_dir=state, rehearse=True), missing, claim=claim),
     ):
         pass
     assert claimed == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from sandbox import cache
+from sandbox import accounts, cache
 from sandbox import policy_file as module
 from sandbox.denylist import HOST_PATHS
 from sandbox.diagnostic import Diagnostic, DocumentError
@@ -450,6 +450,18 @@ FAULTS = {
     "user = {uids = [200, 100]}": "policy_value",
     "user = {uids = [1, 2, 3]}": "policy_value",
     "user = {uids = [true, 3]}": "policy_value",
+    "user = {run_as = 0}": "policy_value",
+    'user = {run_as = "0"}': "policy_value",
+    'user = {run_as = "root"}': "policy_value",
+    'user = {run_as = "nobody"}': "policy_value",
+    "user = {run_as = 65534}": "policy_value",
+    "user = {run_as = -1}": "policy_value",
+    "user = {run_as = 4294967295}": "policy_value",
+    "user = {run_as = 2147418112}": "policy_value",  # a plugin's
+    'user = {run_as = "no such account"}': "policy_value",
+    "user = {run_as = true}": "policy_type",
+    'user = {run_as = ""}': "policy_type",
+    'user = {runas = "www-data"}': "policy_unknown_key",
     'layers = {seccmp = "prefer"}': "policy_unknown_key",
     'layers = {seccomp = "off"}': "policy_value",
     "capabilities = []": "policy_type",
@@ -991,3 +1003,51 @@ def test_every_denial_is_a_sentence_with_a_remedy() -> None:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", denial.rule)
         assert denial.asked and denial.reason and denial.hint
         assert not denial.reason.endswith(".")
+
+
+# --- run_as ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "passwd"
+    path.write_text(
+        "root:x:0:0::/:/bin/sh\ntoor:x:0:0::/:/bin/sh\nhouse:x:1234:5678::/:/bin/sh\nodd line\n"
+        "operator:x:11:0::/:/bin/sh\n"
+    )
+    monkeypatch.setattr(accounts, "PASSWD", str(path))
+    return path
+
+
+def test_run_as_is_an_account_or_a_uid(passwd: Path) -> None:
+    for word, found in (
+        ('"house"', ("house", 1234, 5678)),
+        ("1234", ("house", 1234, 5678)),
+        ('"4321"', ("4321", 4321, 4321)),
+    ):
+        policy = parse_policy("p.toml", f"version = 1\n[user]\nrun_as = {word}\n".encode(), name="p")
+        assert accounts.find_account(policy.run_as) == found
+    assert parse_policy("p.toml", b"version = 1\n", name="p").run_as == ""
+
+
+@pytest.mark.parametrize(("name", "whose"), [("toor", "uid"), ("operator", "primary group")])
+def test_an_account_that_is_root_by_another_name(passwd: Path, name: str, whose: str) -> None:
+    (fault,) = faults(f'version = 1\n[user]\n  run_as = "{name}"\n')
+    assert fault.place == "p.toml:3:3"
+    assert fault.message == f"user.run_as is root: the {whose} of {name} is 0, and no plugin runs as root"
+
+
+def test_an_account_that_has_become_root_is_noticed(
+    passwd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy is remembered, the account is not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "policy.toml"
+    path.write_text('version = 1\n[user]\nrun_as = "house"\n')
+    for _ in range(2):
+        assert load_policy(str(path), {}).run_as == "house"
+    passwd.write_text("house:x:0:0::/:/bin/sh\n")
+    with pytest.raises(DocumentError) as caught:
+        load_policy(str(path), {})
+    (fault,) = caught.value.diagnostics
+    assert (fault.line, fault.column) == (3, 1) and "no plugin runs as root" in fault.message

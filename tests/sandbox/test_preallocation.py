@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import syscalls
-from sandbox.preallocation import NUMBERS, REQUESTS, no_preallocation
+from sandbox.preallocation import NUMBERS, REQUESTS, no_io_uring, no_preallocation
 from sandbox.seccomp import AUDIT_ARCH
 from tests.conftest import ROOT
 from tests.sandbox.bpf import Machine
@@ -69,6 +69,17 @@ def test_of_all_ioctls_only_these_are_refused(arch: str, high: int) -> None:
         assert machine.run(audit, ioctl, request, 3)[0] == ALLOW  # as a descriptor it is no request
     for request in (UNRESVSP, UNRESVSP64, FSGETXATTR, TCGETS, 0):
         assert machine.run(audit, ioctl, 3, request | high)[0] == ALLOW
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_io_uring_alone_is_refused(arch: str) -> None:
+    machine, audit, table = Machine(no_io_uring(arch)), AUDIT_ARCH[arch], syscalls.load(arch)
+    assert machine.unreachable() == []
+    refused = {
+        name: value for name, number in table.items() if (value := machine.run(audit, number)[0]) != ALLOW
+    }
+    assert refused == {"io_uring_setup": ENOSYS}
+    assert machine.run(0x40000003, NUMBERS[arch].io_uring_setup)[0] == ALLOW
 
 
 @pytest.mark.parametrize("arch", ARCHES)

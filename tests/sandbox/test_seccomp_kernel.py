@@ -21,9 +21,9 @@ from typing import NamedTuple
 import pytest
 
 from sandbox import seccomp, syscalls
-from tests.conftest import SYSTEM_PATH, TEMP_PREFIX, USER_UID
+from tests.conftest import SPARE_UID, SYSTEM_PATH, TEMP_PREFIX, USER_UID
 
-LEASED_UID = 61200
+LEASED_UID = SPARE_UID + 25
 ARCH = os.uname().machine
 KERNEL = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
 

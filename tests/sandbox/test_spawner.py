@@ -14,10 +14,10 @@ import pytest
 
 from sandbox import spawner
 from tests import elsewhere
-from tests.conftest import Caller
+from tests.conftest import SPARE_UID, Caller
 from tests.sandbox.pens import pen
 
-LEASED = 61200
+LEASED = SPARE_UID + 24
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

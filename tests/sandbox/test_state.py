@@ -14,9 +14,9 @@ from sandbox import uids
 from sandbox.state import StateRefused, owned_state, real_state_dir, state_root
 from sandbox.uids import UidsUnavailable
 from tests import elsewhere
-from tests.conftest import Caller
+from tests.conftest import SPARE_UID, Caller
 
-RANGE = (61300, 61319)
+RANGE = (SPARE_UID + 4, SPARE_UID + 23)
 
 needs_root = pytest.mark.needs("root")
 
@@ -188,7 +188,7 @@ def test_a_foreign_directory_with_content_is_refused(plugin_dir: Path) -> None:
     (path / "thesis.tex").write_text("years of work")
     os.chown(path, 1000, 1000)
     fault = refused(path)
-    assert f"{path} belongs to uid 1000" in str(fault) and "61300-61319" in str(fault)
+    assert f"{path} belongs to uid 1000" in str(fault) and f"{RANGE[0]}-{RANGE[1]}" in str(fault)
     assert (path.stat().st_uid, mode(path)) == (1000, 0o755)
     assert "choose an empty or a new directory" in fault.hint
 

@@ -14,7 +14,7 @@ import pytest
 from sandbox import uids
 from sandbox.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
 from tests import elsewhere
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SPARE_UID
 
 
 class Books(NamedTuple):
@@ -337,15 +337,15 @@ def test_a_reservation_remembers_manifest_and_state(
 ) -> None:
     manifest = tmp_path / "plugin.toml"
     books.state(own_directory, ME, ME, ME, str(manifest)).close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest))]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest), ())]
     books.state(own_directory, ME, ME, ME, f"{manifest}.moved").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved", ())]
 
 
 def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) -> None:
     """It holds the directory and no manifest; and what we write can be read by that version."""
     books.reserve(ME, str(own_directory))
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "", ())]
     lease = books.state(own_directory, ME, ME, ME, "/a/plugin.toml")
     assert (lease.uid, lease.new) == (ME, False)
     lease.close()
@@ -438,13 +438,81 @@ def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, wh
     assert uids.list_reservations(books.reservations) == []
     books.any(ME, ME).close()
     books.state(own_directory, ME, ME, ME, "/a/plugin.toml").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml")]
+    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml", ())]
+
+
+# --- files left elsewhere ----------------------------------------------------------------------------------
+
+
+def writing(books: Books, state: Path, manifest: str, left: Path, owner: int = 0) -> UidLease:
+    """A plugin without state that leaves files in a folder."""
+    places = {"leases": books.leases, "reservations": books.reservations}
+    lease = uids.lease_for_writing(str(state), owner, 5000, 5007, manifest, **places)
+    uids.remember_left(lease.uid, [str(left)], reservations=books.reservations)
+    return lease
+
+
+def test_a_plugin_without_state_keeps_its_uid(books: Books, tmp_path: Path) -> None:
+    manifest, left, other = tmp_path / "plugin.toml", tmp_path / "left", tmp_path / "other"
+    manifest.touch()
+    left.mkdir()
+    other.mkdir()
+    state = books.own_place / "writer.1"
+    expected = uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations)
+    # Somebody has the first that is looked at: its own is another one, and stays so when that is free again.
+    assert expected is not None
+    books.reserve(expected, str(other))
+    Path(f"{books.reservations}/{expected}.left").write_text(str(other))
+    second = uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations)
+    assert second not in (None, expected)
+    first = writing(books, state, str(manifest), left)
+    assert first.uid == second
+    for name in (str(expected), f"{expected}.left"):
+        os.unlink(f"{books.reservations}/{name}")
+    again = writing(books, state, str(manifest), other)  # at the same time, and with another folder
+    assert again.uid == first.uid
+    assert uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations) == first.uid
+    (held,) = uids.list_reservations(books.reservations)
+    assert held == (first.uid, str(state), str(manifest), (str(left), str(other)))
+    first.close()
+    again.close()
+
+
+def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(books: Books, tmp_path: Path) -> None:
+    manifest, left = tmp_path / "plugin.toml", tmp_path / "left"
+    manifest.touch()
+    left.mkdir()
+    lease = writing(books, books.own_place / "writer.1", str(manifest), left)
+    lease.close()
+    manifest.unlink()
+    # Neither by somebody who has to have it, nor when nothing else is free.
+    with pytest.raises(UidsUnavailable):
+        books.state(tmp_path / "other", 0, lease.uid, lease.uid)
+    others = [books.state(tmp_path / f"other{n}", 0, 5000, 5007) for n in range(3)]
+    assert lease.uid not in {other.uid for other in others}
+    with pytest.raises(UidsUnavailable, match="all uids from 5000 to 5003 for plugins with state are"):
+        books.state(tmp_path / "one too many", 0, 5000, 5007)
+    # The control: without the folder it is free.
+    left.rmdir()
+    books.state(tmp_path / "one too many", 0, 5000, 5007).close()
+    for other in others:
+        other.close()
+
+
+def test_a_folder_that_has_a_plugins_uid_gives_it(books: Books, tmp_path: Path) -> None:
+    """The remedy of a refusal: chown UID FOLDER. Not a uid of plugins without state, nor somebody else's."""
+    left = tmp_path / "left"
+    left.mkdir()
+    for n, (owner, taken) in enumerate(((5002, True), (5002, False), (5006, False), (1000, False))):
+        lease = writing(books, books.own_place / f"writer.{n}", "/nonexistent/manifest", left, owner)
+        assert (lease.uid == owner) == taken and 5000 <= lease.uid <= 5003
+        lease.close()
 
 
 # --- who else has them -------------------------------------------------------------------------------------
 
 
-UNUSED = 2147483640  # by anybody
+UNUSED = SPARE_UID + 1  # by anybody, and so is the one before it
 
 
 def test_a_uid_nobody_has() -> None:

@@ -490,16 +490,21 @@ def test_variables_programs_expect(runner_as: Caller, plugin_dir: Path) -> None:
 COUNT = 'echo x >>"$RUNNER_STATE_DIR/runs"; wc -l <"$RUNNER_STATE_DIR/runs"; stat -c %a "$RUNNER_STATE_DIR"'
 
 
+def states(caller: Caller, folder: Path) -> set[Path]:
+    """Of the plugins in a folder: root's states are all in one place, with those of other tests."""
+    said = json.loads(caller("state", "list", "--json").stdout)["states"]
+    return {Path(each["path"]) for each in said if (each["manifest"] or "").startswith(f"{folder}/")}
+
+
 @pytest.fixture
-def state_root(runner_as: Caller) -> Iterator[Path]:
+def state_root(runner_as: Caller, plugin_dir: Path) -> Iterator[Path]:
     """Where the state directories of this caller's plugins are; those of the test are removed."""
     root = Path("/var/lib/runner/plugins")
     if runner_as.uid != 0:
         root = Path(runner_as.environ["XDG_STATE_HOME"]) / "runner/plugins"
-    before = set(root.glob("*"))
     yield root
-    for path in set(root.glob("*")) - before:
-        shutil.rmtree(path)
+    for path in states(runner_as, plugin_dir):
+        assert runner_as("state", "remove", path).returncode == 0
 
 
 def test_state_persists_and_is_the_plugins_alone(
@@ -507,13 +512,12 @@ def test_state_persists_and_is_the_plugins_alone(
 ) -> None:
     for name in ("one", "two"):
         nexo(plugin_dir / name, "sh", "-c", COUNT, tables=STATE)
-    before = set(state_root.glob("*"))
     for expected in ("1", "2", "3"):
         assert runner_as("exec", plugin_dir / "one").stdout.split() == [expected, "700"]
     # Another plugin that claims the same id has a state of its own.
     assert runner_as("exec", plugin_dir / "two").stdout.split() == ["1", "700"]
-    made = {path for path in set(state_root.glob("*")) - before if path.name[0] != "."}
-    assert len(made) == 2
+    made = states(runner_as, plugin_dir)
+    assert len(made) == 2 and {path.parent for path in made} == {state_root}
     for path in made:
         held = path.stat()
         assert stat.S_IMODE(held.st_mode) == 0o700
@@ -560,10 +564,13 @@ def test_a_chosen_state_directory(runner_as: Caller, plugin_dir: Path) -> None:
 def test_a_plugin_that_asks_for_no_state_has_none(
     runner_as: Caller, plugin_dir: Path, state_root: Path
 ) -> None:
-    before = set(state_root.glob("*"))
-    nexo(plugin_dir, "sh", "-c", 'echo "<$RUNNER_STATE_DIR>"')
-    assert runner_as("exec", plugin_dir).stdout == "<>\n"
-    assert set(state_root.glob("*")) == before
+    manifest = plugin_dir / "plugin"
+    nexo(manifest, "sh", "-c", 'echo "<$RUNNER_STATE_DIR>"')
+    assert runner_as("exec", manifest).stdout == "<>\n"
+    assert states(runner_as, plugin_dir) == set()
+    nexo(manifest, "true", tables=STATE)  # the control
+    assert runner_as("exec", manifest).returncode == 0
+    assert len(states(runner_as, plugin_dir)) == 1
 
 
 # --- Named before launch -----------------------------------------------------------------------------------

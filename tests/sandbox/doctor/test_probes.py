@@ -26,11 +26,11 @@ from sandbox.doctor.refusal import (
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
 from sandbox.uids import Occupancy, id_is_mapped
-from tests.conftest import SYSTEM_PATH
+from tests.conftest import SPARE_UID, SYSTEM_PATH
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
 # The uid a root's trial becomes; an ordinary user's stays its own.
-UID = 2147483647 if os.geteuid() == 0 else None
+UID = SPARE_UID + 3 if os.geteuid() == 0 else None
 
 
 # --- children -----------------------------------------------------------------------------------------

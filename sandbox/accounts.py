@@ -1,0 +1,68 @@
+"""Accounts of this machine, as /etc/passwd has them.
+
+Without NSS: a directory server might be asked, and might not answer. An account of such a server is named by
+its uid.
+"""
+
+from __future__ import annotations
+
+from sandbox.value import NamedTuple
+
+PASSWD = "/etc/passwd"
+NOBODY = 65534  # whom everything belongs to that has no owner
+_MOST = (1 << 32) - 2
+
+
+class Account(NamedTuple):
+    name: str
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        return self.name if self.name == str(self.uid) else f"{self.name} (uid {self.uid})"
+
+
+class UnknownAccount(Exception):
+    """Nobody is called that, or nobody may be: half a sentence says why."""
+
+
+def find_account(word: str) -> Account:
+    """By name or by uid. A uid that /etc/passwd does not have is taken for a group of its own as well."""
+    found = _by_uid(int(word)) if word.isascii() and word.isdecimal() else _by_name(word)
+    if found.uid == 0 or found.gid == 0:
+        whose = "uid" if found.uid == 0 else "primary group"
+        raise UnknownAccount(f"is root: the {whose} of {found.name} is 0, and no plugin runs as root")
+    if found.uid >= _MOST or found.gid >= _MOST:
+        raise UnknownAccount("is no uid")
+    if NOBODY in (found.uid, found.gid):
+        raise UnknownAccount("is nobody's, whose files and processes are those of many: name an account")
+    return found
+
+
+def primary_group(uid: int) -> int | None:
+    """The group an account's files have; None if /etc/passwd does not know the uid."""
+    return next((account.gid for account in _accounts() if account.uid == uid), None)
+
+
+def _by_uid(uid: int) -> Account:
+    return next((account for account in _accounts() if account.uid == uid), Account(str(uid), uid, uid))
+
+
+def _by_name(name: str) -> Account:
+    for account in _accounts():
+        if account.name == name:
+            return account
+    raise UnknownAccount(f"names no account: {PASSWD} has no {name!r}")
+
+
+def _accounts() -> list[Account]:
+    found = []
+    try:
+        with open(PASSWD, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                fields = line.split(":")
+                if len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal():
+                    found.append(Account(fields[0], int(fields[2]), int(fields[3])))
+    except OSError:
+        pass
+    return found

@@ -1,0 +1,150 @@
+"""Mounts in which the owner of a folder appears as the plugin, and only there.
+
+mount_setattr(2) with MOUNT_ATTR_IDMAP: on such a mount the files of one host uid are those of the plugin's
+uid, and what the plugin writes belongs to that host uid. Nobody else is mapped. The kernel refuses every
+change to a file whose owner has no mapping, whatever its mode bits say.
+
+Groups are left as they are on the host, but for one: a file whose group had no mapping could not be changed
+by its own owner. The plugin is in no group but its own, so what it gets by the others is nothing.
+
+The mount is made here, by root, and belongs to no mount namespace yet. The kernel asks for CAP_SYS_ADMIN over
+the filesystem, which a user namespace does not have. The spawner attaches it in the cell's own mounts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import struct
+from collections.abc import Iterator
+
+from sandbox.value import NamedTuple
+
+_CLONE_NEWUSER = 0x10000000
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOUNT_ATTR_NOSUID = 0x2
+_MOUNT_ATTR_NODEV = 0x4
+_MOUNT_ATTR_IDMAP = 0x100000
+_MOUNT_ATTR = struct.Struct("=4Q")  # attr_set, attr_clr, propagation, userns_fd
+
+
+class _Numbers(NamedTuple):
+    clone: int
+    open_tree: int
+    mount_setattr: int
+
+
+_SYSCALLS = {"x86_64": _Numbers(56, 428, 442), "aarch64": _Numbers(220, 428, 442)}
+
+
+class Owner(NamedTuple):
+    """A uid and a gid of the host."""
+
+    uid: int
+    gid: int
+
+
+class IdmapUnavailable(Exception):
+    """This mount cannot be made; the message says what refused it."""
+
+    def __init__(self, step: str, code: int) -> None:
+        super().__init__(f"{step}: {os.strerror(code)}")
+        self.errno = code
+
+
+def idmapped_mount(source: int, owner: Owner, plugin: Owner) -> int:
+    """A detached mount of `source` and all mounted below it, in which `owner` appears as `plugin`.
+
+    `source` is an open descriptor, O_PATH will do: what it was opened for is what is mounted, whatever its
+    name leads to by now. The caller closes the descriptor that is returned.
+    """
+    if owner.uid == 0 or owner.gid == 0 or plugin.uid == 0:
+        raise ValueError("root is never mapped")
+    numbers = _SYSCALLS.get(os.uname().machine)
+    if numbers is None:
+        raise IdmapUnavailable("make system calls on this architecture", errno.ENOSYS)
+    libc = ctypes.PyDLL(None, use_errno=True)
+
+    def call(step: str, number: int, *arguments: object) -> int:
+        result = int(libc.syscall(number, *arguments))
+        if result < 0:
+            raise IdmapUnavailable(step, ctypes.get_errno())
+        return result
+
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    tree = call(
+        "copy its mount", numbers.open_tree, source, b"", flags | _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
+    )
+    try:
+        namespace = _mapping(libc, numbers, owner, plugin)
+        try:
+            wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
+            attributes = _MOUNT_ATTR.pack(wanted, 0, 0, namespace)
+            step = "map the owner of its files"
+            call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
+        finally:
+            os.close(namespace)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def _mapping(libc: ctypes.PyDLL, numbers: _Numbers, owner: Owner, plugin: Owner) -> int:
+    """A user namespace that says who is who. The kernel wants one; nobody ever runs in it."""
+    wait_r, wait_w = os.pipe2(os.O_CLOEXEC)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = int(libc.syscall(numbers.clone, signal.SIGCHLD | _CLONE_NEWUSER, 0, 0, 0, 0))
+        if pid == 0:
+            try:
+                os.close(wait_w)
+                os.read(wait_r, 1)  # until the parent has taken what it needs, or is dead
+            finally:
+                os._exit(0)
+        code = ctypes.get_errno()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(wait_r)
+    try:
+        if pid < 0:
+            raise IdmapUnavailable("make a user namespace", code)
+        try:
+            # "in the file system" "in the kernel" "how many"
+            _write(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
+            _write(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IdmapUnavailable("write the mapping", error.errno or errno.EIO) from None
+    finally:
+        os.close(wait_w)
+        if pid > 0:
+            os.waitpid(pid, 0)
+
+
+def _groups(owner: int, plugin: int, path: str = "/proc/self/gid_map") -> Iterator[str]:
+    """The owner's group is the plugin's, and every other stays what it is."""
+    yield f"{owner} {plugin} 1\n"
+    with open(path, encoding="ascii") as file:
+        ranges = [(int(start), int(start) + int(count)) for start, _, count in map(str.split, file)]
+    for first, end in ranges:
+        for taken in sorted({owner, plugin}):
+            if first <= taken < end:
+                if first < taken:
+                    yield f"{first} {first} {taken - first}\n"
+                first = taken + 1
+        if first < end:
+            yield f"{first} {first} {end - first}\n"
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)

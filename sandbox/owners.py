@@ -1,0 +1,303 @@
+"""Who owns what a plugin writes to a folder of the host, when the runner is root.
+
+A leased uid is given to another plugin tomorrow. So nothing in a folder of the host may ever belong to one.
+In this order, decided for all folders together before anything is made or started:
+
+    idmapped  the folder's owner appears as the plugin, and what it writes belongs to that owner (idmap.py)
+    run_as    the plugin has the uid of the account that the policy names, instead of a leased one
+    reserved  the plugin has a uid that is reserved for its manifest, and no other plugin ever gets (uids.py)
+
+What fits none of them is refused, with what to change. Nothing is believed that can be tried: the mount is
+made, and the folder is looked at by a process with the uid in question.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from sandbox import uids
+from sandbox.accounts import Account, find_account, primary_group
+from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.mounts import ancestry
+from sandbox.policy import Policy
+from sandbox.reach import unreachable
+from sandbox.sources import Source
+from sandbox.spawner import FOLDERS_ROOT
+from sandbox.spec import Denial, KeyPath
+from sandbox.value import NamedTuple
+
+Method = Literal["idmapped", "run_as", "reserved"]
+
+_RULE = "write_owner"
+
+
+class Ownership(NamedTuple):
+    """Of one folder or file that a plugin may write."""
+
+    path: str  # inside
+    method: Method
+    uid: int  # whom on the host what is written belongs to
+    gid: int
+    why: str = ""  # why the folder's own owner is not mapped
+    # Others who own something in it, each with one path. In an idmapped folder it cannot change these.
+    strangers: tuple[tuple[int, str], ...] = ()
+
+    def sentence(self) -> str:
+        match self.method:
+            case "idmapped":
+                return f"what it writes belongs to uid {self.uid}, as the folder does (idmapped mount)"
+            case "run_as":
+                return f"what it writes belongs to uid {self.uid}, by run_as of the policy: {self.why}"
+            case "reserved":
+                return f"what it writes belongs to uid {self.uid}, reserved for this plugin: {self.why}"
+
+    def note(self) -> str:
+        named = ", ".join(f"uid {uid} ({self.path}/{path})" for uid, path in self.strangers)
+        can = "cannot change" if self.method == "idmapped" else "may change only as their modes say"
+        return f"{self.path} holds files of others, which the plugin {can}: {named}"
+
+
+class Decision(NamedTuple):
+    """For one launch."""
+
+    paths: tuple[Ownership, ...] = ()
+    account: Account | None = None  # who the plugin is, instead of a leased uid
+    maps_state: bool = (
+        False  # its state keeps the uid reserved for it, mapped to the account; else it is the account's
+    )
+    left: tuple[str, ...] = ()  # where files of a reserved uid may be left
+    owner: int = -1  # of the first of these
+    denials: tuple[Denial, ...] = ()
+
+    def notes(self) -> tuple[str, ...]:
+        """What people should know besides."""
+        shared = (
+            f"the plugin has the uid of {self.account}, and shares it with all that runs as this account, "
+            "other plugins under the same run_as among it"
+        )
+        notes = [each.note() for each in self.paths if each.strangers]
+        return (*notes, *([shared] if self.account is not None else []))
+
+    def identity(self) -> str:
+        """Who the plugin is, where that is not a leased uid."""
+        if self.account is not None:
+            return f"run_as {self.account}"
+        reserved = {each.uid for each in self.paths if each.method == "reserved"}
+        return f"reserved {reserved.pop()}" if reserved else ""
+
+    def confirmed(self, asked: Sequence[Asked], uid: int) -> Decision:
+        """With the uid that was reserved in the end. It is another one if somebody was faster."""
+        if all(each.uid == uid for each in self.paths if each.method == "reserved"):
+            return self
+        by_path = {each.source.path: each for each in asked}
+        found = [
+            _by_reserved_uid(by_path[each.path], uid, each.why) if each.method == "reserved" else each
+            for each in self.paths
+        ]
+        return self._replace(
+            paths=tuple(each for each in found if isinstance(each, Ownership)),
+            denials=tuple(each for each in found if isinstance(each, Denial)),
+        )
+
+    def of(self, path: str) -> Ownership | None:
+        return next((each for each in self.paths if each.path == path), None)
+
+
+class Asked(NamedTuple):
+    source: Source
+    where: KeyPath
+
+
+def decide(
+    asked: Sequence[Asked],
+    policy: Policy,
+    uid_range: tuple[int, int],
+    *,
+    state_dir: str | None,
+    reserved_for: str,
+) -> Decision:
+    """For sources that are opened for writing. `reserved_for`: the state directory a plugin without one would
+    have. Raises UidsUnavailable."""
+    denials = [refusal for each in asked if (refusal := _read_only(each))]
+    if denials:
+        return Decision(denials=tuple(denials))
+    whys = {each.source.path: _why_not_mapped(each.source, uid_range) for each in asked}
+    mappable = [each for each in asked if not whys[each.source.path]]
+    mapped, closed = [_mapped(each.source) for each in mappable], _closed_to_owner(mappable)
+    rest = [each for each in asked if whys[each.source.path]]
+    if not rest:
+        return Decision(tuple(mapped), denials=closed)
+    if policy.run_as:
+        account = find_account(policy.run_as)
+        decided = [_by_account(each, account, whys[each.source.path]) for each in rest]
+        denials = [each for each in decided if isinstance(each, Denial)]
+        maps_state = state_dir is not None and _maps_state(state_dir, account, uid_range)
+        if state_dir is not None and not maps_state and (why := state_refusal(state_dir, account)):
+            denials.append(Denial(_RULE, state_dir, *why))
+        paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
+        return Decision(paths, account, maps_state, denials=(*closed, *denials))
+    key, first = state_dir or reserved_for, rest[0].source.uid
+    uid = uids.expected_uid(key, first, *uid_range)
+    if uid is None:
+        raise uids.UidsUnavailable("no uid is left to be reserved for this plugin")
+    decided = [_by_reserved_uid(each, uid, whys[each.source.path]) for each in rest]
+    denials = [each for each in decided if isinstance(each, Denial)]
+    paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
+    left = tuple(each.source.real for each in rest)
+    return Decision(paths, left=left, owner=first, denials=(*closed, *denials))
+
+
+# --- the owner is mapped ------------------------------------------------------------------------------------
+
+
+def owner_of(source: Source) -> Owner:
+    """Who is mapped: the owner, with the group that their own files have. Never the group of root."""
+    group = primary_group(source.uid) or source.gid or source.uid
+    return Owner(source.uid, group)
+
+
+def _mapped(source: Source) -> Ownership:
+    owner = owner_of(source)
+    return Ownership(source.path, "idmapped", owner.uid, owner.gid, "", source.strangers)
+
+
+def _why_not_mapped(source: Source, uid_range: tuple[int, int]) -> str:
+    """Empty if it can be: it has been tried."""
+    if source.uid == 0:
+        return "it belongs to root, who is never mapped"
+    if uids.is_ours(source.uid, *uid_range):
+        return f"it belongs to uid {source.uid}, one of those that plugins are given"
+    return _cannot_map(source.fd, owner_of(source), uid_range)
+
+
+def _cannot_map(fd: int, owner: Owner, uid_range: tuple[int, int]) -> str:
+    if not os.path.isdir(FOLDERS_ROOT):
+        return f"there is no {FOLDERS_ROOT} here, below which it would be mounted"
+    stand_in = uid_range[1]
+    try:
+        os.close(idmapped_mount(fd, owner, Owner(stand_in, stand_in)))
+    except IdmapUnavailable as refused:
+        if refused.errno in _SHORTAGES:
+            raise OSError(refused.errno, str(refused)) from None
+        why = _REFUSALS.get(refused.errno or 0, "the kernel refuses it")
+        return f"its owner cannot be mapped: {why} ({refused})"
+    return ""
+
+
+# What the runner itself lacks for the moment says nothing of the folder.
+_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+# What the kernel means by it.
+_REFUSALS = {
+    errno.EINVAL: "its filesystem, or one mounted below it, knows no idmapped mounts",
+    errno.EPERM: "the runner lacks CAP_SYS_ADMIN over its filesystem, as root of a container does",
+    errno.ENOSYS: "this kernel, or the filter of a container, has no mount_setattr",
+}
+
+
+def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) -> bool:
+    """Tried with the first folder above it that exists: the filesystem is what matters. A directory that was
+    the account's once stays so."""
+    if os.path.isdir(state_dir) and os.lstat(state_dir).st_uid == account.uid:
+        return False
+    place = next(place for place in ancestry(state_dir) if os.path.isdir(place))
+    fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return not _cannot_map(fd, Owner(uid_range[0], uid_range[0]), uid_range)
+    finally:
+        os.close(fd)
+
+
+def state_refusal(path: str, account: Account) -> tuple[str, str] | None:
+    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    try:
+        held, content = os.lstat(path), os.listdir(path)
+    except OSError:
+        return None  # there is none, or making it ready will say so
+    if held.st_uid == account.uid or not content:
+        return None
+    reason = (
+        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
+        f"to {account}, whom run_as of the policy names"
+    )
+    return reason, f"chown -R {account.uid}:{account.gid} {path}, or choose another with --state-dir"
+
+
+def _closed_to_owner(asked: Sequence[Asked]) -> tuple[Denial, ...]:
+    """The plugin has the owner's rights, and no others."""
+    return tuple(
+        Denial(
+            _RULE,
+            each.source.path,
+            f"{each.source.real} may not be written by its own owner, uid {each.source.uid}",
+            f"chmod {'u+rwx' if each.source.kind == 'dir' else 'u+rw'} {each.source.real}",
+            where=each.where,
+        )
+        for each in asked
+        if ~each.source.identity.mode & (0o700 if each.source.kind == "dir" else 0o600)
+    )
+
+
+# --- the plugin has a uid that may write there --------------------------------------------------------------
+
+
+def _by_account(asked: Asked, account: Account, why: str) -> Ownership | Denial:
+    source = asked.source
+    blocked = _keeps_out(source, account.uid, account.gid)
+    if blocked is None:
+        return Ownership(source.path, "run_as", account.uid, account.gid, why, source.strangers)
+    return Denial(
+        _RULE,
+        source.path,
+        f"{blocked} keeps out {account}, whom run_as of the policy names, and the owner of {source.real} "
+        f"is not mapped: {why}",
+        f"chown {account.uid} {source.real}" if blocked == source.real else f"chmod o+x {blocked}",
+        where=asked.where,
+    )
+
+
+def _by_reserved_uid(asked: Asked, uid: int, why: str) -> Ownership | Denial:
+    source = asked.source
+    blocked = _keeps_out(source, uid, uid)
+    if blocked is None:
+        return Ownership(source.path, "reserved", uid, uid, why, source.strangers)
+    if blocked != source.real:
+        hint = f"chmod o+x {blocked}, or move the folder to where everybody may enter"
+    else:
+        hint = (
+            f"chown {uid} {source.real} (the uid reserved for this plugin), or chown it to an ordinary user, "
+            "on ext4, xfs, btrfs or tmpfs, or set run_as under [user] in the policy to who may write there"
+        )
+    reason = f"what the plugin writes to {source.real} would have no owner: {why}"
+    return Denial(_RULE, source.path, f"{reason}, and {blocked} keeps out uid {uid}", hint, where=asked.where)
+
+
+def _keeps_out(source: Source, uid: int, gid: int) -> str | None:
+    """What on the way does not let the uid read and write; found by a process that has it."""
+    bits = 0o7 if source.kind == "dir" else 0o6
+    if _opens(source.real, uid, gid, bits):
+        return None
+    return unreachable(source.real, uid, gid, bits) or source.real
+
+
+def _opens(path: str, uid: int, gid: int, bits: int) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            status = 0 if os.access(path, bits) else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _read_only(asked: Asked) -> Denial | None:
+    if not os.fstatvfs(asked.source.fd).f_flag & os.ST_RDONLY:
+        return None
+    reason = f"{asked.source.real} cannot be written: {os.strerror(errno.EROFS)}"
+    return Denial(_RULE, asked.source.path, reason, "mount it read-write", where=asked.where)

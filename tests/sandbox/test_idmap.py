@@ -1,0 +1,138 @@
+"""Mounts in which one host uid is the plugin's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sandbox import idmap
+from sandbox.denylist import Denylist
+from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.mounts import read_mounts
+from sandbox.sources import MOST_STRANGERS, open_source
+from tests.conftest import SPARE_UID
+
+ALICE, PLUGIN = Owner(SPARE_UID + 27, SPARE_UID + 28), Owner(SPARE_UID + 29, SPARE_UID + 30)
+
+needs_root = pytest.mark.needs("root")
+
+
+@contextmanager
+def mapped(source: int, owner: Owner = ALICE) -> Iterator[int]:
+    try:
+        fd = idmapped_mount(source, owner, PLUGIN)
+    except IdmapUnavailable as refused:
+        pytest.skip(f"needs idmapped mounts: {refused}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def data(plugin_dir: Path) -> Path:
+    path = plugin_dir / "data"
+    path.mkdir()
+    (path / "file").write_text("hers")
+    for each in (path, path / "file"):
+        os.chown(each, *ALICE)
+    return path
+
+
+@needs_root
+def test_the_owner_is_the_plugin_and_nobody_else_is(data: Path) -> None:
+    for name, owner in (("roots", (0, 0)), ("groups", (ALICE.uid, 0)), ("others", (SPARE_UID, ALICE.gid))):
+        (data / name).touch()
+        os.chown(data / name, *owner)
+    fd = os.open(data, os.O_PATH)
+    before = Path("/proc/self/mountinfo").read_text()
+    with mapped(fd) as tree:
+        found = {
+            name: (status.st_uid, status.st_gid)
+            for name in ("file", "roots", "groups", "others")
+            for status in [os.stat(name, dir_fd=tree)]
+        }
+        # Nothing of it is to be seen on the host.
+        assert Path("/proc/self/mountinfo").read_text() == before
+    os.close(fd)
+    nobody = 65534
+    assert found == {
+        "file": tuple(PLUGIN),
+        "roots": (nobody, 0),
+        "groups": (PLUGIN.uid, 0),  # and it is not in that group
+        "others": (nobody, PLUGIN.gid),
+    }
+
+
+@needs_root
+def test_what_was_opened_is_what_is_mounted(data: Path, plugin_dir: Path) -> None:
+    """However its name is changed between the look and the mount."""
+    secret = plugin_dir / "secret"
+    secret.mkdir()
+    (secret / "key").touch()
+    source = open_source(str(data), access="write", denylist=Denylist(read_mounts()))
+    data.rename(plugin_dir / "moved")
+    data.symlink_to(secret)
+    with mapped(source.fd) as tree:
+        assert os.stat("file", dir_fd=tree).st_uid == PLUGIN.uid
+        with pytest.raises(FileNotFoundError):
+            os.stat("key", dir_fd=tree)
+    # The control: by its name it is the other one.
+    fd = os.open(data, os.O_PATH)
+    with mapped(fd) as tree:
+        assert os.stat("key", dir_fd=tree).st_uid == 65534
+    os.close(fd)
+    source.close()
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [Owner(0, 1), Owner(1, 0), Owner(0, 0)])
+def test_root_is_never_mapped(data: Path, owner: Owner) -> None:
+    fd = os.open(data, os.O_PATH)
+    with pytest.raises(ValueError, match="root is never mapped"):
+        idmapped_mount(fd, owner, PLUGIN)
+    os.close(fd)
+
+
+@needs_root
+def test_a_filesystem_that_cannot(nothing_left: None) -> None:
+    fds = os.listdir("/proc/self/fd")
+    fd = os.open("/proc", os.O_PATH)
+    with pytest.raises(IdmapUnavailable) as refused:
+        idmapped_mount(fd, ALICE, PLUGIN)
+    os.close(fd)
+    assert refused.value.errno and str(refused.value)
+    assert os.listdir("/proc/self/fd") == fds
+
+
+def test_groups_stay_what_they_are(tmp_path: Path) -> None:
+    table = tmp_path / "gid_map"
+    for text, expected in (
+        ("0 0 4294967295\n", ["5 9 1", "0 0 5", "6 6 3", "10 10 4294967285"]),
+        ("0 100000 65536\n", ["5 9 1", "0 0 5", "6 6 3", "10 10 65526"]),
+        ("0 1 6\n100 7 1\n", ["5 9 1", "0 0 5", "100 100 1"]),
+    ):
+        table.write_text(text)
+        assert [line.strip() for line in idmap._groups(5, 9, str(table))] == expected
+
+
+@needs_root
+def test_strangers_are_counted_to_a_bound(data: Path) -> None:
+    (data / "deep/er").mkdir(parents=True)
+    for number in range(MOST_STRANGERS + 4):
+        path = data / "deep/er" / str(number)
+        path.touch()
+        os.chown(path, SPARE_UID + number, -1)
+    denylist = Denylist(read_mounts())
+    source = open_source(str(data), access="write", denylist=denylist)
+    source.close()
+    assert source.uid == ALICE.uid and len(source.strangers) == MOST_STRANGERS
+    assert dict(source.strangers)[0] == "deep"  # root's, who made it
+    # Nobody asks who owns what is only read.
+    source = open_source(str(data), access="read", denylist=denylist)
+    source.close()
+    assert source.strangers == ()
