@@ -776,6 +776,7 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     import os
     import resource
     import signal
+    import time
 
     from sandbox import spawner
 
@@ -783,6 +784,10 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     given |= {"hold": [held], "ending": ending[1], "stdio": [0, 1, errors]}
     pid = spawner.spawn(spawner.Order(**given))
+    # The program runs. The keeper closes what it does not need at the same time.
+    until = time.monotonic() + 30
+    while len(os.listdir(f"/proc/{pid}/fd")) > 3 and time.monotonic() < until:
+        time.sleep(0.01)
     with open(f"/proc/{pid}/limits", encoding="ascii") as file:
         limits = {line[:25].strip(): line[25:].split()[:2] for line in file}
     with open(f"/proc/{pid}/oom_score_adj", encoding="ascii") as file:
