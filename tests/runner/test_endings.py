@@ -278,7 +278,7 @@ def test_why_the_runner_ended_it(runner_as: Caller, folder: Path) -> None:
 def test_an_interrupt_in_the_handshake_is_one(runner_as: Caller, folder: Path) -> None:
     report = runner_as.home / "report.json"
     words = ("call", "--report", report, folder / NAME, "own_tool", "--", "start")
-    silent = "os.execv('/bin/sleep', ['sleep', '1000'])"
+    silent = "sys.stdin.readline(); os.execv('/bin/sleep', ['sleep', '1000'])"  # when it was asked
     with runner_as.start(*words, silent, stdin=subprocess.DEVNULL) as process:
         assert wait_for(lambda: has_silent_plugin(process.pid))
         process.send_signal(signal.SIGINT)

@@ -169,7 +169,8 @@ def test_each_kind_of_mcp(runner_as_user: Caller, copied: Copy) -> None:
 
 
 def test_all_kinds_are_tried() -> None:
-    assert set(KINDS) == {"tool", "hook", "channel", "llm", "memory", "method", "prompt", "resource"}
+    # Events: test_events.py.
+    assert set(KINDS) == {"tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource"}
 
 
 def test_the_context_and_the_configuration_are_sent_along(runner_as_user: Caller, copied: Copy) -> None:
