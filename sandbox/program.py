@@ -83,11 +83,7 @@ class _Search:
         """Make `path` resolve inside as it does here; return the real file it leads to."""
         real, links = follow(path)
         if any(contains("/proc", passed) for passed in (path, *(link.path for link in links), real)):
-            raise ProgramFault(
-                f"{path} is in /proc, where a name means another file to each process that looks",
-                "name the program by its own path",
-                found=True,
-            )
+            raise _in_proc(path)
         for link in links:
             # A virtual environment's bin/python is a link out of it: the link's home is needed too.
             if not self.covered(link.path):
@@ -134,6 +130,14 @@ class _Search:
         if base is not None and not self.covered(base):
             # Never trusted: pyvenv.cfg came with the environment, and may name any folder.
             self.add(base, f"the virtual environment {tree}", trusted=False)
+
+
+def _in_proc(path: str) -> ProgramFault:
+    return ProgramFault(
+        f"{path} leads into /proc, where a name means another file to each process that looks",
+        "name the program by its own path",
+        found=True,
+    )
 
 
 def follow(path: str) -> tuple[str, tuple[Link, ...]]:
@@ -200,6 +204,8 @@ def resolve(
     # The folders on the way may be links of the operator's; the last component stays as it is named,
     # because a virtual environment's python finds its home by its own name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    if contains("/proc", path):
+        raise _in_proc(command)
     # What stands in a program found on PATH is the operator's as well; what stands in one that a command line
     # names may have come with the project.
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)

@@ -106,4 +106,5 @@ def test_a_program_by_another_process_is_none(
     done, report = launch(runner_as, manifest=manifest)
     assert (done.returncode, report["outcome"]["code"]) == (126, "launch_failed")
     assert report["outcome"]["cause"] == "not_executable" and "/proc" in report["outcome"]["message"]
+    assert command.removeprefix(".") in report["outcome"]["message"]
     assert "bwrap" not in done.stderr
