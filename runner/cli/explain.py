@@ -199,6 +199,9 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         yield from _table(
             "capabilities", list(zip(("may declare", "may ask of its host"), words, strict=True))
         )
+        if dict(plugin.exports).get("hooks"):
+            yield ""
+            yield f"if a hook fails: {prepared.policy.on_hook_failure} (on_failure under [hooks] in the policy)"
     yield ""
     if outcome.code == "ok":
         lacking = any(note.rule == "outside" for note in notes(prepared))

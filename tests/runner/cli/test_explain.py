@@ -56,6 +56,13 @@ def test_asked_granted_refused(runner_as: Caller, plugin: Path, write_file: Writ
     assert runner_as("exec", plugin).returncode == 126
 
 
+def test_what_a_failed_hook_means(runner_as_user: Caller, plugin: Path, write_file: Write) -> None:
+    assert "hook" not in runner_as_user("explain", plugin).stdout
+    hooks = NEXO.replace("[plugin.entry", '[plugin.extends]\nhooks = ["before_message"]\n[plugin.entry')
+    write_file(plugin / "nexo-plugin.toml", hooks)
+    assert "if a hook fails: continue (on_failure" in runner_as_user("explain", plugin).stdout
+
+
 def test_nothing_is_changed(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}"]\n')
     runner_as.give(plugin)
