@@ -201,7 +201,8 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         )
         if dict(plugin.exports).get("hooks"):
             yield ""
-            yield f"if a hook fails: {prepared.policy.on_hook_failure} (on_failure under [hooks] in the policy)"
+            meaning = prepared.policy.on_hook_failure
+            yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
     yield ""
     if outcome.code == "ok":
         lacking = any(note.rule == "outside" for note in notes(prepared))
