@@ -26,9 +26,7 @@ class Slots(NamedTuple):
 
     sources: Mapping[str, int]  # by destination
     texts: Mapping[str, int]  # by destination
-    folders: Mapping[
-        str, str
-    ]  # by destination: where temporary folders and idmapped mounts are mounted already
+    folders: Mapping[str, str]  # by destination: where temporary folders and idmapped mounts are already
     filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
 
@@ -123,8 +121,8 @@ def _tail(plan: LaunchPlan) -> tuple[str, ...]:
 
 def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
     match op:
-        case Bind(dest) if dest in slots.folders:  # an idmapped mount
-            return ("--bind", slots.folders[dest], dest)
+        case Bind(dest, _, writable, _) if dest in slots.folders:  # an idmapped mount
+            return ("--bind" if writable else "--ro-bind", slots.folders[dest], dest)
         case Bind(dest, _, writable, _):
             # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
             # descriptor's, and gives up if they differ.

@@ -66,7 +66,7 @@ class Decision(NamedTuple):
     paths: tuple[Ownership, ...] = ()
     account: Account | None = None  # who the plugin is, instead of a leased uid
     maps_state: bool = (
-        False  # its state keeps the uid reserved for it, mapped to the account; else it is the account's
+        False  # its state keeps its reserved uid, mapped to the account; else it is the account's
     )
     left: tuple[str, ...] = ()  # where files of a reserved uid may be left
     owner: int = -1  # of the first of these
