@@ -48,7 +48,8 @@ def command_line(
     plan: LaunchPlan, bwrap: str, seccomp_file: str, environ: Mapping[str, str] | None = None
 ) -> str:
     """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
-    try. A path can be swapped between two looks; that is why the runner itself does not use it.
+    try. A path can be swapped between two looks; that is why the runner itself does not use it. What the
+    runner mounts idmapped is a plain bind here.
 
     A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
     line that is read is also pasted.

@@ -435,6 +435,12 @@ def test_a_file_of_its_own_and_a_link_that_leads_away(plugins: Plugins, mapping:
     )
     assert told[0] == "oldnew" and told[2] == ["link"]
     assert other.read_text() == "theirs" and single.stat().st_uid == ALICE
+    # A file of root's that everybody may write stays root's.
+    roots = file(plugins.place / "data-roots", 0, 0o666, "")
+    manifest = plugins.write("other", roots)
+    (row,) = (row for row in plugins.explain(manifest)["asked"] if row["what"] == "write")
+    assert row["why"].startswith("it stays its owner's, and is written as uid ")
+    assert plugins.run(manifest, f"text('{roots}', 'x')") == ["x"] and roots.stat().st_uid == 0
 
 
 @needs_root
