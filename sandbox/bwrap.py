@@ -26,9 +26,7 @@ class Slots(NamedTuple):
 
     sources: Mapping[str, int]  # by destination
     texts: Mapping[str, int]  # by destination
-    folders: Mapping[
-        str, str
-    ]  # by destination: where temporary folders and idmapped mounts are mounted already
+    folders: Mapping[str, str]  # by destination: where temporary folders and idmapped mounts are already
     filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
     launcher: int | None = None  # None: it needs no name
@@ -57,7 +55,8 @@ def command_line(
     plan: LaunchPlan, bwrap: str, seccomp_file: str, environ: Mapping[str, str] | None = None
 ) -> str:
     """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
-    try. A path can be swapped between two looks; that is why the runner itself does not use it.
+    try. A path can be swapped between two looks; that is why the runner itself does not use it. What the
+    runner mounts idmapped is a plain bind here.
 
     A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
     line that is read is also pasted.
@@ -130,8 +129,8 @@ def _tail(plan: LaunchPlan) -> tuple[str, ...]:
 
 def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
     match op:
-        case Bind(dest) if dest in slots.folders:  # an idmapped mount
-            return ("--bind", slots.folders[dest], dest)
+        case Bind(dest, _, writable, _) if dest in slots.folders:  # an idmapped mount
+            return ("--bind" if writable else "--ro-bind", slots.folders[dest], dest)
         case Bind(dest, _, writable, _):
             # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
             # descriptor's, and gives up if they differ.

@@ -30,6 +30,7 @@ _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOUNT_ATTR_NOSUID = 0x2
 _MOUNT_ATTR_NODEV = 0x4
 _MOUNT_ATTR_IDMAP = 0x100000
+_MS_PRIVATE = 0x40000
 _MOUNT_ATTR = struct.Struct("=4Q")  # attr_set, attr_clr, propagation, userns_fd
 
 
@@ -84,7 +85,8 @@ def idmapped_mount(source: int, owner: Owner, plugin: Owner) -> int:
         namespace = _mapping(libc, numbers, owner, plugin)
         try:
             wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
-            attributes = _MOUNT_ATTR.pack(wanted, 0, 0, namespace)
+            # Private: a copy of a shared mount would go on receiving what the host mounts below it later.
+            attributes = _MOUNT_ATTR.pack(wanted, 0, _MS_PRIVATE, namespace)
             step = "map the owner of its files"
             call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
         finally:

@@ -39,20 +39,21 @@ class Ownership(NamedTuple):
 
     path: str  # inside
     method: Method
-    uid: int  # whom on the host what is written belongs to
+    uid: int  # whom on the host what is made there belongs to
     gid: int
     why: str = ""  # why the folder's own owner is not mapped
     # Others who own something in it, each with one path. In an idmapped folder it cannot change these.
     strangers: tuple[tuple[int, str], ...] = ()
+    is_file: bool = False
 
     def sentence(self) -> str:
-        match self.method:
-            case "idmapped":
-                return f"what it writes belongs to uid {self.uid}, as the folder does (idmapped mount)"
-            case "run_as":
-                return f"what it writes belongs to uid {self.uid}, by run_as of the policy: {self.why}"
-            case "reserved":
-                return f"what it writes belongs to uid {self.uid}, reserved for this plugin: {self.why}"
+        if self.method == "idmapped":
+            what = "file" if self.is_file else "folder"
+            return f"what it writes belongs to uid {self.uid}, as the {what} does (idmapped mount)"
+        means = "by run_as of the policy" if self.method == "run_as" else "reserved for this plugin"
+        if self.is_file:
+            return f"it stays its owner's, and is written as uid {self.uid}, {means}: {self.why}"
+        return f"what it writes belongs to uid {self.uid}, {means}: {self.why}"
 
     def note(self) -> str:
         named = ", ".join(f"uid {uid} ({self.path}/{path})" for uid, path in self.strangers)
@@ -66,7 +67,7 @@ class Decision(NamedTuple):
     paths: tuple[Ownership, ...] = ()
     account: Account | None = None  # who the plugin is, instead of a leased uid
     maps_state: bool = (
-        False  # its state keeps the uid reserved for it, mapped to the account; else it is the account's
+        False  # its state keeps its reserved uid, mapped to the account; else it is the account's
     )
     left: tuple[str, ...] = ()  # where files of a reserved uid may be left
     owner: int = -1  # of the first of these
@@ -161,7 +162,9 @@ def owner_of(source: Source) -> Owner:
 
 def _mapped(source: Source) -> Ownership:
     owner = owner_of(source)
-    return Ownership(source.path, "idmapped", owner.uid, owner.gid, "", source.strangers)
+    return Ownership(
+        source.path, "idmapped", owner.uid, owner.gid, "", source.strangers, source.kind == "file"
+    )
 
 
 def _why_not_mapped(source: Source, uid_range: tuple[int, int]) -> str:
@@ -247,7 +250,15 @@ def _by_account(asked: Asked, account: Account, why: str) -> Ownership | Denial:
     source = asked.source
     blocked = _keeps_out(source, account.uid, account.gid)
     if blocked is None:
-        return Ownership(source.path, "run_as", account.uid, account.gid, why, source.strangers)
+        return Ownership(
+            source.path,
+            "run_as",
+            account.uid,
+            account.gid,
+            why,
+            source.strangers,
+            source.kind == "file",
+        )
     return Denial(
         _RULE,
         source.path,
@@ -262,7 +273,9 @@ def _by_reserved_uid(asked: Asked, uid: int, why: str) -> Ownership | Denial:
     source = asked.source
     blocked = _keeps_out(source, uid, uid)
     if blocked is None:
-        return Ownership(source.path, "reserved", uid, uid, why, source.strangers)
+        return Ownership(
+            source.path, "reserved", uid, uid, why, source.strangers, is_file=source.kind == "file"
+        )
     if blocked != source.real:
         hint = f"chmod o+x {blocked}, or move the folder to where everybody may enter"
     else:

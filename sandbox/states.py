@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox import uids
 from sandbox.removal import first_owned_by, remove_tree
@@ -112,6 +112,8 @@ def _held(state: State) -> Iterator[None]:
             uids.release_reservation(lease, state.path)
         if record is not None:
             os.unlink(record)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(record))
 
 
 def _held_record(state: State, stack: ExitStack) -> str | None:

@@ -435,6 +435,36 @@ def test_a_file_of_its_own_and_a_link_that_leads_away(plugins: Plugins, mapping:
     )
     assert told[0] == "oldnew" and told[2] == ["link"]
     assert other.read_text() == "theirs" and single.stat().st_uid == ALICE
+    # A file of root's that everybody may write stays root's.
+    roots = file(plugins.place / "data-roots", 0, 0o666, "")
+    manifest = plugins.write("other", roots)
+    (row,) = (row for row in plugins.explain(manifest)["asked"] if row["what"] == "write")
+    assert row["why"].startswith("it stays its owner's, and is written as uid ")
+    assert plugins.run(manifest, f"text('{roots}', 'x')") == ["x"] and roots.stat().st_uid == 0
+
+
+@needs_root
+def test_mounts_stay_as_they_were(plugins: Plugins, mapping: None) -> None:
+    """What the host mounts below the folder while the plugin runs does not appear inside. systemd makes every
+    mount of a machine pass such things on."""
+    data = folder(plugins.place / "data", ALICE)
+    folder(data / "sub", ALICE)
+    plugins.caller = behind(
+        plugins.caller,
+        f"""cd {data}
+        mount --bind . .; cd {data}; mount --make-shared .
+        (for try in $(seq 600); do [ -e up ] && break; sleep 0.05; done
+         mount -t tmpfs none sub; touch sub/late; ls sub > mounted) &
+        cd /""",
+    )
+    told = plugins.run(
+        plugins.write("writer", data),
+        f"text('{data}/up', 'x')",
+        f"[__import__('time').sleep(0.05) for _ in range(600) if not os.path.exists('{data}/mounted')] and 0",
+        f"text('{data}/mounted')",
+        f"os.listdir('{data}/sub')",
+    )
+    assert told[2:] == ["late\n", []]
 
 
 # --- run_as ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import idmap
+from sandbox import idmap, spawner, syscalls
 from sandbox.denylist import Denylist
 from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.mounts import read_mounts
@@ -107,6 +107,14 @@ def test_a_filesystem_that_cannot(nothing_left: None) -> None:
     os.close(fd)
     assert refused.value.errno and str(refused.value)
     assert os.listdir("/proc/self/fd") == fds
+
+
+@pytest.mark.parametrize("arch", ["aarch64", "x86_64"])
+def test_numbers_are_those_of_the_tables(arch: str) -> None:
+    table = syscalls.load(arch)
+    numbers = idmap._SYSCALLS[arch]
+    assert numbers._asdict() == {name: table[name] for name in numbers._fields}
+    assert table["move_mount"] == spawner._MOVE_MOUNT
 
 
 def test_groups_stay_what_they_are(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import removal
 from sandbox.removal import remove_tree
+from tests.conftest import SPARE_UID
 
 
 def remove(path: Path, owner: int | None = None) -> None:
@@ -51,3 +53,26 @@ def test_what_was_put_in_its_place_stays(tmp_path: Path, what: str) -> None:
     with pytest.raises(OSError, match=r"Not a directory|replaced"):
         remove(tmp_path / "link") if what == "a link" else remove(real, os.geteuid() + 1)
     assert (real / "file").exists()
+
+
+# --- what is left of somebody ------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_what_belongs_to_a_uid_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "a/b/c"
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    assert removal.first_owned_by(SPARE_UID, str(tmp_path)) is None  # the control
+    assert removal.first_owned_by(SPARE_UID, str(tmp_path / "gone")) is None
+    for place in (deep / "file", deep, tmp_path):
+        os.chown(place, SPARE_UID, -1)
+        assert removal.first_owned_by(SPARE_UID, str(tmp_path)) == str(place)
+        os.chown(place, 0, -1)
+    (deep / "link").symlink_to("/")  # not followed, and its own owner counts
+    os.chown(deep / "link", SPARE_UID, -1, follow_symlinks=False)
+    assert removal.first_owned_by(SPARE_UID, str(tmp_path)) == str(deep / "link")
+    # What lies beyond the bound may be theirs.
+    (deep / "link").unlink()
+    monkeypatch.setattr(removal, "MOST_LOOKED_AT", 3)
+    assert removal.first_owned_by(SPARE_UID, str(tmp_path)) == str(deep)
