@@ -242,7 +242,8 @@ class Inspection(Meter):
         """Start or stop the clock of the handshake."""
         if self.inspector.handshaken and self.handshake is None and not math.isnan(self._asked):
             self.handshake = now - self._asked
-        if not self.inspector.awaiting or not self.to_host.listening:
+        # Also of a plugin that has closed its stdout, and cannot answer any more.
+        if not self.inspector.awaiting or not (self.to_host.listening or self.to_host.closed):
             self._clock = math.inf
         elif self._clock == math.inf and (self.to_plugin.has_asked or self.to_plugin.is_deaf):
             self._asked, self._clock = now, now + self.seconds
@@ -355,7 +356,8 @@ class _ToHost:
         self._check = check
         self._stdout = stdout
         self._forget = forget
-        self._ended = False  # the plugin has closed its stdout
+        self.closed = False  # by the plugin
+        self._told = False  # the host of that
         self._framer = framer
         self._buffer = bytearray()
         self._stopped = False
@@ -397,9 +399,9 @@ class _ToHost:
             self._take()
         if self._buffer and (first or events) and not self._pass_on() and events:
             self.due = now + _PAUSE
-        if self._ended and not self._buffer:
+        if self.closed and not self._told and not self._buffer:
             # The host sees the end as if we were not here.
-            self._ended = False
+            self._told = True
             self._sink.close()
             self._forget(self._stdout)
 
@@ -452,7 +454,7 @@ class _ToHost:
         if not data:
             self._end()
             self._close_read()
-            self._ended = True
+            self.closed = True
             return False
         self.bytes += len(data)
         self.lines += data.count(b"\n")

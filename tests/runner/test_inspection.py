@@ -337,11 +337,11 @@ def test_a_plugin_that_has_closed_its_stdin() -> None:
         assert got(both.host_out) == b"bye\n"
 
 
-@pytest.mark.parametrize("deaf", [False, True])
-def test_who_does_not_listen_is_late_all_the_same(deaf: bool) -> None:
+@pytest.mark.parametrize("closed", ["", "plugin_in", "plugin_out"])
+def test_who_does_not_listen_is_late_all_the_same(closed: str) -> None:
     with between(nexo()) as both:
-        if deaf:
-            both.shut("plugin_in")
+        if closed:
+            both.shut(closed)
         os.write(both.host_in, b'{"jsonrpc":"2.0","id":1,"method":"initialize"}\n')
         assert both.turn(now := time.monotonic()) is None
         assert both.inspection.due == now + 5.0
