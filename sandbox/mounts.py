@@ -76,17 +76,20 @@ class Mounts:
     def layered(self, inside: Inside) -> Iterator[str]:
         """The paths that a place on an overlay is made of: the same files under other names and numbers. Of
         layers that lie on overlays themselves, theirs too."""
-        open_ends, seen = [inside], {inside}
+        open_ends, seen = [(inside, frozenset((inside.device,)))], {inside}
         while open_ends:
-            place = open_ends.pop()
+            place, above = open_ends.pop()
             for layer in self._layers.get(place.device, ()):
                 if not layer:
                     continue
                 path = join(layer, place.path.lstrip("/"))
                 yield path
                 for below in {mount.inside(path) for mount in self.covering(path)} - seen:
-                    seen.add(below)
-                    open_ends.append(below)
+                    # A layer was there before its overlay. One that covers its own layers (/d made of /d/low)
+                    # would else lead to /d/low/low, and so on without an end.
+                    if below.device not in above:
+                        seen.add(below)
+                        open_ends.append((below, above | {below.device}))
 
     def unprovable(self, inside: Inside) -> bool:
         """Whether a place is on an overlay with a layer that nobody can name."""

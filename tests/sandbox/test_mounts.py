@@ -159,6 +159,18 @@ def test_overlays_of_overlays() -> None:
     assert mounts.unprovable(Inside("0:53", "/x"))  # by a layer of a layer
 
 
+def test_overlays_that_cover_their_own_layers() -> None:
+    raw = b"""29 1 254:0 / / rw - ext4 /dev/vda rw
+50 29 0:50 / /d rw - overlay overlay ro,lowerdir=/d/low:/other
+51 29 0:51 / /a rw - overlay overlay ro,lowerdir=/b/low
+52 29 0:52 / /b rw - overlay overlay ro,lowerdir=/a/low
+"""
+    mounts = parse_mountinfo(raw)
+    assert set(mounts.layered(Inside("0:50", "/x"))) == {"/d/low/x", "/other/x"}
+    assert set(mounts.layered(Inside("0:51", "/x"))) == {"/b/low/x", "/a/low/low/x"}
+    assert not mounts.unprovable(Inside("0:50", "/x"))
+
+
 def test_the_layers_of_a_containers_root_are_names_of_its_host() -> None:
     raw = (
         b"29 1 0:50 / / rw - overlay overlay rw,lowerdir=/root/images/l,upperdir=/root/images/u,workdir=/w\n"
