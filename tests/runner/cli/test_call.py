@@ -549,7 +549,7 @@ WAYS: dict[str, Way] = {
     "no such policy": Way(
         "policy_invalid",
         "policy",
-        r"policy_invalid: nowhere: error: policy_unknown: no policy is called 'nowhere'",
+        r"policy_invalid: nowhere: policy_unknown: no policy is called 'nowhere'",
         own,
         options=("--policy", "nowhere"),
     ),
