@@ -90,6 +90,7 @@ def launch(manifest: str, state_dir: str) -> int:
 
     started = time.monotonic()
     prepared = Prepared(Invocation(manifest, state_dir=state_dir))
+    own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` gives them away; here more launches follow
     with (
         watched_caller() as caller,
         ready(prepared, os.environ) as opened,
@@ -97,6 +98,9 @@ def launch(manifest: str, state_dir: str) -> int:
         confine(prepared, opened, started) as confined,
     ):
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
+    for fd, copy in enumerate(own):
+        os.dup2(copy, fd)
+        os.close(copy)
     assert prepared.grant is not None
     return judge(end, prepared.grant.limits)[1]
 

@@ -41,7 +41,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
 
     doors = Cgroup.doors
 
-    errors, saved = os.pipe(), os.dup(2)
+    errors, saved = os.pipe(), [os.dup(fd) for fd in (0, 1, 2)]  # `runner exec` gives 0 and 1 away
     os.set_blocking(errors[0], False)
     bounds: list[Any] = []
     real: Any = getattr(confine, "launched")  # noqa: B009 -- imported there, not exported
@@ -81,7 +81,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
                 "relay": found.relay is not None,
                 "clock": found.clocks.deadline and found.clocks.deadline - started,
                 "keeper's": bounds[0].deadline and bounds[0].deadline - started,
-                "own stderr": bounds[0].stderr == 2,
+                "own stderr": found.plumbing.ways[2] == "direct",
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
                 "unified": bool(bounds[0].cgroup) and bounds[0].cgroup.memory_with_sockets() is None,
@@ -101,7 +101,8 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     except KeyError:
         result["accident"] = True
     finally:
-        os.dup2(saved, 2)
+        for fd, copy in enumerate(saved):
+            os.dup2(copy, fd)
     result["left"] = [path for path in result.get("groups", []) if os.path.exists(path)]
     result["descriptors"] = len(os.listdir("/proc/self/fd")) - before
     try:
