@@ -107,6 +107,8 @@ async def open_session(
     if failure is not None:
         assert session is not None
         for leaf in _leaves(failure):
+            if leaf.report is not None:
+                continue  # of another plugin, which was opened and closed while this one lived
             leaf.stderr = session.stderr
             if session.report is not None:
                 leaf.report = with_outcome(session.report, leaf.outcome)

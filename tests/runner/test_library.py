@@ -225,6 +225,15 @@ async def test_a_closed_plugin_is_closed(shelf: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_a_failure_stays_its_own_plugins(shelf: Path) -> None:
+    """Also if it passes through the context of another one."""
+    with trio.fail_after(SECONDS), pytest.raises(PluginError) as caught:
+        async with opened(shelf / "mcp_bare", server="modern"), opened(shelf / "nexo_bare") as inner:
+            await inner.call("bare_fail", {"code": -33402, "message": "as told"})
+    assert caught.value.report is not None and caught.value.report["plugin"]["contract"] == "nexo"
+
+
+@pytest.mark.trio
 async def test_events_until_the_end(shelf: Path) -> None:
     """What it says unasked comes; the iteration ends with the plugin."""
     heard: list[Any] = []
