@@ -27,7 +27,8 @@ def call_once(request: Request, voice: Voice) -> int:
         except PluginFailure as error:
             if error.outcome.code == "timeout" and not session.is_over:
                 error.stderr = session.stderr
-                voice.failure(error)  # before the farewell, which takes a moment
+                # Before the farewell, which takes a moment.
+                voice.failure(error, session.prepared.notes)
             raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: it may take the answer back

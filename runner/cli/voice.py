@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -94,8 +94,8 @@ class Voice:
         if not self._events and not self.as_json:
             self._say(f"runner: {printable('; '.join(text for text in (note.message, note.hint) if text))}")
 
-    def failure(self, error: PluginError | PluginFailure) -> None:
-        """Once: who was told before the end is not told again."""
+    def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
+        """Once: who was told before the end is not told again. `notes`: where there is no report yet."""
         if self._failed:
             return
         self._failed = self.has_told = True
@@ -121,8 +121,8 @@ class Voice:
             )
         self.last_words(error.stderr)
         if isinstance(error, PluginFailure):
-            for document in (error.report or {}).get("notes", ()):
-                note = Note(**document)
+            told = (error.report or {}).get("notes", ())
+            for note in notes or (Note(**document) for document in told):
                 if not note.urgent:  # else it was told before
                     self.note(note)
 
