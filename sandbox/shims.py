@@ -16,11 +16,11 @@ _SCRIPT_SIZE = 4096
 
 def manager_of(path: str) -> str:
     """The version manager whose shim `path` is; empty if it is none."""
-    real = os.path.realpath(path)
-    target = _BY_TARGET.get(os.path.basename(real), "")
-    if target and os.path.basename(path) != os.path.basename(real):
-        return target
     try:
+        real = os.path.realpath(path)  # of a link that we may not read it is an error
+        target = _BY_TARGET.get(os.path.basename(real), "")
+        if target and os.path.basename(path) != os.path.basename(real):
+            return target
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return ""
