@@ -6,6 +6,7 @@ They find it by files in the manager's own folder, which no cage shows, so in a 
 from __future__ import annotations
 
 import os
+import stat
 
 # Programs that are what they were called as: shims of theirs are links to them.
 _BY_TARGET = {"mise": "mise", "rtx": "rtx", "volta-shim": "volta", "proto-shim": "proto", "asdf": "asdf"}
@@ -21,6 +22,8 @@ def manager_of(path: str) -> str:
         target = _BY_TARGET.get(os.path.basename(real), "")
         if target and os.path.basename(path) != os.path.basename(real):
             return target
+        if not stat.S_ISREG(os.stat(real).st_mode):
+            return ""  # opening a device can do things
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return ""
