@@ -167,6 +167,7 @@ def test_a_place_that_lasts_by_name(
     state = book.removesuffix("/book")
     assert beside == f"{plugin_dir}/beside:{state}"
     assert {"path": state, "access": "write"}.items() <= written["grant"]["paths"][-1].items()
+    assert runner_as("state", "remove", manifest).returncode == 0  # root's are in a place that stays
     # Whoever names it asks for it, at that place: a policy may refuse.
     refused = runner_as(
         "exec", "--policy", policy(runner_as, write_file, "[write]\nceiling = []\n"), manifest
