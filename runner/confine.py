@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -53,10 +55,16 @@ class Confined(NamedTuple):
     def inspection(self) -> Inspection | None:
         return self.plumbing.inspection
 
-    def settle(self, end: End) -> tuple[End, bool]:
+    def settle(self, end: End, stop: int = -1) -> tuple[End, bool]:
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
-        looked. And whether our own stderr can be written to: its reader may be stuck."""
-        writable = self.plumbing.finish()
+        looked. And whether our own stderr can be written to: its reader may be stuck. `stop` can be read when
+        somebody has lost patience with that."""
+        if stop < 0 or end.reason is not None:
+            writable = self.plumbing.finish()
+        else:
+            deadline = self.clocks.deadline
+            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            writable = self.plumbing.finish(left, stop)
         late = [self.relay.exceeded] if self.relay is not None and self.relay.exceeded is not None else []
         if self.inspection is not None:
             self.inspection.finish(_HOST_PATIENCE)

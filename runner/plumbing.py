@@ -65,10 +65,18 @@ class Plumbing(NamedTuple):
         if self.handover is not None:
             self.handover.give_away()
 
-    def finish(self) -> bool:
+    def finish(self, terminal_patience: float = _PATIENCE, stop: int = -1) -> bool:
         """When the plugin's last process is gone: pass on what is still under way. Whether our own stderr can
-        be written to afterwards: its reader may be stuck."""
-        results = [relay is None or relay.finish(_PATIENCE) for relay in (self.stdout, self.stderr)]
+        be written to afterwards: its reader may be stuck.
+
+        A terminal is waited for as by any program that writes there: somebody may have pressed ^S. What is
+        to be read from `stop` ends that.
+        """
+        results = [
+            relay.finish(terminal_patience if relay.is_terminal else _PATIENCE, stop)
+            for relay in (self.stdout, self.stderr)
+            if relay is not None
+        ]
         return all(results)
 
 
@@ -143,8 +151,10 @@ def _feed(stack: ExitStack) -> Feed:
     return feed
 
 
-def _terminal(fd: int) -> int:
-    return os.fstat(fd).st_rdev
+def _terminal(fd: int) -> tuple[int, int]:
+    """Two instances of devpts number theirs alike."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_rdev
 
 
 @contextmanager

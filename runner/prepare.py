@@ -293,7 +293,7 @@ def _claim(
     if account is not None and state_dir is None:
         return Owner(account.uid, account.gid, None)
     if owners is not None and owners.left and plugin is not None:
-        writing = Writing(owners.left, owners.owner, _managed_state_dir(plugin, environ))
+        writing = Writing(owners.left, _managed_state_dir(plugin, environ))
     try:
         own = account if owners is not None and not owners.maps_state else None
         claimed = owned_state(

@@ -70,7 +70,6 @@ class Decision(NamedTuple):
         False  # its state keeps its reserved uid, mapped to the account; else it is the account's
     )
     left: tuple[str, ...] = ()  # where files of a reserved uid may be left
-    owner: int = -1  # of the first of these
     denials: tuple[Denial, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
@@ -133,6 +132,12 @@ def decide(
         return Decision(tuple(mapped), denials=closed)
     if policy.run_as:
         account = find_account(policy.run_as)
+        if uids.may_be_a_plugins(account.uid, *uid_range):
+            reason = f"run_as of the policy names {account}, a uid that plugins are given"
+            hint = "make an account for plugins (useradd --system NAME), and name that"
+            return Decision(
+                denials=tuple(Denial(_RULE, e.source.path, reason, hint, where=e.where) for e in rest)
+            )
         decided = [_by_account(each, account, whys[each.source.path]) for each in rest]
         denials = [each for each in decided if isinstance(each, Denial)]
         maps_state = state_dir is not None and _maps_state(state_dir, account, uid_range)
@@ -140,15 +145,14 @@ def decide(
             denials.append(Denial(_RULE, state_dir, *why))
         paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
         return Decision(paths, account, maps_state, denials=(*closed, *denials))
-    key, first = state_dir or reserved_for, rest[0].source.uid
-    uid = uids.expected_uid(key, first, *uid_range)
+    uid = uids.expected_uid(state_dir or reserved_for, *uid_range)
     if uid is None:
         raise uids.UidsUnavailable("no uid is left to be reserved for this plugin")
     decided = [_by_reserved_uid(each, uid, whys[each.source.path]) for each in rest]
     denials = [each for each in decided if isinstance(each, Denial)]
     paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
     left = tuple(each.source.real for each in rest)
-    return Decision(paths, left=left, owner=first, denials=(*closed, *denials))
+    return Decision(paths, left=left, denials=(*closed, *denials))
 
 
 # --- the owner is mapped ------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ def _why_not_mapped(source: Source, uid_range: tuple[int, int]) -> str:
     """Empty if it can be: it has been tried."""
     if source.uid == 0:
         return "it belongs to root, who is never mapped"
-    if uids.is_ours(source.uid, *uid_range):
+    if uids.may_be_a_plugins(source.uid, *uid_range):
         return f"it belongs to uid {source.uid}, one of those that plugins are given"
     return _cannot_map(source.fd, owner_of(source), uid_range)
 
@@ -195,7 +199,8 @@ _SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 # What the kernel means by it.
 _REFUSALS = {
     errno.EINVAL: "its filesystem, or one mounted below it, knows no idmapped mounts",
-    errno.EPERM: "the runner lacks CAP_SYS_ADMIN over its filesystem, as root of a container does",
+    errno.EPERM: "it is on a mount that is idmapped already, or the runner lacks CAP_SYS_ADMIN over its "
+    "filesystem, as root of a container does",
     errno.ENOSYS: "this kernel, or the filter of a container, has no mount_setattr",
 }
 
@@ -280,7 +285,7 @@ def _by_reserved_uid(asked: Asked, uid: int, why: str) -> Ownership | Denial:
         hint = f"chmod o+x {blocked}, or move the folder to where everybody may enter"
     else:
         hint = (
-            f"chown {uid} {source.real} (the uid reserved for this plugin), or chown it to an ordinary user, "
+            f"chown {uid} {source.real} (the uid this plugin is given), or chown it to an ordinary user, "
             "on ext4, xfs, btrfs or tmpfs, or set run_as under [user] in the policy to who may write there"
         )
     reason = f"what the plugin writes to {source.real} would have no owner: {why}"

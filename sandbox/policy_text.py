@@ -348,8 +348,8 @@ def _run_as(table: _Table, uids: tuple[int, int]) -> str:
         hint = "make an account for plugins (useradd --system NAME), or leave run_as out"
         table.fault(("run_as",), "policy_value", str(unknown), hint)
         return ""
-    if uids[0] <= account.uid <= uids[1] or uids[0] <= account.gid <= uids[1]:
-        table.fault(("run_as",), "policy_value", "is among [user] uids, which plugins without it are given")
+    if any(first <= number <= last for first, last in (uids, DEFAULT_RANGE) for number in account[1:]):
+        table.fault(("run_as",), "policy_value", "is among the uids that plugins without it are given")
     return str(value)
 
 

@@ -39,6 +39,7 @@ class Relay(Meter):
         self._size = size
         self._most_lines = lines
         self._buffer = b""
+        self.is_terminal = os.isatty(sink)
         self._sink = sink_for(sink)
         try:
             read, write = os.pipe2(os.O_CLOEXEC)
@@ -103,23 +104,30 @@ class Relay(Meter):
         # Not final: of a character that the budget has cut, nothing is shown.
         return codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
 
-    def finish(self, patience: float) -> bool:
-        """When the plugin's last process is gone: pass on what is still under way, for `patience` seconds.
+    def finish(self, patience: float, stop: int = -1) -> bool:
+        """When the plugin's last process is gone: pass on what is still under way.
 
-        False if the sink did not take it in time; whatever else is written there would have to wait too.
+        Until the sink takes nothing for `patience` seconds, or `stop` can be read. False then: whatever else
+        is written there would have to wait too.
         """
         self.release()
         until = time.monotonic() + patience
         # Until the pipe is empty, not until it ends: who knows where the plugin has sent its own end.
         while (self._may_read() and self._take()) or self._buffer:
+            passed = self.passed
             waits = bool(self._buffer) and not self._pass_on()
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if self.passed > passed:
+                until = now + patience
+            if now >= until:
                 break
             if waits:
                 poll = select.poll()
                 poll.register(self._sink.fd, select.POLLOUT)
-                poll.poll(left * 1000 + 1)
+                if stop >= 0:
+                    poll.register(stop, select.POLLIN)
+                if stop in dict(poll.poll(None if until == math.inf else (until - now) * 1000 + 1)):
+                    break
         taken = not self._buffer
         self.close()
         return taken

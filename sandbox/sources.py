@@ -329,6 +329,8 @@ class _Scan:
         count = self.count
         limit = self.limit
         regular = stat.S_IFREG
+        # Whoever can write to a set-id program of the host's writes what others will run as its owner.
+        kind = 0o176000 if self.access == "write" else 0o170000
         with os.scandir(fd) as items:
             for item in items:
                 count += 1
@@ -344,7 +346,7 @@ class _Scan:
                     if self.owner >= 0:
                         self._note_owner(status, f"{path}/{item.name}" if path else item.name)
                     # The directory's own word for the kind (d_type) is that of what a mount may hide.
-                    if status.st_nlink != 1 or status.st_mode & 0o170000 != regular:
+                    if status.st_nlink != 1 or status.st_mode & kind != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
         self.count = count
         return directories
@@ -361,6 +363,13 @@ class _Scan:
                 self.asked,
                 f"it contains {_KINDS.get(kind, 'a special file')}: {self.asked}/{name}",
                 "a read-only bind does not keep a plugin from using it: remove it or ask for a narrower path",
+            )
+        if kind == stat.S_IFREG and self.access == "write" and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
+            raise Refused(
+                "set_id",
+                self.asked,
+                f"{self._named(name)} is a set-id program: who runs it would run what the plugin wrote",
+                "take its set-id bits away (chmod ug-s), or ask for a narrower path",
             )
         if kind == stat.S_IFREG and status.st_nlink > 1:
             identity = (status.st_dev, status.st_ino)

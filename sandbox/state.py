@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,6 @@ class Writing(NamedTuple):
     """Folders of the host in which a plugin leaves files of its own uid: that has to be a reserved one."""
 
     folders: tuple[str, ...]
-    owner: int  # whose the first of them is
     state_dir: str  # what the uid is reserved for, if the plugin has no state directory
 
 
@@ -230,6 +229,8 @@ class _LeasedClaim:
             lease = self._lease
             # Another instance of the plugin may use all of it by now.
             if (lease is None or uids.upgrade(lease)) and self._directory.clear():
+                if lease is not None and _has_left(lease.uid, self._folders):
+                    return  # it has run, and was interrupted: nobody else may get that uid
                 self._directory.restore()
                 if lease is not None and lease.new:
                     uids.release_reservation(lease, self._path)
@@ -239,6 +240,10 @@ class _LeasedClaim:
             self._lease.close()
         if self._directory is not None:
             self._directory.close()
+
+
+def _has_left(uid: int, folders: Iterable[str]) -> bool:
+    return any(first_owned_by(uid, folder) for folder in folders)
 
 
 class _WritingClaim:
@@ -254,9 +259,7 @@ class _WritingClaim:
         assert not parts  # there is no state directory to have any
         writing = self._writing
         with uids.registry_lock():
-            self._lease = uids.lease_for_writing(
-                writing.state_dir, writing.owner, *self._range, self._manifest
-            )
+            self._lease = uids.lease_for_writing(writing.state_dir, *self._range, self._manifest)
             uids.remember_left(self._lease.uid, writing.folders)
 
     @property
@@ -270,8 +273,7 @@ class _WritingClaim:
             return
         with uids.registry_lock():
             # It may have run, and have been interrupted.
-            clean = not any(first_owned_by(lease.uid, folder) for folder in self._writing.folders)
-            if clean and uids.upgrade(lease):
+            if not _has_left(lease.uid, self._writing.folders) and uids.upgrade(lease):
                 uids.release_reservation(lease, self._writing.state_dir)
 
     def close(self) -> None:

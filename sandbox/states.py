@@ -78,7 +78,9 @@ def remove_state(state: State) -> None:
 
 def _require_nothing_left(state: State) -> None:
     """Whoever is given the uid next would own what the plugin has left."""
-    for folder in state.left:
+    # Not as it was listed: the plugin may have been started since, with another folder.
+    held = uids.read_reservation(uids.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
+    for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
             raise StateKept(
                 f"{left} belongs to uid {state.uid}, which another plugin would get: remove what the plugin "

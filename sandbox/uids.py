@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sandbox.fingerprint import fingerprint
+from sandbox.removal import first_owned_by
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
@@ -112,6 +113,12 @@ def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
 def is_ours(uid: int, first: int, last: int) -> bool:
     """Whether files of `uid` can be a plugin's: of this range, or of the one that was the default once."""
     return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
+
+
+def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RESERVATIONS) -> bool:
+    """Whether `uid` is one that plugins are given, under this policy or another one."""
+    default = DEFAULT_RANGE[0] <= uid <= DEFAULT_RANGE[1]
+    return default or is_ours(uid, first, last) or read_reservation(reservations, uid) is not None
 
 
 def in_use(uid: int) -> str:
@@ -255,7 +262,6 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
 
 def lease_for_writing(
     state_dir: str,
-    owner: int,
     first: int,
     last: int,
     manifest: str,
@@ -265,23 +271,12 @@ def lease_for_writing(
 ) -> UidLease:
     """As lease_for_state, for a plugin that has no state directory: `state_dir` is the one it would have.
 
-    `owner` is whose the folder is that the plugin may write. Under registry_lock.
+    Under registry_lock.
     """
-    wanted = _wanted_for_writing(state_dir, owner, first, last, reservations)
-    lease = lease_for_state(
-        state_dir, wanted, first, last, manifest, leases=leases, reservations=reservations
-    )
+    known = _known(state_dir, first, last, reservations)
+    lease = lease_for_state(state_dir, known, first, last, manifest, leases=leases, reservations=reservations)
     _write(_name_file(reservations, state_dir), str(lease.uid))
     return lease
-
-
-def _wanted_for_writing(state_dir: str, owner: int, first: int, last: int, reservations: str) -> int:
-    """The uid it has; else that of the folder, if it is for plugins with state and nobody's; else -1."""
-    known = _known(state_dir, first, last, reservations)
-    states, _ = pools(first, last)
-    if known < 0 and states[0] <= owner <= states[1] and _stale(reservations, owner):
-        return owner
-    return known
 
 
 def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
@@ -299,16 +294,15 @@ def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
     return -1
 
 
-def expected_uid(
-    state_dir: str, owner: int, first: int, last: int, *, reservations: str = RESERVATIONS
-) -> int | None:
+def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = RESERVATIONS) -> int | None:
     """The uid that a launch would reserve for `state_dir`, without reserving it; None if there is none left.
 
-    `owner`: whose the folder is that it may write.
+    It is found by the name of the directory and by nothing else. A folder that belongs to an unreserved uid
+    of the pool does not bring its uid along: it was made ready for another plugin.
     """
-    wanted = _wanted_for_writing(state_dir, owner, first, last, reservations)
-    if wanted >= 0:
-        return wanted
+    known = _known(state_dir, first, last, reservations)
+    if known >= 0:
+        return known
     (first, last), _ = pools(first, last)
     for uid in _from(_start(state_dir), first, last):
         held = read_reservation(reservations, uid)
@@ -531,7 +525,10 @@ def _collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
     held = read_reservation(reservations, uid)
     if held is None:
         return True
-    if any(map(_exists, held.left)):
+    # Those folders are looked through only where nothing else is left to give.
+    if any(map(_exists, held.left)) and (
+        not pressing or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
+    ):
         return False
     if not _state_is_gone(held):
         if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):

@@ -102,7 +102,10 @@ def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
     with suppress(OSError):  # nobody reads it: the report says so too
         for note in notes(prepared):
             if note.urgent is urgent:
+                if not _is_heard():
+                    return
                 printing.note(note)
+                sys.stderr.flush()
 
 
 def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
@@ -160,7 +163,7 @@ def _watch(
     ):
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
-        end, writable = confined.settle(end)
+        end, writable = confined.settle(end, signals.fd)
         prepared.timings.mark("run")
         return Lived(end, confined, writable)
 

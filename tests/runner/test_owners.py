@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
+from sandbox import uids
 from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.state import Writing, owned_state
+from sandbox.states import StateKept, list_states, remove_state
 from tests.conftest import SPARE_UID, TEMP_PREFIX, Caller
 
 Write = Callable[..., Path]
@@ -369,7 +372,7 @@ def test_nothing_is_gained_by_being_the_owner(plugins: Plugins, mapping: None) -
     data = folder(plugins.place / "data", ALICE)
     shutil.copy("/usr/bin/id", data / "id")
     os.chown(data / "id", ALICE, ALICE)
-    (data / "id").chmod(0o4755)  # before the launch, and not the plugin's doing
+    (data / "id").chmod(0o755)  # with 4755 the folder would be refused
     acts = [
         f"text('{data}/x', 'x')",
         f"os.chmod('{data}/x', 0o4755)",
@@ -589,3 +592,74 @@ def test_an_ordinary_users_plugin_is_the_user(
     for said in ("x", "xx"):
         assert plugins.run(manifest, f"text('{data}/x', 'x')") == [said]
     assert (data / "x").stat().st_uid == runner_as_user.uid
+
+
+# --- holes that were found ---------------------------------------------------------------------------------
+
+
+@needs_root
+@pytest.mark.parametrize("state", ["with state", "without state"])
+def test_an_interrupted_run_that_left_files_keeps_its_uid(plugins: Plugins, state: str) -> None:
+    """A first run that is interrupted is undone, but for its uid if somebody could inherit files by it."""
+    data = folder(plugins.place / "data", mode=0o777)
+    manifest = plugins.write("writer", data)
+    kept = str(plugins.place / "state")
+    writing = Writing((str(data),), kept)
+    for leaves in (False, True):
+        held = owned_state(
+            kept if state == "with state" else None,
+            uids.DEFAULT_RANGE,
+            manifest=str(manifest),
+            writing=writing,
+        )
+        owner = held.__enter__()
+        if leaves:
+            file(data / "left", owner.uid)
+        interrupt = KeyboardInterrupt()
+        assert not held.__exit__(KeyboardInterrupt, interrupt, None)
+        assert (uids.read_reservation(uids.RESERVATIONS, owner.uid) is not None) is leaves
+
+
+@needs_root
+def test_a_policy_with_other_uids_does_not_give_away_those_of_plugins(plugins: Plugins) -> None:
+    data = folder(plugins.place / "data", mode=0o777)
+    victim, thief = plugins.write("victim", data), plugins.write("thief", data)
+    plugins.run(victim, f"text('{data}/secret', 's')")
+    uid = (data / "secret").stat().st_uid
+    os.chown(data, uid, uid)
+    data.chmod(0o755)
+    first = 2_141_000_000 + os.getpid() % 100_000 * 4
+    plugins.policy = plugins.policy_file("narrow", f"[user]\nuids = [{first}, {first + 3}]\n")
+    done = plugins.exec(thief, f"text('{data}/secret')")
+    assert (
+        done.returncode == 126
+        and f"it belongs to uid {uid}, one of those that plugins are given" in done.stderr
+    )
+    plugins.policy = plugins.policy_file("as", f'[user]\nuids = [{first}, {first + 3}]\nrun_as = "{uid}"\n')
+    done = plugins.exec(thief, f"text('{data}/secret')")
+    assert done.returncode == 126 and "is among the uids that plugins without it are given" in done.stderr
+
+
+@needs_root
+def test_set_id_programs_are_not_for_a_plugin_to_write(plugins: Plugins, mapping: None) -> None:
+    data = folder(plugins.place / "data", ALICE)
+    manifest = plugins.write("writer", data)
+    program = file(data / "tool", ALICE, 0o4755)
+    done = plugins.exec(manifest, f"text('{program}', 'x')")
+    assert done.returncode == 126 and f"set_id: {program} is a set-id program" in done.stderr.replace(
+        f"{data}: ", ""
+    )
+    program.chmod(0o755)  # the control
+    assert plugins.run(manifest, f"text('{program}', 'x')") == ["theirsx"]
+
+
+@needs_root
+def test_a_state_is_removed_as_it_is_and_not_as_it_was_listed(plugins: Plugins) -> None:
+    first, second = (folder(plugins.place / f"data{n}", mode=0o777) for n in (1, 2))
+    manifest = plugins.write("writer", first)
+    plugins.run(manifest, f"os.path.exists('{first}')")
+    (listed,) = (each for each in list_states(os.environ) if each.manifest == str(manifest))
+    plugins.write("writer", first, second)
+    plugins.run(manifest, f"text('{second}/x', 'x')")
+    with pytest.raises(StateKept, match=f"{second}/x belongs to uid"):
+        remove_state(listed)

@@ -143,6 +143,42 @@ def test_a_conversation(plugin: _Plugin) -> None:
     assert plugin.ways() == dict.fromkeys(("stdin", "stdout", "stderr"), "relayed")
 
 
+def stopped(argv: list[str]) -> list[Any]:
+    import time
+
+    terminal = Terminal()
+    process = terminal.start(argv)
+    terminal.expect("ready\r\n")
+    terminal.type("\x13\n")  # ^S, and the word it waits for
+    time.sleep(4)  # more than anybody else is waited for
+    running = process.poll() is None
+    terminal.type("\x11")
+    terminal.expect("the result\r\n")
+    return [running, process.wait(60)]
+
+
+def test_a_terminal_that_is_stopped_is_waited_for(plugin: _Plugin) -> None:
+    assert plugin.run(stopped, "echo ready; read word; echo the result") == [True, 0]
+
+
+def impatient(argv: list[str]) -> list[Any]:
+    import signal
+    import time
+
+    terminal = Terminal()
+    process = terminal.start(argv)
+    terminal.expect("ready\r\n")
+    terminal.type("\x13\n")
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    return [process.wait(60)]
+
+
+def test_but_not_against_somebodys_will(plugin: _Plugin) -> None:
+    """The plugin has ended by then, and its status is told."""
+    assert plugin.run(impatient, "echo ready; read word; echo the result; exit 3") == [3]
+
+
 def typed_ahead(argv: list[str]) -> list[Any]:
     import os
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -444,10 +444,10 @@ def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, wh
 # --- files left elsewhere ----------------------------------------------------------------------------------
 
 
-def writing(books: Books, state: Path, manifest: str, left: Path, owner: int = 0) -> UidLease:
+def writing(books: Books, state: Path, manifest: str, left: Path) -> UidLease:
     """A plugin without state that leaves files in a folder."""
     places = {"leases": books.leases, "reservations": books.reservations}
-    lease = uids.lease_for_writing(str(state), owner, 5000, 5007, manifest, **places)
+    lease = uids.lease_for_writing(str(state), 5000, 5007, manifest, **places)
     uids.remember_left(lease.uid, [str(left)], reservations=books.reservations)
     return lease
 
@@ -458,12 +458,12 @@ def test_a_plugin_without_state_keeps_its_uid(books: Books, tmp_path: Path) -> N
     left.mkdir()
     other.mkdir()
     state = books.own_place / "writer.1"
-    expected = uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations)
+    expected = uids.expected_uid(str(state), 5000, 5007, reservations=books.reservations)
     # Somebody has the first that is looked at: its own is another one, and stays so when that is free again.
     assert expected is not None
     books.reserve(expected, str(other))
     Path(f"{books.reservations}/{expected}.left").write_text(str(other))
-    second = uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations)
+    second = uids.expected_uid(str(state), 5000, 5007, reservations=books.reservations)
     assert second not in (None, expected)
     first = writing(books, state, str(manifest), left)
     assert first.uid == second
@@ -471,14 +471,16 @@ def test_a_plugin_without_state_keeps_its_uid(books: Books, tmp_path: Path) -> N
         os.unlink(f"{books.reservations}/{name}")
     again = writing(books, state, str(manifest), other)  # at the same time, and with another folder
     assert again.uid == first.uid
-    assert uids.expected_uid(str(state), 0, 5000, 5007, reservations=books.reservations) == first.uid
+    assert uids.expected_uid(str(state), 5000, 5007, reservations=books.reservations) == first.uid
     (held,) = uids.list_reservations(books.reservations)
     assert held == (first.uid, str(state), str(manifest), (str(left), str(other)))
     first.close()
     again.close()
 
 
-def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(books: Books, tmp_path: Path) -> None:
+def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest, left = tmp_path / "plugin.toml", tmp_path / "left"
     manifest.touch()
     left.mkdir()
@@ -486,27 +488,44 @@ def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(books: Books, tmp_
     lease.close()
     manifest.unlink()
     # Neither by somebody who has to have it, nor when nothing else is free.
+    theirs: list[str] = []
+    monkeypatch.setattr(uids, "first_owned_by", lambda uid, folder: f"{folder}/file" if not theirs else None)
     with pytest.raises(UidsUnavailable):
         books.state(tmp_path / "other", 0, lease.uid, lease.uid)
     others = [books.state(tmp_path / f"other{n}", 0, 5000, 5007) for n in range(3)]
     assert lease.uid not in {other.uid for other in others}
     with pytest.raises(UidsUnavailable, match="all uids from 5000 to 5003 for plugins with state are"):
         books.state(tmp_path / "one too many", 0, 5000, 5007)
-    # The control: without the folder it is free.
-    left.rmdir()
+    # The control: when nothing of that uid is left there it is free.
+    theirs.append("gone")
     books.state(tmp_path / "one too many", 0, 5000, 5007).close()
     for other in others:
         other.close()
 
 
-def test_a_folder_that_has_a_plugins_uid_gives_it(books: Books, tmp_path: Path) -> None:
-    """The remedy of a refusal: chown UID FOLDER. Not a uid of plugins without state, nor somebody else's."""
+def test_a_folder_does_not_bring_its_uid_along(books: Books, tmp_path: Path) -> None:
+    """It was made ready for the plugin whose refusal named that uid: `chown UID FOLDER`."""
+    places: Any = {"reservations": books.reservations}
+    mine, other = (str(books.own_place / name) for name in ("writer.1", "writer.7"))
+    told = uids.expected_uid(mine, 5000, 5007, **places)
+    assert told is not None and uids.expected_uid(other, 5000, 5007, **places) != told
     left = tmp_path / "left"
     left.mkdir()
-    for n, (owner, taken) in enumerate(((5002, True), (5002, False), (5006, False), (1000, False))):
-        lease = writing(books, books.own_place / f"writer.{n}", "/nonexistent/manifest", left, owner)
-        assert (lease.uid == owner) == taken and 5000 <= lease.uid <= 5003
-        lease.close()
+    stranger = writing(books, Path(other), "/nonexistent/manifest", left)
+    assert stranger.uid != told
+    owner = writing(books, Path(mine), "/nonexistent/manifest", left)
+    assert owner.uid == told
+    stranger.close()
+    owner.close()
+
+
+@pytest.mark.parametrize("uid", [61500, uids.DEFAULT_RANGE[0], uids.DEFAULT_RANGE[1], 5003])
+def test_uids_of_plugins_under_other_policies(books: Books, uid: int) -> None:
+    """Whatever range the policy at hand has."""
+    places: Any = {"reservations": books.reservations}
+    assert not uids.may_be_a_plugins(1000, 7000, 7010, **places)
+    books.reserve(5003, "/some/state")
+    assert uids.may_be_a_plugins(uid, 7000, 7010, **places)
 
 
 # --- who else has them -------------------------------------------------------------------------------------
