@@ -16,6 +16,8 @@ from runner.watch import End
 from sandbox import seccomp
 from sandbox.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
+from sandbox.mentions import NOTES_SHOWN
+from sandbox.plan import missing_note
 from sandbox.policy_file import position as policy_position
 from sandbox.spec import Denial, Limits, Note
 
@@ -86,7 +88,18 @@ def notes(prepared: Prepared) -> tuple[Note, ...]:
     if prepared.grant.unsandboxed:
         # And sees the host as it is: nothing it names is out of its reach.
         return (Note("unsandboxed", _UNSANDBOXED),)
-    return prepared.open_plan.plan.notes
+    # Of paths that the policy would refuse only those were let pass that are not there anyway.
+    absent = [denial.asked for denial in prepared.grant.denials if _is_absent(denial)]
+    found = (*prepared.open_plan.plan.notes, *map(missing_note, absent))
+    missing = [note for note in found if note.rule == "missing"]
+    if len(missing) <= NOTES_SHOWN:
+        return found
+    more = Note("missing", f"{len(missing) - NOTES_SHOWN} more paths that were asked for do not exist")
+    return (*(note for note in found if note.rule != "missing"), *missing[:NOTES_SHOWN], more)
+
+
+def _is_absent(denial: Denial) -> bool:
+    return denial.rule in ("read_ceiling", "write_ceiling") and not denial.required
 
 
 _UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"

@@ -208,8 +208,10 @@ def _timeout(value: object) -> tuple[str, float]:
 
 
 def _project(value: object) -> Project:
-    path, named, where, refusal = _row(value, 4)
-    return Project(_text(path), _flag(named), _keys(where), _text(refusal))
+    path, named, where, within, *later = _row(value, 6)
+    if later != ["", ""]:
+        raise ValueError("not a project of a manifest")
+    return Project(_text(path), _flag(named), _keys(where), _text(within))
 
 
 def _diagnostic(value: object) -> Diagnostic:

@@ -27,7 +27,7 @@ from sandbox.grants import Overrides, grant
 from sandbox.hierarchies import Lack, Survey, survey
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
-from sandbox.mounts import read_mounts
+from sandbox.mounts import contains, read_mounts
 from sandbox.plan import (
     OWN_PLACES,
     Bind,
@@ -260,15 +260,21 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
 def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | None:
     """The folder it is at work on, with the reason why it is not offered, if there is one."""
     project = plugin.project
-    if project is None or project.refusal:
-        return project
+    if project is None:
+        return None
+    real, within = os.path.realpath(project.path), os.path.realpath(project.within or "/")
+    asking = "let the manifest ask to read it under a policy that allows it, or take it out"
+    refusal, hint = "", asking
     if project.path in OWN_PLACES:
-        return project._replace(refusal="every cage has one of its own")
-    if project.path in homes:
-        return project._replace(refusal="it is a home directory")
-    if policy.project != "read":
-        return project._replace(refusal=f'policy {policy.name} says access = "none" under [project]')
-    return project
+        refusal = "every cage has one of its own"
+    elif project.path in homes or real in homes:
+        refusal = "it is a home directory"
+    elif not contains(within, real):
+        refusal = f"it leads out of {project.within}, the folder of the manifest"
+    elif policy.project != "read":
+        refusal = f'policy {policy.name} says access = "none" under [project]'
+        hint = 'set access = "read" under [project] in a policy of your own; or ' + asking
+    return project._replace(refusal=refusal, hint=hint)
 
 
 def _claim(

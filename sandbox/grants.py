@@ -161,11 +161,12 @@ def _path_denial(
     if may(absolute, state_dir):
         return None
     verb = "reading" if request.access == "read" else "writing"
+    entry = asked if asked.startswith(STATE_DIR_TOKEN) else normal(absolute)
     return Denial(
         f"{request.access}_ceiling",
         asked,
         f"policy {policy.name} does not allow {verb} it",
-        f'the operator can add "{normal(absolute)}" to ceiling under [{request.access}] in their own policy',
+        f'the operator can add "{entry}" to ceiling under [{request.access}] in their own policy',
         where=at,
     )
 

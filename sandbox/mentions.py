@@ -31,14 +31,21 @@ def outside(
     env: Iterable[tuple[str, str]],
     *,
     directory: str,
+    inside: str,
     home: str,
     visible: Callable[[str], bool],
 ) -> tuple[Note, ...]:
-    """One note for each, some of them for many. `visible` tells of an absolute path whether it is shown."""
+    """One note for each, some of them for many. `visible` tells of an absolute path whether it is shown.
+
+    `directory` is what relative words were written for, `inside` where the program is started.
+    """
     notes: dict[str, Note] = {}
     hidden = 0
     for label, word in (*_of_args(args), *((f"{name}={value}", value) for name, value in env)):
-        effect = _effect(word, directory, home, visible)
+        # Lists such as PATH are looked at folder by folder.
+        words = word.split(":") if ":/" in word and "://" not in word else [word]
+        effects = [_effect(each, directory, inside, home, visible) for each in words]
+        effect = next((each for each in effects if each), "")
         if not effect or label in notes:
             continue
         if len(notes) == NOTES_SHOWN:
@@ -62,26 +69,29 @@ def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         before = arg if arg.startswith("-") and not equals else ""
 
 
-def _effect(word: str, directory: str, home: str, visible: Callable[[str], bool]) -> str:
+def _effect(word: str, directory: str, inside: str, home: str, visible: Callable[[str], bool]) -> str:
     """What becomes of the path; empty if the word is none, or is shown."""
-    path = word.removeprefix("file://")
+    path = word.removeprefix("file://").removeprefix("file:")
     if not path or len(path) > _LONGEST or "\0" in path or "\n" in path or "://" in path:
         return ""
-    expanded = path == "~" or path.startswith("~/")
-    if expanded:
-        # No shell expands it. A program that does it by itself takes the HOME of its cage.
-        path = home + path[1:] if home.startswith("/") else path
+    # No shell expands a ~. A program that does it by itself takes the HOME of its cage.
+    private = path == "~" or path.startswith("~/")
+    if private:
+        path = home + path[1:] if home.startswith("/") else "/home"
     elif not path.startswith("/"):
-        if "/" not in path or not os.path.exists(os.path.join(directory, path)):
+        if "/" not in path or not _leads_somewhere(os.path.normpath(os.path.join(directory, path))):
             return ""
         path = os.path.join(directory, path)
-    path = os.path.normpath(path)
-    if path in ("/", *_PRIVATE) or (visible(path) and not expanded):
+        private = inside != directory and inside in _PRIVATE  # from there it is another one
+    path = "/" + os.path.normpath(path).lstrip("/")
+    if path in ("/", *_PRIVATE) or (visible(path) and not private):
         return ""
-    private = expanded or any(contains(place, path) for place in _PRIVATE)
-    if not private and any(contains(place, path) for place in _KERNELS):
-        return ""
-    above = os.path.dirname(path)
-    if not os.path.lexists(path) and (above == "/" or not os.path.isdir(above)):
+    private = private or any(contains(place, path) for place in _PRIVATE)
+    if not private and (any(contains(place, path) for place in _KERNELS) or not _leads_somewhere(path)):
         return ""
     return "what is written there is lost" if private else "the plugin can neither read nor write it"
+
+
+def _leads_somewhere(path: str) -> bool:
+    above = os.path.dirname(path)
+    return os.path.lexists(path) or (above != "/" and os.path.isdir(above))

@@ -270,7 +270,11 @@ def _compile(
         ):
             wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, where=asked.where))
     project = request.project
-    if project is not None and not project.refusal:
+    if (
+        project is not None
+        and not project.refusal
+        and not any(contains(path, project.path) for path in shown_anyway)
+    ):
         wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
     state = _state_wanted(request, grant)
 
@@ -301,9 +305,10 @@ def _compile(
     binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
     operations = _operations(request, grant, binds, links)
     env = _environment(request, grant, found)
+    directory = _directory(request, binds)
     return LaunchPlan(
         argv=found.argv,
-        directory=_directory(request, binds),
+        directory=directory,
         env=env,
         operations=operations,
         share_network=grant.network.mode == "host",
@@ -315,9 +320,10 @@ def _compile(
             *notes,
             *_missing(shown),
             *mentions.outside(
-                request.args,
+                found.argv[1:],
                 env,
                 directory=request.directory,
+                inside=directory,
                 home=environ.get("HOME", ""),
                 visible=_sight_of(operations),
             ),
@@ -515,8 +521,12 @@ def _open_all(
 def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
         if path.state == "missing" and path.origin != _PROJECT:
-            message = f"{path.path}, which the {path.origin} asks for, does not exist on this machine"
-            yield Note("missing", message, "if the plugin needs it, create it")
+            yield missing_note(path.path, path.origin)
+
+
+def missing_note(path: str, origin: str = "manifest") -> Note:
+    message = f"{path}, which the {origin} asks for, does not exist on this machine"
+    return Note("missing", message, "if the plugin needs it, create it")
 
 
 def _sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
@@ -535,10 +545,7 @@ def _require_directory(request: Request, opened: Mapping[str, _Opened], state: I
     if any(contains(place, request.directory) for place in places):
         return
     reason = f"it is to be the working directory and is not shown: {project.refusal}"
-    hint = (
-        "let the manifest ask to read it, take it out, or set access under [project] in a policy of your own"
-    )
-    raise PlanRefused([Denial("project", project.path, reason, hint, where=project.where)])
+    raise PlanRefused([Denial("project", project.path, reason, project.hint, where=project.where)])
 
 
 def _refusal(want: _Wanted, refused: Refused) -> Denial:
@@ -648,8 +655,10 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
 
 def _directory(request: Request, binds: Iterable[Bind]) -> str:
     inside = any(contains(bind.dest, request.directory) for bind in binds)
-    named = request.project is not None and request.project.named
-    return request.directory if inside or (named and request.directory in OWN_PLACES) else "/tmp"
+    if request.project is not None and request.project.named:
+        linked = any(contains(place, request.directory) for place in _RUNTIME_LINKS)
+        inside = inside or linked or request.directory in OWN_PLACES
+    return request.directory if inside else "/tmp"
 
 
 def _environment(request: Request, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:
@@ -686,8 +695,9 @@ def _require_readable(
         if blocked == path and path in own:
             raise Unreadable(path, uid, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}")
         if blocked == path:
+            mode = "o+rx" if bits & 1 else "o+r"
             raise Unreadable(
-                path, uid, f"let others read it (chmod o+r, or an ACL for uid {uid}), or ask for less"
+                path, uid, f"let others read it (chmod {mode}, or an ACL for uid {uid}), or ask for less"
             )
         if blocked is not None:
             remedy = f"chmod o+x {blocked}, or move it to where everybody may enter, such as /opt"

@@ -211,9 +211,13 @@ def resolve(
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
-    if trusted or on_path:
+    if trusted:
         _show_neighbours(path, search)
-    _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
+    script = _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
+    if script is not None and not search.covered(os.path.realpath(directory)):
+        # The program is started elsewhere, from where a relative name leads nowhere.
+        number, name = script
+        args = (*args[:number], name, *args[number + 1 :])
     return Program(
         (path, *args),
         tuple(_outermost(search.trees)),
@@ -424,27 +428,34 @@ def _is_interpreter(path: str, real: str) -> bool:
     return contains("/usr", real) or is_runtime(os.path.dirname(os.path.dirname(real)))
 
 
-def _show_script(args: Sequence[str], directory: str, search: _Search, *, trusted: bool) -> None:
-    """The program behind an interpreter: `node /opt/server/dist/index.js`."""
-    arg = next((arg for arg in args if arg not in _HARMLESS_OPTIONS), "")
+def _show_script(
+    args: Sequence[str], directory: str, search: _Search, *, trusted: bool
+) -> tuple[int, str] | None:
+    """The program behind an interpreter: `node /opt/server/dist/index.js`. Which argument that is, and its
+    path, if it is shown."""
+    number, arg = next(((n, arg) for n, arg in enumerate(args) if arg not in _HARMLESS_OPTIONS), (0, ""))
     path = os.path.normpath(os.path.join(directory, arg))
     if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
-        return
+        return None
     real, links = follow(path)
     if not search.covered(real):
         if not trusted or not real.endswith(_SCRIPTS):
-            return
+            return None
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
     search.links.extend(link for link in links if not search.covered(link.path))
     search.scripts.append(real)
+    return number, path
 
 
 def _show_neighbours(path: str, search: _Search) -> None:
     """A program that came with npm and others: node_modules/.bin/server, a link or a script, gets what
     `node` with the file behind it gets."""
     real = search.files[0]
-    if "/node_modules/" not in real or any(contains(root, real) for root in search.roots):
+    passed = (path, real, *(link.path for link in follow(path)[1]))
+    if not any("/node_modules/" in each for each in passed):
+        return
+    if any(contains(root, real) for root in search.roots):
         return
     package = package_of(real)
     if not search.sight.denied(package):

@@ -122,7 +122,7 @@ class Note(NamedTuple):
     @property
     def urgent(self) -> bool:
         """Worth a word before anything has gone wrong."""
-        return self.rule in ("unsandboxed", "outside")
+        return self.rule in ("unsandboxed", "outside", "project")
 
 
 class Project(NamedTuple):
@@ -131,7 +131,9 @@ class Project(NamedTuple):
     path: str
     named: bool = False  # as its working directory, so that it is given or the launch refused
     where: KeyPath = ()
+    within: str = ""  # who named it may choose only below this; empty: anywhere
     refusal: str = ""  # why it is not offered
+    hint: str = ""
 
 
 class GrantedPath(NamedTuple):

@@ -115,8 +115,7 @@ def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
         from runner.cli import printing
 
         printing.failure(prepared, outcome)
-    plan = prepared.open_plan.plan if prepared.open_plan is not None else None
-    if outcome.code == "crashed" and plan is not None and plan.notes:
+    if outcome.code == "crashed" and prepared.open_plan is not None:
         _tell_notes(prepared, urgent=False)
     if lived is not None and lived.end.exit.kill_incomplete:
         pids = ", ".join(map(str, lived.end.exit.left))

@@ -127,7 +127,7 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         )
     for path in spec.paths:
         word, why = verdict(path.where, path.path)
-        if path.path in missing:
+        if path.path in missing or word == "withheld":
             word, why = "skipped", "does not exist here"
         elif word == "granted" and path.access == "write" and (owned := _owned(prepared, path.path)):
             why = owned.sentence()

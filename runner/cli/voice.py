@@ -226,6 +226,7 @@ def _document(error: PluginError | PluginFailure) -> dict[str, Any]:
         **outcome_document(outcome),
         "diagnostics": [each._asdict() for each in outcome.diagnostics],
         "denials": grant.get("denials", []),
+        "notes": (error.report or {}).get("notes", []),
         "stderr_tail": error.stderr,
     }
     if isinstance(error, PluginError):

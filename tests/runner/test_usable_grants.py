@@ -112,6 +112,10 @@ def test_a_missing_path_is_reported_and_told_where_the_plugin_fails(
         assert (told in said.stderr) is (status != 0)
     said = runner_as("call", "--policy", allowed, manifest, "anything")
     assert said.returncode == 13 and told in said.stderr
+    # Also where the policy would not have allowed it, had it been there.
+    said, written = report(runner_as, manifest)
+    assert told in said.stderr and [note["rule"] for note in written["notes"]] == ["missing"]
+    assert re.search("/srv/nowhere +skipped +does not exist here", runner_as("explain", manifest).stdout)
 
 
 # --- placeholders ------------------------------------------------------------------------------------------
@@ -160,7 +164,9 @@ def test_a_place_that_lasts_by_name(
     manifest = keeping(contract, plugin_dir, write_file)
     for count in ("1", "2"):
         said, written = report(runner_as, manifest)
-        assert said.returncode == 0 and written["notes"] == [], said.stderr
+        assert said.returncode == 0, said.stderr
+        # Of an MCP configuration the folder is not shown.
+        assert [note["rule"] for note in written["notes"]] == (["outside"] if contract == "mcp" else [])
         lines, words = said.stdout.splitlines()
         assert lines == count
     book, beside = words.split()
@@ -249,10 +255,17 @@ def test_a_working_directory_is_honoured_or_refused(
     runner_as.give(ceiling)
     shell(plugin_dir, write_file, LOOK, cwd="work", **asks([f"{plugin_dir}/work"]))
     assert runner_as("exec", "--policy", ceiling, manifest).stdout == f"{plugin_dir}/work\nat work\n"
-    for place in ("/", "/tmp", "/usr/share"):
-        shell(plugin_dir, write_file, "pwd", cwd=place)
-        assert runner_as("exec", manifest).stdout == f"{place}\n"
-        assert runner_as("exec", "--policy", reading, manifest).stdout == f"{place}\n"
+    for place in ("/", "/tmp", "//tmp", "/usr/share", "/bin"):
+        shell(plugin_dir, write_file, "/bin/pwd", cwd=place)
+        there = {"//tmp": "/tmp", "/bin": "/usr/bin"}.get(place, place)
+        assert runner_as("exec", manifest).stdout == f"{there}\n"
+        assert runner_as("exec", "--policy", reading, manifest).stdout == f"{there}\n"
+
+
+def test_a_script_by_a_relative_name(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    write_file(plugin_dir / "src/server.py", "print('ran')\n")
+    manifest = entry(plugin_dir, write_file, command="/usr/bin/python3", args=["src/server.py"])
+    assert runner_as("exec", manifest).stdout == "ran\n"
 
 
 def test_a_file_that_came_with_a_project_does_not_choose_among_its_neighbours(
@@ -261,11 +274,18 @@ def test_a_file_that_came_with_a_project_does_not_choose_among_its_neighbours(
     write_file(plugin_dir / "private/data/word", "private\n")
     write_file(plugin_dir / "project/sub/data/word", "sub\n")
     reading = policy(runner_as, write_file, READ)
-    manifest = shell(plugin_dir / "project", write_file, LOOK, name=".mcp.json", cwd="../private")
-    said = runner_as("exec", "--policy", reading, manifest)
-    assert said.returncode == 126 and "it lies outside of" in said.stderr
-    shell(plugin_dir / "project", write_file, LOOK, name=".mcp.json", cwd="sub")  # the control
-    assert runner_as("exec", "--policy", reading, manifest).stdout.endswith("sub\n")
+    (plugin_dir / "project/link").symlink_to("../private")
+    for name in (".mcp.json", "mcp.json"):
+        for cwd in ("../private", str(plugin_dir / "private"), "link"):
+            manifest = shell(plugin_dir / "project", write_file, LOOK, name=name, cwd=cwd)
+            said = runner_as("exec", "--policy", reading, manifest)
+            assert said.returncode == 126 and "it leads out of" in said.stderr, cwd
+        shell(plugin_dir / "project", write_file, LOOK, name=name, cwd="sub")  # the control
+        assert runner_as("exec", "--policy", reading, manifest).stdout.endswith("sub\n")
+    # Which only lies among the settings of a client.
+    name = "claude_desktop_config.json"
+    manifest = shell(plugin_dir / "project", write_file, LOOK, name=name, cwd="../private")
+    assert runner_as("exec", "--policy", reading, manifest).stdout.endswith("private\n")
 
 
 def test_a_project_that_cannot_be_shown_is_only_an_offer(

@@ -24,14 +24,19 @@ def place(plugin_dir: Path, write_file: Write) -> Path:
 
 
 def told(
-    place: Path, *args: str, env: tuple[tuple[str, str], ...] = (), shown: tuple[str, ...] = ()
+    place: Path,
+    *args: str,
+    env: tuple[tuple[str, str], ...] = (),
+    shown: tuple[str, ...] = (),
+    inside: str = "",
 ) -> list[str]:
     def visible(path: str) -> bool:
         return any(path == each or path.startswith(f"{each}/") for each in ("/usr", "/bin", *shown))
 
     given = [arg.replace("HERE", str(place)) for arg in args]
     pairs = [(name, value.replace("HERE", str(place))) for name, value in env]
-    found = outside(given, pairs, directory=str(place), home=str(place / "home"), visible=visible)
+    directory, home = str(place), str(place / "home")
+    found = outside(given, pairs, directory=directory, inside=inside or directory, home=home, visible=visible)
     assert all(note.rule == "outside" for note in found)
     return [note.message.replace(str(place), "HERE") for note in found]
 
@@ -46,6 +51,11 @@ def told(
         (("file://HERE/sub/file",), "file://HERE/sub/file"),
         (("-v", "x", "HERE/sub"), "HERE/sub"),
         (("~/notes",), "~/notes"),
+        (("~/.cache/new/a.db",), "~/.cache/new/a.db"),
+        (("HERE/nowhere/file",), "HERE/nowhere/file"),
+        (("/HERE/data.db",), "/HERE/data.db"),
+        (("file:HERE/data.db",), "file:HERE/data.db"),
+        (("./new.db",), "./new.db"),
         (("./sub/file",), "./sub/file"),
         (("sub/file",), "sub/file"),
         (("HERE/sub/../data.db",), "HERE/sub/../data.db"),
@@ -71,9 +81,7 @@ def test_outside_of_tmp_it_is_simply_not_there(place: Path) -> None:
         "/v1/chat",
         "/no/such/folder/file",
         "https://example.com/tmp/x",
-        "HERE/nowhere/file",
         "sub",  # a word: the folder's name is chance
-        "sub/none",
         "--HERE/sub",
         "/usr/bin/env",
         "/bin/sh",
@@ -96,10 +104,21 @@ def test_what_is_shown_is_no_news(place: Path) -> None:
     assert told(place, "~/notes", shown=(str(place),)) != []
 
 
+def test_a_relative_word_is_another_one_elsewhere(place: Path) -> None:
+    """Where the program is not started in the folder that its words were written for."""
+    shown = (str(place),)
+    assert told(place, "./sub/file", shown=shown) == []
+    assert told(place, "./sub/file", shown=shown, inside="/tmp") == [
+        f"./sub/file names a host path that is not in the cage; {LOST}"
+    ]
+
+
 def test_variables(place: Path) -> None:
     env = (("MEMORY_FILE_PATH", "HERE/memory.json"), ("PATH", "/usr/bin:HERE/sub"), ("N", "1"))
-    assert told(place, env=env) == [
-        f"MEMORY_FILE_PATH=HERE/memory.json names a host path that is not in the cage; {LOST}"
+    fine = (("PATH", "/usr/bin:/bin:/usr/local/no"), ("URL", "https://a.b/c:/d"), ("TIME", "12:00"))
+    assert told(place, env=(*env, *fine)) == [
+        f"MEMORY_FILE_PATH=HERE/memory.json names a host path that is not in the cage; {LOST}",
+        f"PATH=/usr/bin:HERE/sub names a host path that is not in the cage; {LOST}",
     ]
 
 

@@ -754,7 +754,10 @@ def test_a_link_of_npms_gets_what_node_with_its_target_gets(plugin_dir: Path, wr
     # It is in the folder that is shown.
     assert not any(link.path.startswith(str(plugin_dir)) for link in linked.links)
     # The same by PATH, and by the script that pnpm writes in its place.
-    assert found("server", path=f"{link.parent}:{SYSTEM_PATH}").trees == direct.trees
+    by_name = f"{link.parent}:{SYSTEM_PATH}"
+    assert found("server", path=by_name, trusted=True).trees == direct.trees
+    # Not for a stranger's manifest, which may name any program of the operator's.
+    assert direct.trees[0] not in found("server", path=by_name).trees
     link.unlink()
     write_file(link, "#!/bin/sh\nexec node ../server/dist/index.js\n", 0o755)
     assert found(str(link), trusted=True).trees == direct.trees
@@ -763,6 +766,30 @@ def test_a_link_of_npms_gets_what_node_with_its_target_gets(plugin_dir: Path, wr
     assert found(str(link), trusted=True, denied=plugin_dir / "node_modules/needed").trees == direct.trees
     with pytest.raises(ProgramFault):
         found(str(link), trusted=True, denied=plugin_dir)
+
+
+@pytest.mark.needs("node")
+def test_a_linked_package_of_a_workspace(plugin_dir: Path, write_file: Write) -> None:
+    package = plugin_dir / "packages/ws"
+    write_file(package / "cli.js", "#!/usr/bin/env node\nrequire('./own.js')\n", 0o755)
+    write_file(package / "package.json", "{}")
+    (plugin_dir / "node_modules/.bin").mkdir(parents=True)
+    (plugin_dir / "node_modules/ws").symlink_to("../packages/ws")
+    link = plugin_dir / "node_modules/.bin/ws"
+    link.symlink_to("../ws/cli.js")
+    direct = found("node", str(plugin_dir / "node_modules/ws/cli.js"), trusted=True)
+    assert found(str(link), trusted=True).trees == direct.trees == (str(package),)
+
+
+def test_a_relative_script_is_named_in_full_where_its_folder_is_not_shown(
+    plugin_dir: Path, write_file: Write
+) -> None:
+    script = write_file(plugin_dir / "src/server.py", "")
+    elsewhere = found("python3", "-u", "src/server.py", "src/x", directory=plugin_dir, trusted=True)
+    assert elsewhere.argv == ("/usr/bin/python3", "-u", str(script), "src/x")
+    write_file(plugin_dir / "pyproject.toml", "")  # now the whole folder is its package
+    there = found("python3", "-u", "src/server.py", directory=plugin_dir, trusted=True)
+    assert there.argv == ("/usr/bin/python3", "-u", "src/server.py")
 
 
 SHIMS = {

@@ -14,7 +14,6 @@ from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
 from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.document import Document
-from sandbox.mounts import contains
 from sandbox.spec import (
     PLUGIN_DIR_TOKEN,
     STATE_DIR_TOKEN,
@@ -30,6 +29,7 @@ from sandbox.spec import (
 
 NAME_LIMIT = 128
 PROJECT_FILE = ".mcp.json"
+OPERATORS_FILE = "claude_desktop_config.json"  # which only lies among the settings of a client
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
@@ -157,17 +157,17 @@ def read(
 
 
 def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project | None:
-    """The folder the server is at work on. Only `.mcp.json` lies in a project; other files lie in the folders
-    where clients keep their settings."""
+    """The folder the server is at work on: a `cwd`, or the folder of `.mcp.json`; other files lie in the
+    folders where clients keep their settings.
+
+    Most of them can come with a project. Whoever wrote the project wrote the file then, and must not choose
+    among the folders beside it.
+    """
     folder, name = os.path.split(path)
-    comes_with_project = name == PROJECT_FILE
+    within = "" if name == OPERATORS_FILE else folder
     if entrypoint is None or not entry.string("cwd"):
-        return Project(folder) if comes_with_project else None
-    refusal = ""
-    if comes_with_project and not contains(folder, entrypoint.directory):
-        # Whoever wrote the project wrote this file, and must not choose among the folders beside it.
-        refusal = f"it lies outside of {folder}, the project that {name} belongs to"
-    return Project(entrypoint.directory, True, entry.at("cwd"), refusal)
+        return Project(folder, within=within) if name == PROJECT_FILE else None
+    return Project(entrypoint.directory, True, entry.at("cwd"), within)
 
 
 def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str, Table] | None:
@@ -217,7 +217,8 @@ def _entrypoint(
             faults.warn(item.keys, "variable_not_expanded", message, hint)
     cwd = entry.string("cwd")
     if cwd:
-        directory = os.path.normpath(os.path.join(directory, _expanded(cwd, home)))
+        # normpath keeps a second slash at the beginning.
+        directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
     command = entry.string("command")
     requests.check_vector(faults, Item(entry.at("command"), command or ""), args, pairs)
     if command is None or not command.strip():
