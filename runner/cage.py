@@ -66,7 +66,7 @@ class Cage:
 
     def __init__(self, errand: Errand) -> None:
         self._errand = errand
-        self.stdin: trio.abc.SendStream = trio.lowlevel.FdStream(errand.stdin)
+        self.stdin = trio.lowlevel.FdStream(errand.stdin)
         self.stdout: trio.abc.ReceiveStream = trio.lowlevel.FdStream(errand.stdout)
         self.stderr: trio.abc.ReceiveStream = trio.lowlevel.FdStream(errand.stderr)
         self._control = socket.socket(fileno=errand.control)

@@ -19,7 +19,7 @@ import trio
 from runner.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.hostcalls import Services
-from runner.manifest import Loaded, load
+from runner.manifest import Loaded, contract_at, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
@@ -239,12 +239,21 @@ async def run(
     **opening: Unpack[Opening],
 ) -> Result:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
+    _require_kind(path, kind, opening.get("contract"))
     async with open_plugin(path, **opening) as plugin:
         value = await plugin.call(
             name, input, kind=kind, seconds=seconds, context=context, on_progress=on_progress
         )
         stderr = plugin.stderr
     return Result(value, plugin.identity, plugin.report or {}, plugin.stderr or stderr)
+
+
+def _require_kind(path: Path, kind: Kind, chosen: str | None) -> None:
+    """Before anything is started: a plugin is not to be blamed for what its contract has not got."""
+    name = None if kind in ("tool", "list") else contract_at(os.fspath(path), chosen)
+    if name is not None and kind not in dialect_of(name).KINDS:
+        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(dialect_of(name).KINDS)}"
+        raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 
 def _require_trio() -> None:

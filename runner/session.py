@@ -8,6 +8,7 @@ loses that call and not the session.
 from __future__ import annotations
 
 import math
+import select
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
@@ -383,6 +384,8 @@ class Session:
         nursery.start_soon(self._write)
         nursery.start_soon(self._watch_process)
         nursery.start_soon(self._watch_stdout)
+        if not self._dialect.one_shot:  # of which one question is all that it has to read
+            nursery.start_soon(self._watch_stdin)
         timeouts = dict(self.prepared.plugin.timeouts)
         if self._dialect.one_shot and self._seconds is not None:
             nursery.start_soon(self._watch_clock, self._seconds)
@@ -575,6 +578,16 @@ class Session:
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
             self._fail(invoke.deaf(self._phase, "stdout", self._minutes.stderr))
+
+    @_UNINTERRUPTED
+    async def _watch_stdin(self) -> None:
+        """Also where there is nothing to write: an answer may be awaited of who cannot be asked any more."""
+        with select.epoll() as errors:
+            errors.register(self._cage.stdin.fileno(), 0)  # errors are told unasked
+            await trio.lowlevel.wait_readable(errors.fileno())
+        await trio.sleep(_LINGER)
+        if not self._closing and self._is_awaited and self._cage.has_ended is None:
+            self._fail(invoke.deaf(self._phase, "stdin", self._minutes.stderr))
 
     @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:

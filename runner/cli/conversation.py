@@ -96,8 +96,12 @@ async def _conversation(
         failed.stderr = seen[0].stderr if seen else ""
     if voice.unheard is not None and (failed is None or voice.shows_published):
         failed = unheard(voice.unheard)
-    outcome = _answered(seen, voice) if failed is None else failed.outcome
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
+    session = (report or {}).get("session") if voice.shows_published else None
+    lost = session["dropped"]["notices"] if session else 0
+    outcome = _answered(seen, voice, lost) if failed is None else failed.outcome
+    if lost:
+        voice.warn(f"{lost} events came faster than they could be shown, and are lost")
     if report is not None and numbers:
         report = settlement.interrupted(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
@@ -110,10 +114,11 @@ async def _conversation(
     return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
 
 
-def _answered(seen: list[Session], voice: Voice) -> Outcome:
+def _answered(seen: list[Session], voice: Voice, lost: int) -> Outcome:
     """Something was answered: by the plugin, or in its place."""
     if voice.shows_published:
-        return Outcome("ok", "call", f"the event was sent, and {voice.lines} came in return")
+        also = f", {lost} more were lost" if lost else ""
+        return Outcome("ok", "call", f"the event was sent, and {voice.lines} came in return{also}")
     if not seen or not seen[0].stood_in:
         return Outcome("ok", "call", "the plugin answered")
     message = f"the hook failed, and the policy answered in its place: {seen[0].stood_in}"

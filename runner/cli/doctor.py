@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.policy == "":
+        print("runner doctor: --policy: an empty word names nothing", file=sys.stderr)
+        return USAGE_ERROR
     try:
         policy = load_policy(args.policy, os.environ)
     except DocumentError as error:
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"runner doctor: {diagnostic.text()}", file=sys.stderr)
             if diagnostic.hint:
                 print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
-        return USAGE_ERROR
+        return EXIT["policy_invalid"]
     findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits)
     lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":

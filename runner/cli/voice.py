@@ -88,6 +88,10 @@ class Voice:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
             self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
 
+    def warn(self, text: str) -> None:
+        if not self.as_json:
+            self._say(f"runner: {printable(text)}")
+
     def note(self, note: Note) -> None:
         """About the launch. In a report it is anyway."""
         self._say_json({"event": "note", "value": note._asdict()})

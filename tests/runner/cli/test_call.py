@@ -416,6 +416,14 @@ WAYS: dict[str, Way] = {
         "echo",
         ("--timeout", "700ms"),
     ),
+    # With nothing more to write to it: found by the pipe, and not by the clock.
+    "closed its stdin": Way(
+        "crashed",
+        "call",
+        r"crashed in call \(stdin_closed\): the plugin closed its stdin and went on running",
+        lambda folder, write: own(folder, write, call="os.close(0); time.sleep(1000)"),
+        options=("--timeout", "5m"),
+    ),
     "died": Way(
         "crashed",
         "call",
