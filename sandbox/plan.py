@@ -175,8 +175,8 @@ class PlanRefused(Exception):
 class Unreadable(Exception):
     """A file the plugin needs and its uid cannot get at."""
 
-    def __init__(self, path: str, uid: int, remedy: str) -> None:
-        super().__init__(f"{path} cannot be read by the plugin, which runs as uid {uid}")
+    def __init__(self, path: str, uid: int, remedy: str, what: str = "read") -> None:
+        super().__init__(f"{path} cannot be {what} by the plugin, which runs as uid {uid}")
         self.hint = remedy
 
 
@@ -682,8 +682,10 @@ def _require_readable(
     gid = uid if layers.uid_range is not None else os.getegid()
     if owners is not None and owners.account is not None:
         uid, gid = owners.account.uid, owners.account.gid
+    # Where a uid is dropped, who may write was tried already (owners.py).
+    writes = 0o2 if layers.uid_range is None else 0
     needed = [
-        (bind.real, 0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4)
+        (bind.real, (0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) | (writes if bind.writable else 0))
         for bind in binds
         if owners is None or owners.of(bind.dest) is None  # which has been tried, with more than reading
     ]
@@ -692,6 +694,10 @@ def _require_readable(
     own = {root, *found.trees, *found.files, *found.scripts}
     for path, bits in needed:
         blocked = unreachable(path, uid, gid, bits)
+        if blocked == path and bits & 0o2:
+            raise Unreadable(
+                path, uid, f"chown {uid} {path}, or let the manifest ask for reading only", "written"
+            )
         if blocked == path and path in own:
             raise Unreadable(path, uid, f"chmod {'o+rx' if bits & 1 else 'o+r'} {path}")
         if blocked == path:

@@ -303,6 +303,12 @@ def _head(path: str, real: str) -> bytes:
             raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
         if not held.st_mode & 0o111:
             raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
+        if os.statvfs(real).f_flag & os.ST_NOEXEC:
+            raise ProgramFault(
+                f"{path} lies on a filesystem that is mounted noexec",
+                "move it elsewhere, or mount that filesystem with exec",
+                found=True,
+            )
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ProgramFault(
@@ -328,6 +334,12 @@ def _show_interpreter(script: str, head: bytes, search: _Search, *, deep: bool, 
             found=True,
         )
     interpreter = words[0]
+    if head[2:_SHEBANG_SIZE].split(b"\n", 1)[0].endswith(b"\r"):
+        raise ProgramFault(
+            f"{script}: its #! line ends with a carriage return, which is part of the interpreter's name",
+            f"save it with Unix line ends (sed -i 's/\\r$//' {script})",
+            found=True,
+        )
     if not os.path.lexists(interpreter):
         raise ProgramFault(
             f"{script}: its interpreter {interpreter} does not exist",

@@ -97,8 +97,8 @@ async def _conversation(
     if voice.unheard is not None and (failed is None or voice.shows_published):
         failed = unheard(voice.unheard)
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
-    session = (report or {}).get("session") if voice.shows_published else None
-    lost = session["dropped"]["notices"] if session else 0
+    told = (report or {}).get("session") if voice.shows_published else None
+    lost = told["dropped"]["notices"] if told else 0
     outcome = _answered(seen, voice, lost) if failed is None else failed.outcome
     if lost:
         voice.warn(f"{lost} events came faster than they could be shown, and are lost")

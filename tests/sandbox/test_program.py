@@ -136,7 +136,6 @@ def test_a_script_through_env(runner_as: Caller, plugin: Path, write_file: Write
         "#! /usr/bin/env python3",
         "#!/usr/bin/env -S python3 -u",
         "#!/usr/bin/env -S VAR=1 python3",
-        "#!/usr/bin/env python3\r",
     ],
 )
 def test_words_of_env(plugin: Path, write_file: Write, line: str) -> None:
@@ -158,6 +157,13 @@ def test_a_script_that_is_missing(plugin: Path) -> None:
     missing = fault_in_folder(plugin, "./run")
     assert str(missing) == f"./run does not exist in {plugin}" and not missing.found
     assert str(fault("/opt/no/such")) == "/opt/no/such does not exist"
+
+
+@pytest.mark.parametrize("line", ["#!/bin/sh\r", "#!/usr/bin/env python3\r"])
+def test_the_end_of_a_line_of_windows(plugin: Path, write_file: Write, line: str) -> None:
+    """The kernel looks for a program called "sh\\r", and nobody understands what it says then."""
+    write_file(plugin / "run", f"{line}\n", 0o755)
+    assert "ends with a carriage return" in str(fault_in_folder(plugin, "./run"))
 
 
 def test_an_interpreter_that_is_missing(plugin: Path, write_file: Write) -> None:
