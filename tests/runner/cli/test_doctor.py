@@ -533,7 +533,7 @@ def test_the_policy_says_which_budgets_are_needed(
 
 
 @pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])
-def test_a_policy_that_cannot_be_used_is_wrong_usage(runner_as_user: Caller, named: str) -> None:
+def test_a_policy_that_cannot_be_used(runner_as_user: Caller, named: str) -> None:
     done = runner_as_user("doctor", "--policy", named)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (26, "")
     assert done.stderr.startswith("runner doctor: ") and named in done.stderr
