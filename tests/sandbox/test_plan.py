@@ -196,6 +196,7 @@ def give_away(*places: Path) -> None:
 # --- what is refused ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches  # as root a namespace says who may write there
 @pytest.mark.parametrize("inner", ["data/inner", "data/deep/er"])
 @pytest.mark.parametrize("access", ["read", "write"])
 def test_nothing_is_mounted_below_a_writable_bind(
@@ -220,6 +221,7 @@ def test_the_plugins_own_folder_is_not_mounted_below_a_writable_bind(plugin: Pat
     assert (denial.rule, denial.asked) == ("below_writable", str(plugin))
 
 
+@pytest.mark.launches  # as root a namespace says who may write there
 @pytest.mark.parametrize("where", ["plugin", "policies"])
 def test_a_plugin_cannot_write_its_next_grant(
     plugin: Path, plugin_dir: Path, write_file: Write, where: str
@@ -306,6 +308,7 @@ def test_a_program_that_may_not_be_shown(plugin: Path, plugin_dir: Path, write_f
 # --- what is in it -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches  # as root a namespace says who may write there
 def test_writing_wins_where_both_are_asked(plugin: Path, plugin_dir: Path) -> None:
     place = plugin_dir / "data"
     place.mkdir()
