@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,11 +55,11 @@ class Confined(NamedTuple):
     def inspection(self) -> Inspection | None:
         return self.plumbing.inspection
 
-    def settle(self, end: End, stop: int = -1) -> tuple[End, bool]:
+    def settle(self, end: End, stop: Collection[int] = ()) -> tuple[End, bool]:
         """A last look, now that nothing runs any more: a plugin may overdraw and end before anybody has
-        looked. And whether our own stderr can be written to: its reader may be stuck. `stop` can be read when
-        somebody has lost patience with that."""
-        if stop < 0 or end.reason is not None:
+        looked. And whether our own stderr can be written to: its reader may be stuck. One of `stop` can be
+        read when nobody is to wait for that any longer: a signal came, or the caller is gone."""
+        if not stop or end.reason is not None:
             writable = self.plumbing.finish()
         else:
             deadline = self.clocks.deadline

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -65,12 +65,12 @@ class Plumbing(NamedTuple):
         if self.handover is not None:
             self.handover.give_away()
 
-    def finish(self, terminal_patience: float = _PATIENCE, stop: int = -1) -> bool:
+    def finish(self, terminal_patience: float = _PATIENCE, stop: Collection[int] = ()) -> bool:
         """When the plugin's last process is gone: pass on what is still under way. Whether our own stderr can
         be written to afterwards: its reader may be stuck.
 
-        A terminal is waited for as by any program that writes there: somebody may have pressed ^S. What is
-        to be read from `stop` ends that.
+        A terminal is waited for as by any program that writes there: somebody may have pressed ^S. That ends
+        when one of `stop` can be read.
         """
         results = [
             relay.finish(terminal_patience if relay.is_terminal else _PATIENCE, stop)

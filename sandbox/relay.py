@@ -11,7 +11,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sandbox.meter import Meter
 from sandbox.streams import PIECE, sink_for
@@ -104,11 +104,11 @@ class Relay(Meter):
         # Not final: of a character that the budget has cut, nothing is shown.
         return codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
 
-    def finish(self, patience: float, stop: int = -1) -> bool:
+    def finish(self, patience: float, stop: Collection[int] = ()) -> bool:
         """When the plugin's last process is gone: pass on what is still under way.
 
-        Until the sink takes nothing for `patience` seconds, or `stop` can be read. False then: whatever else
-        is written there would have to wait too.
+        Until the sink takes nothing for `patience` seconds, or one of `stop` can be read. False then:
+        whatever else is written there would have to wait too.
         """
         self.release()
         until = time.monotonic() + patience
@@ -124,9 +124,10 @@ class Relay(Meter):
             if waits:
                 poll = select.poll()
                 poll.register(self._sink.fd, select.POLLOUT)
-                if stop >= 0:
-                    poll.register(stop, select.POLLIN)
-                if stop in dict(poll.poll(None if until == math.inf else (until - now) * 1000 + 1)):
+                for fd in stop:
+                    poll.register(fd, select.POLLIN)
+                ready = poll.poll(None if until == math.inf else (until - now) * 1000 + 1)
+                if any(fd in stop for fd, _ in ready):
                     break
         taken = not self._buffer
         self.close()

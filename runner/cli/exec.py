@@ -162,7 +162,7 @@ def _watch(
     ):
         prepared.timings.mark("launch")
         end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
-        end, writable = confined.settle(end, signals.fd)
+        end, writable = confined.settle(end, [fd for fd in (signals.fd, caller) if fd is not None])
         prepared.timings.mark("run")
         return Lived(end, confined, writable)
 

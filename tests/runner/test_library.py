@@ -17,7 +17,7 @@ import runner
 from runner import zygote
 from runner.dialect import Progress
 from runner.hostcalls import Completion, Services
-from runner.library import OpenPlugin, PluginError, PluginFailure, open_plugin, run
+from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, open_plugin, run
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.wards import is_sound
@@ -222,6 +222,14 @@ async def test_a_closed_plugin_is_closed(shelf: Path) -> None:
 
 
 # --- What it tells, and what it is told --------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_kind_that_a_contract_has_not_got_starts_nothing(shelf: Path) -> None:
+    server = shelf / "mcp_bare/server.py"
+    server.write_text("#!/usr/bin/python3\nopen('/nonexistent')\n")  # which would be told, had it run
+    with pytest.raises(InvalidCall, match="the contract mcp has no kind 'hook'; it has tool, prompt"):
+        await run(shelf / "mcp_bare", "x", kind="hook", server="modern", environ=ENVIRON)
 
 
 @pytest.mark.trio

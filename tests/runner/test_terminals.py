@@ -179,6 +179,37 @@ def test_but_not_against_somebodys_will(plugin: _Plugin) -> None:
     assert plugin.run(impatient, "echo ready; read word; echo the result; exit 3") == [3]
 
 
+def abandoned(argv: list[str]) -> list[Any]:
+    import signal
+    import time
+
+    terminal = Terminal()
+    # A process between us and the runner, which is killed.
+    process = terminal.start(["/bin/sh", "-c", '"$@" & echo "runner $!"; wait', "sh", *argv])
+    runner = int(terminal.expect("ready\r\n").split()[1])
+    terminal.type("\x13")
+    time.sleep(1)
+
+    def lives() -> bool:
+        try:
+            with open(f"/proc/{runner}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] != "Z"  # whoever has to wait for it by now
+        except FileNotFoundError:
+            return False
+
+    before = lives()
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    until = time.monotonic() + 20
+    while lives() and time.monotonic() < until:
+        time.sleep(0.05)
+    return [before, lives()]
+
+
+def test_nor_for_a_caller_that_is_gone(plugin: _Plugin) -> None:
+    assert plugin.run(abandoned, "echo ready; /usr/bin/sleep 0.5; echo the result") == [True, False]
+
+
 def typed_ahead(argv: list[str]) -> list[Any]:
     import os
 

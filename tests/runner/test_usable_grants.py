@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,44 @@ def test_a_path_outside_of_the_cage_is_told_once(
     said, written = report(runner_as, "--policy", allowed, manifest)
     assert (said.stderr, written["notes"]) == ("", [])
     assert "It would be launched.\n" in runner_as("explain", "--policy", allowed, manifest).stdout
+
+
+def test_a_full_stderr_does_not_hold_up_a_launch(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """What is told before the launch must not wait past the deadline for who does not read."""
+    manifest = shell(plugin_dir, write_file, "echo ran", "--db-path", str(plugin_dir / "x.db"))
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    process = runner_as.start("exec", manifest, stdout=subprocess.PIPE, stderr=write)
+    try:
+        assert process.communicate(timeout=60)[0].strip() in ("ran", b"ran")
+        assert process.returncode == 0
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.needs("user")
+def test_a_folder_that_a_user_may_not_write(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """What explain calls granted can be used."""
+    data = plugin_dir / "data"
+    data.mkdir(mode=0o755)
+    allowed = policy(runner_as_user, write_file, f'[write]\nceiling = ["{data}"]\n')
+    words: dict[str, Any] = {"x-sandbox": {"write": [str(data)]}}
+    manifest = shell(plugin_dir, write_file, f"echo x > {data}/x", **words)
+    for verb, status in (("explain", 21), ("exec", 126)):
+        said = runner_as_user(verb, "--policy", allowed, manifest)
+        assert said.returncode == status
+        assert f"{data} cannot be written by the plugin" in said.stdout + said.stderr
+    data.chmod(0o777)  # the control
+    assert runner_as_user("exec", "--policy", allowed, manifest).returncode == 0
 
 
 @pytest.mark.parametrize("verb", [("tools",), ("call", "echo")])

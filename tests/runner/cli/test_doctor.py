@@ -532,6 +532,11 @@ def test_the_policy_says_which_budgets_are_needed(
     assert ("memory" in launched.stderr) == (expected == "missing")
 
 
+def test_an_empty_policy_names_nothing(runner_as_user: Caller) -> None:
+    done = runner_as_user("doctor", "--policy", "")
+    assert (done.returncode, done.stdout) == (2, "") and "an empty word names nothing" in done.stderr
+
+
 @pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])
 def test_a_policy_that_cannot_be_used(runner_as_user: Caller, named: str) -> None:
     done = runner_as_user("doctor", "--policy", named)
