@@ -10,22 +10,28 @@ import os
 from runner import __version__
 from runner.plugin import Plugin
 from runner.plugin_codec import decode, encode
-from sandbox import cache
+from sandbox import CODE_ROOT, cache
 from sandbox.diagnostic import Diagnostic
 from sandbox.fingerprint import fingerprint
 
 SCHEMA = 3
 
-_SHARED = ("requests.py", "shape.py", "table.py", "faults.py", "plugin.py", "plugin_codec.py")
-_SANDBOX = (
-    "document.py",
-    "json_text.py",
-    "toml_text.py",
-    "positions.py",
-    "denylist.py",
-    "units.py",
-    "policy.py",
-    "spec.py",
+# Besides the contracts' own. Paths below CODE_ROOT.
+_MODULES = (
+    "runner/requests.py",
+    "runner/shape.py",
+    "runner/table.py",
+    "runner/faults.py",
+    "runner/plugin.py",
+    "runner/plugin_codec.py",
+    "sandbox/document.py",
+    "sandbox/json_text.py",
+    "sandbox/toml_text.py",
+    "sandbox/positions.py",
+    "sandbox/denylist.py",
+    "sandbox/units.py",
+    "sandbox/policy.py",
+    "sandbox/spec.py",
 )
 
 
@@ -41,11 +47,8 @@ def _optional(text: str | None) -> str:
 
 def _code() -> str:
     """The modules that read manifests, as they are now."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sandbox = os.path.join(os.path.dirname(here), "sandbox")
-    files = [os.path.join(here, name) for name in _SHARED]
-    files += [os.path.join(sandbox, name) for name in _SANDBOX]
-    contracts = os.path.join(here, "contracts")
+    files = [os.path.join(CODE_ROOT, name) for name in _MODULES]
+    contracts = os.path.join(CODE_ROOT, "runner", "contracts")
     for name in sorted(os.listdir(contracts)):
         folder = os.path.join(contracts, name)
         if os.path.isdir(folder):

@@ -16,7 +16,7 @@ from runner.manifest import Loaded, contract, load
 from runner.placeholders import Placeholders
 from runner.plugin import Plugin
 from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
-from sandbox import cache
+from sandbox import CODE_ROOT, cache
 from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budgets, assign
 from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
@@ -51,8 +51,6 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.owners import Decision
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # our own code
 
 
 class Invocation(NamedTuple):
@@ -439,7 +437,7 @@ def _own_code(bwrap: str) -> tuple[str, ...]:
     imported = [
         place for place in sys.path if place.startswith("/") and place != "/" and os.path.exists(place)
     ]
-    places = [_HERE, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
+    places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
     return tuple(dict.fromkeys(place for place in places if place))
 
 

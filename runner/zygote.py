@@ -24,6 +24,7 @@ from runner import warden
 from runner.manifest import contract, contract_names
 from runner.prepare import Invocation
 from runner.warden import Gear, Order
+from sandbox import CODE_ROOT
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
@@ -212,7 +213,7 @@ def by_exec() -> Zygote:
                 "-c",
                 _START,
                 str(theirs.fileno()),
-                *dict.fromkeys((*path, _package())),
+                *dict.fromkeys((*path, CODE_ROOT)),
             ]
             debug = {"RUNNER_DEBUG": "1"} if os.environ.get("RUNNER_DEBUG") else {}
             process = subprocess.Popen(
@@ -266,10 +267,6 @@ def by_fork() -> Zygote | None:
 def _started(orders: socket.socket, pid: int) -> Zygote:
     orders.setblocking(False)
     return Zygote(orders, os.pidfd_open(pid), _host())
-
-
-def _package() -> str:
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Errand:

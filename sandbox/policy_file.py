@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import policies
-from sandbox import cache
+from sandbox import CODE_ROOT, cache
 from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document import parse, read_bounded
 from sandbox.fingerprint import fingerprint
@@ -27,15 +27,15 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 # What a remembered policy depends on: its own shape, and the modules that read one.
 _FORMAT = b"policy.3"
 _MODULES = (
-    "accounts.py",
-    "policy.py",
-    "policy_text.py",
-    "policy_file.py",
-    "denylist.py",
-    "units.py",
-    "spec.py",
-    "document.py",
-    "toml_text.py",
+    "sandbox/accounts.py",
+    "sandbox/policy.py",
+    "sandbox/policy_text.py",
+    "sandbox/policy_file.py",
+    "sandbox/denylist.py",
+    "sandbox/units.py",
+    "sandbox/spec.py",
+    "sandbox/document.py",
+    "sandbox/toml_text.py",
 )
 
 
@@ -74,8 +74,7 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
 def _read(path: str, name: str) -> Policy:
     """Parsed, or remembered from the last time the same bytes were: parsing costs as much as the cage."""
     raw = read_bounded(path)
-    here = os.path.dirname(os.path.abspath(__file__))
-    mark = cache.code_mark(*(os.path.join(here, module) for module in _MODULES))
+    mark = cache.code_mark(*(os.path.join(CODE_ROOT, module) for module in _MODULES))
     key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), os.fsencode(mark), raw)
     remembered = cache.load(key)
     if remembered is not None:

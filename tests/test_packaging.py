@@ -98,3 +98,11 @@ def test_dependencies_are_those_the_layers_know() -> None:
     }
     assert names == set(MAY_IMPORT)
     assert all(">=" in requirement for requirement in project["dependencies"])
+
+
+def test_the_root_of_our_code_is_where_the_packages_are() -> None:
+    import sandbox
+
+    assert Path(sandbox.CODE_ROOT).is_absolute()
+    for package in PACKAGES:
+        assert (Path(sandbox.CODE_ROOT) / package / "__init__.py").is_file()
