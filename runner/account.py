@@ -14,7 +14,7 @@ from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document
 from runner.watch import End
 from sandbox import seccomp
-from sandbox.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
 from sandbox.mentions import NOTES_SHOWN
 from sandbox.plan import missing_note

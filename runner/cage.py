@@ -26,7 +26,7 @@ from runner.prepare import Invocation
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.zygote import Errand
 from sandbox.cell import KILL_SECONDS
-from sandbox.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note
 from sandbox.value import NamedTuple
 

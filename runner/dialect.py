@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 from runner.frames import Framer
 from runner.plugin import Plugin
 from runner.report import Code
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 

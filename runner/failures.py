@@ -6,7 +6,7 @@ from typing import Any
 
 from runner.dialect import Refusal
 from runner.report import Code, Outcome
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 
 # Of a plugin's stderr, in the text of an exception that nobody caught.
 _LAST_LINES, _LAST_WIDTH = 12, 500

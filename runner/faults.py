@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.diagnostic import Diagnostic, Severity
-from sandbox.document import Document
+from sandbox.document.diagnostic import Diagnostic, Severity
+from sandbox.document.read import Document
 from sandbox.spec import KeyPath
 
 # A manifest with ten thousand unknown keys needs no ten thousand lines.

@@ -14,8 +14,8 @@ from typing import Any
 
 from runner import manifest_cache
 from runner.plugin import Plugin
-from sandbox.diagnostic import Diagnostic, DocumentError, quoted
-from sandbox.document import Document, Format, parse, read_bounded
+from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
 

@@ -11,7 +11,7 @@ from runner import __version__
 from runner.plugin import Plugin
 from runner.plugin_codec import decode, encode
 from sandbox import CODE_ROOT, cache
-from sandbox.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.fingerprint import fingerprint
 
 SCHEMA = 3
@@ -24,10 +24,10 @@ _MODULES = (
     "runner/faults.py",
     "runner/plugin.py",
     "runner/plugin_codec.py",
-    "sandbox/document.py",
-    "sandbox/json_text.py",
-    "sandbox/toml_text.py",
-    "sandbox/positions.py",
+    "sandbox/document/read.py",
+    "sandbox/document/json.py",
+    "sandbox/document/toml.py",
+    "sandbox/document/positions.py",
     "sandbox/denylist.py",
     "sandbox/units.py",
     "sandbox/policy.py",

@@ -18,7 +18,7 @@ from typing import Any
 from runner import wire
 from runner.dialect import Violation
 from runner.jsonrpc import IDENTITY
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
 # Questions of the host's that are open. Of more, the oldest is forgotten, and its answer is a stray.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from runner.plugin import Entrypoint, Plugin
-from sandbox.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     NETWORK_ORDER,

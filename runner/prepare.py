@@ -21,7 +21,7 @@ from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budgets, assign
 from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
 from sandbox.denylist import Denylist, homes
-from sandbox.diagnostic import Diagnostic, DocumentError
+from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
 from sandbox.hierarchies import Lack, Survey, survey

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from sandbox.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial
 from sandbox.value import NamedTuple
 

@@ -15,7 +15,7 @@ from runner import shape
 from runner.faults import Faults
 from runner.table import Item, Table
 from sandbox.denylist import lexical_hit
-from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,

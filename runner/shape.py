@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
 
 from runner.faults import Faults
-from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
 
 # How every table of every manifest is modelled. Built when first used: nexo has forty, a manifest uses few.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from sandbox.denylist import lexical_fault, lexical_hit, normal, relation
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.mounts import contains
 from sandbox.policy import (
     FRACTIONAL_LIMITS,

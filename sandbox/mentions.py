@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.mounts import contains
 from sandbox.spec import Note
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import policies
 from sandbox import CODE_ROOT, cache
-from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
-from sandbox.document import parse, read_bounded
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.read import parse, read_bounded
 from sandbox.fingerprint import fingerprint
 from sandbox.mounts import ancestry
 from sandbox.policy import CapabilityRule, EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
@@ -34,8 +34,8 @@ _MODULES = (
     "sandbox/denylist.py",
     "sandbox/units.py",
     "sandbox/spec.py",
-    "sandbox/document.py",
-    "sandbox/toml_text.py",
+    "sandbox/document/read.py",
+    "sandbox/document/toml.py",
 )
 
 

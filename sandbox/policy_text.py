@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sandbox.accounts import UnknownAccount, find_account
 from sandbox.denylist import lexical_fault, lexical_hit, normal
-from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
-from sandbox.document import Document, parse
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.read import Document, parse
 from sandbox.mounts import contains
 from sandbox.policy import (
     ALWAYS_SIZED,

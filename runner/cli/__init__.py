@@ -105,7 +105,7 @@ def accident(error: Exception) -> int:
 
     if os.environ.get("RUNNER_DEBUG"):
         raise error
-    from sandbox.diagnostic import printable
+    from sandbox.document.diagnostic import printable
 
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:

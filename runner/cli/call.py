@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.report import USAGE_ERROR
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ from runner.failures import InvalidCall, PluginError, PluginFailure
 from runner.opening import dialect_of
 from runner.report import Outcome
 from runner.session import Session
-from sandbox.diagnostic import did_you_mean, printable, quoted
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 # For a list of names that is only meant to help.
 _ADVICE_SECONDS = 5.0

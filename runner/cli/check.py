@@ -13,7 +13,7 @@ from runner import __version__
 from runner.cli.diagnostics import print_diagnostics
 from runner.manifest import Loaded, load_all
 from runner.report import EXIT
-from sandbox.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, printable
 
 NAME = "check"
 HELP = "say everything that is wrong with a manifest"

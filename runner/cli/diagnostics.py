@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from sandbox.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, printable
 
 
 def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None = None) -> None:

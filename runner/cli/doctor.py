@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runner.report import EXIT, USAGE_ERROR
-from sandbox.diagnostic import DocumentError, printable
 from sandbox.doctor.probes import examine, unmet
+from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.host import Finding, Status
 from sandbox.policy_file import load_policy
 

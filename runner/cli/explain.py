@@ -17,7 +17,7 @@ from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap, seccomp
 from sandbox.denylist import normal
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 from sandbox.plan import LaunchPlan, ShownPath
 from sandbox.spec import Denial
 from sandbox.units import format_limit

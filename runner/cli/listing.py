@@ -12,7 +12,7 @@ from runner.dialect import Call
 from runner.failures import PluginError
 from runner.opening import dialect_of
 from runner.session import Session
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 
 # What a manifest alone tells: nobody can be asked for these.
 _DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.prepare import Invocation
-from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.grants import Overrides
 from sandbox.policy import LIMIT_NAMES
 from sandbox.spec import Limits, is_variable_name

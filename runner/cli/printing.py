@@ -7,7 +7,7 @@ import sys
 from runner.account import explained
 from runner.prepare import Prepared
 from runner.report import Outcome
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 from sandbox.spec import Note
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from runner.manifest import contract_manifest, contract_names
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 
 NAME = "schema"
 HELP = "print the JSON Schema of a contract's manifest, for editors"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from runner.manifest import find, load_all
 from runner.report import EXIT, USAGE_ERROR
-from sandbox.diagnostic import DocumentError, printable
+from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.states import State, StateInUse, StateKept, list_states, remove_state
 
 NAME = "state"

@@ -9,7 +9,7 @@ from runner.cli.call import add_talking, ordered
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
 from runner.report import USAGE_ERROR
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
     import argparse

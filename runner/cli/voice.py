@@ -17,7 +17,7 @@ import trio
 from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 from sandbox.spec import Note
 from sandbox.streams import sink_for
 from sandbox.writing import write_all

@@ -11,7 +11,7 @@ import pytest
 
 from runner import manifest
 from runner.manifest import Loaded, find, load, load_all
-from sandbox.diagnostic import DocumentError
+from sandbox.document.diagnostic import DocumentError
 
 NEXO = """\
 [plugin]

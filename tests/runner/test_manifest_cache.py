@@ -18,7 +18,7 @@ from runner import manifest_cache, plugin_codec
 from runner.manifest import load
 from runner.plugin import Entrypoint, Plugin
 from sandbox import cache
-from sandbox.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
 from tests.conftest import ROOT

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runner.faults import Faults
 from runner.requests import LIMITS, Word, Words, limits, limits_schema, parse_host
 from runner.table import Table
-from sandbox.document import parse
+from sandbox.document.read import parse
 from sandbox.spec import Limits
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandbox import accounts, cache
 from sandbox import policy_file as module
 from sandbox.denylist import HOST_PATHS
-from sandbox.diagnostic import Diagnostic, DocumentError
+from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.grants import Overrides, grant
 from sandbox.policy import (
     LAYERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.plugin import Switches
-from sandbox.document import Document, Format
+from sandbox.document.read import Document, Format
 
 NAME = "mcp"
 FORMAT: Format = "json"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.dialect import Event, Notice, Reply, Violation
 from runner.holdings import COMPILED, Share, Shelf
-from sandbox.diagnostic import did_you_mean, printable, quoted
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
     from runner.schemas import Schema

@@ -13,7 +13,7 @@ from runner.contracts.mcp.era import Era
 from runner.dialect import Call, CallRefused, Refusal, Reply, Violation
 from runner.holdings import Share
 from runner.jsonrpc import INVALID_PARAMS
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 
 MOST_PAGES: Final = 100

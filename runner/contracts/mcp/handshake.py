@@ -19,7 +19,7 @@ from runner.contracts.mcp.era import Era
 from runner.dialect import Event, Identity, Ready, Send, Setting, Violation
 from runner.frames import line
 from runner.jsonrpc import Error, Peer, Result
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 
 # Interpreters that load some hundred files from a cold disk are slow to say the first word.
 SECONDS: Final = 30.0

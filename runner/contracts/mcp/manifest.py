@@ -12,8 +12,8 @@ from runner import requests, shape
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.diagnostic import Diagnostic, did_you_mean, quoted
-from sandbox.document import Document
+from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document.read import Document
 from sandbox.spec import (
     PLUGIN_DIR_TOKEN,
     STATE_DIR_TOKEN,

@@ -21,7 +21,7 @@ from typing import Any
 
 from runner.dialect import Call, CallRefused, Refusal, Violation
 from runner.plugin import Plugin
-from sandbox.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.value import NamedTuple
 
 _CHANNEL_VERBS = ("start", "stop", "send_outbound")

@@ -10,7 +10,7 @@ from runner.contracts.nexo import exports
 from runner.holdings import Shelf
 from runner.plugin import Plugin
 from runner.schemas import Schema, SchemaFault
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 
 
 class CatalogueFault(Exception):

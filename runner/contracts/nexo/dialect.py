@@ -52,7 +52,7 @@ from runner.dialect import (
 from runner.holdings import COMPILED, STANDING, Shelf
 from runner.report import Code
 from runner.schemas import Schema
-from sandbox.diagnostic import did_you_mean, printable, quoted
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 

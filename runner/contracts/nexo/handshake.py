@@ -14,7 +14,7 @@ from runner.contracts.nexo import catalogue, exports
 from runner.dialect import Identity
 from runner.plugin import Plugin
 from runner.schemas import Schema, SchemaFault
-from sandbox.diagnostic import printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 
 PROTOCOL = "1.10"

@@ -9,7 +9,7 @@ from runner.contracts.nexo import clocks, handshake, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.dialect import Setting, Violation
 from runner.overheard import Answered, Overheard, odd_key
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 
 # What is read of the plugin's messages, here and in handshake.py.
 _OUTER_WORDS = frozenset(("topic", "event", "manifest", "tools"))

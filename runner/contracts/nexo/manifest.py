@@ -18,8 +18,8 @@ from runner.contracts.nexo import exports, rules, topics
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.diagnostic import Diagnostic, quoted
-from sandbox.document import Document
+from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.read import Document
 from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, SandboxSpec, SeccompProfile
 
 # The contract's own clocks, in seconds; per-method ones belong to the dialect.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.dialect import Refusal
-from sandbox.diagnostic import printable
+from sandbox.document.diagnostic import printable
 from sandbox.value import NamedTuple
 
 TOOL_NOT_FOUND, TOOL_ARGUMENT_INVALID = -33401, -33402

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from runner.contracts.nexo.semver import Triple, admits, is_version
 from runner.faults import Faults
 from runner.table import Item, Table
-from sandbox.diagnostic import DocumentError, quoted
-from sandbox.document import parse
+from sandbox.document.diagnostic import DocumentError, quoted
+from sandbox.document.read import parse
 from sandbox.spec import KeyPath
 
 # The release of the daemon we stand in for when a manifest says what it needs. Contract 1.10 appeared with

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.dialect import Answer
 from runner.hostcalls import Completion, Emit, HostError, LanguageModel, MemoryService, Services, Why
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 
 METHODS: Mapping[str, str] = {"memory.recall": "memory", "llm.complete": "llm", "broker.publish": "broker"}
 

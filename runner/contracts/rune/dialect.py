@@ -38,7 +38,7 @@ from runner.frames import FrameFault, Framer
 from runner.holdings import STANDING
 from runner.plugin import Plugin
 from runner.report import Code
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
 KINDS: Final = ("tool",)

@@ -11,8 +11,8 @@ from runner import requests, shape
 from runner.faults import Faults
 from runner.plugin import Entrypoint, Plugin
 from runner.table import Item, Table
-from sandbox.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
-from sandbox.document import Document, parse, read_bounded
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 
 PROTOCOL = "rterm.plugin.v1"

@@ -29,7 +29,7 @@ from runner.dialect import (
     Send,
     Setting,
 )
-from sandbox.document import parse
+from sandbox.document.read import parse
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests/plugins/nexo_bare"

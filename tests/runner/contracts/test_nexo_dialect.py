@@ -36,7 +36,7 @@ from runner.holdings import Shelf
 from runner.jsonrpc import MOST_TICKETS
 from runner.plugin import Plugin
 from runner.schemas import Schema
-from sandbox.document import parse
+from sandbox.document.read import parse
 
 MANIFEST = """\
 manifest_version = 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.contracts.nexo import manifest, topics
-from sandbox.document import parse
+from sandbox.document.read import parse
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from runner.contracts.mcp import manifest
 from runner.plugin import Entrypoint, Plugin
-from sandbox.diagnostic import Diagnostic
-from sandbox.document import parse
+from sandbox.document.diagnostic import Diagnostic
+from sandbox.document.read import parse
 from sandbox.spec import Limits, Network, PathRequest, SandboxSpec
 
 HOME = "/home/me"

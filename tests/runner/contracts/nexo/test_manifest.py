@@ -13,8 +13,8 @@ from runner.contracts import nexo
 from runner.contracts.nexo import manifest, rules
 from runner.contracts.nexo.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
-from sandbox.diagnostic import Diagnostic
-from sandbox.document import parse
+from sandbox.document.diagnostic import Diagnostic
+from sandbox.document.read import parse
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
 
 HOME = "/home/me"

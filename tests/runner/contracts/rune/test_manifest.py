@@ -11,8 +11,8 @@ import pytest
 
 from runner.contracts.rune import manifest
 from runner.plugin import Entrypoint, Plugin
-from sandbox.diagnostic import Diagnostic
-from sandbox.document import parse
+from sandbox.document.diagnostic import Diagnostic
+from sandbox.document.read import parse
 from sandbox.spec import EnvRequest, SandboxSpec
 
 

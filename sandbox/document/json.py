@@ -6,8 +6,8 @@ import json
 import re
 from typing import NoReturn
 
-from sandbox.diagnostic import quoted
-from sandbox.positions import WORD_LIMIT, Fault, Positions, duplicate
+from sandbox.document.diagnostic import quoted
+from sandbox.document.positions import WORD_LIMIT, Fault, Positions, duplicate
 
 _MESSAGES = {
     "Expecting value": ("a value is missing here", "trailing commas and comments are not JSON"),

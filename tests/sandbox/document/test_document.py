@@ -25,9 +25,11 @@ from hypothesis import strategies as st
 
 import runner
 import sandbox
-from sandbox import json_text, positions, toml_text
-from sandbox.diagnostic import Diagnostic, DocumentError, printable, quoted
-from sandbox.document import Document, parse, read_bounded
+from sandbox.document import json as json_text
+from sandbox.document import positions
+from sandbox.document import toml as toml_text
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
+from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import KeyPath
 
 MIB = 1 << 20

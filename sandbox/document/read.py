@@ -12,7 +12,7 @@ import os
 import stat
 from typing import Literal
 
-from sandbox.diagnostic import Diagnostic, DocumentError, Severity
+from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
 
 Format = Literal["toml", "json"]
@@ -145,8 +145,9 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
     if len(raw) > limit:
         raise _too_large(path, limit, f"it has {len(raw)} bytes")
     # Here and not above: a launch whose manifest and policy are remembered reads files and parses none.
-    from sandbox import json_text, toml_text
-    from sandbox.positions import Fault, line_column
+    from sandbox.document import json as json_text
+    from sandbox.document import toml as toml_text
+    from sandbox.document.positions import Fault, line_column
 
     text = _decode(path, raw)
     try:
@@ -168,7 +169,7 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
 
 
 def _decode(path: str, raw: bytes) -> str:
-    from sandbox.positions import line_column
+    from sandbox.document.positions import line_column
 
     if raw.startswith(b"\xef\xbb\xbf"):
         message = "the file starts with a byte order mark"

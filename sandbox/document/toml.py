@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from sandbox.positions import DEPTH_LIMIT, WORD_LIMIT, Fault, Positions, duplicate
+from sandbox.document.positions import DEPTH_LIMIT, WORD_LIMIT, Fault, Positions, duplicate
 from sandbox.spec import KeyPath
 
 # Possessive throughout (the *+), see json_text.

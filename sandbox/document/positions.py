@@ -6,7 +6,7 @@ with the square of a dotted key's length, so a limit applied afterwards would co
 
 from __future__ import annotations
 
-from sandbox.diagnostic import quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.spec import KeyPath
 
 DEPTH_LIMIT = 64
