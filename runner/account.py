@@ -13,12 +13,12 @@ from runner.plumbing import NAMES
 from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document
 from runner.watch import End
-from sandbox import seccomp
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
 from sandbox.mentions import NOTES_SHOWN
 from sandbox.plan import missing_note
 from sandbox.policy_file import position as policy_position
+from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits, Note
 
 if TYPE_CHECKING:
@@ -165,7 +165,9 @@ def described_layers(prepared: Prepared) -> Iterator[Layer]:
     """The layers, with the filter named by its digest: only for whoever reads them, not for every launch."""
     for layer in prepared.layers:
         if layer.name == "seccomp" and not layer.degraded and prepared.open_plan is not None:
-            layer = layer._replace(detail=seccomp.digest(prepared.open_plan.plan.layers.seccomp_filter))
+            layer = layer._replace(
+                detail=seccomp_filter.digest(prepared.open_plan.plan.layers.seccomp_filter)
+            )
         yield layer
 
 

@@ -14,7 +14,7 @@ megabyte, a few at most. More only
   or in ten times the time that a measurement takes;
 - while somebody else frees as much on the same filesystem: the same.
 The kernel holds a single file to RLIMIT_FSIZE meanwhile, and space that is not written cannot be had: see
-sandbox/preallocation.py.
+sandbox/seccomp/preallocation.py.
 
 What counts: blocks, not lengths, so holes are free; each file once, whatever the number of its names; each
 name for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped.

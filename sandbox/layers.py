@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from sandbox import seccomp
 from sandbox.policy import Policy
+from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Grant
 from sandbox.uids import usable_range
 from sandbox.value import NamedTuple
@@ -85,8 +85,8 @@ def _given(policy: Policy, layer: str, available: bool, message: str, remedy: st
 
 def _filter(grant: Grant, policy: Policy) -> bytes:
     try:
-        return seccomp.filter_bytes(grant.seccomp)
-    except seccomp.SeccompUnavailable as error:
+        return seccomp_filter.filter_bytes(grant.seccomp)
+    except seccomp_filter.SeccompUnavailable as error:
         _given(policy, "seccomp", False, str(error), "run on a machine that has one")
         return b""
 

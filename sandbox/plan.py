@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sandbox import mentions, seccomp
+from sandbox import mentions
 from sandbox import program as programs
 from sandbox.denylist import Denylist
 from sandbox.layers import Layers, LayerUnavailable
 from sandbox.mounts import contains, join, relative
 from sandbox.policy import Policy
 from sandbox.reach import unreachable
+from sandbox.seccomp import filter as seccomp_filter
 from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile
@@ -149,9 +150,9 @@ class LaunchPlan(NamedTuple):
         if not main:
             return ()
         if self.owners is not None and self.seccomp == "compat":
-            from sandbox.preallocation import no_io_uring
+            from sandbox.seccomp.preallocation import no_io_uring
 
-            return main, no_io_uring(seccomp.machine_arch()), *self._disk_filters()
+            return main, no_io_uring(seccomp_filter.machine_arch()), *self._disk_filters()
         return main, *self._disk_filters()
 
     def _disk_filters(self) -> tuple[bytes, ...]:
@@ -159,9 +160,9 @@ class LaunchPlan(NamedTuple):
             isinstance(op, Bind) and op.writable for op in self.operations
         ):
             return ()
-        from sandbox.preallocation import no_preallocation
+        from sandbox.seccomp.preallocation import no_preallocation
 
-        return (no_preallocation(seccomp.machine_arch()),)
+        return (no_preallocation(seccomp_filter.machine_arch()),)
 
 
 class PlanRefused(Exception):

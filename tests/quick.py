@@ -19,8 +19,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from sandbox import syscalls
-from sandbox.bpf import ALLOW, ERRNO
+from sandbox.seccomp import syscalls
+from sandbox.seccomp.bpf import ALLOW, ERRNO
 
 _FIXTURES = {"runner_as", "runner_as_root", "runner_as_user", "nothing_left", "machine_as_before", "peers"}
 _MARKS = ("launches", "machine", "needs")

@@ -75,9 +75,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.budgets",),
     ("sandbox.hierarchies", "sandbox.limits"),
     ("sandbox.layers",),
-    ("sandbox.preallocation", "sandbox.seccomp_profile"),
-    ("sandbox.seccomp",),
-    ("sandbox.bpf", "sandbox.syscalls.*"),
+    ("sandbox.seccomp.preallocation", "sandbox.seccomp.profile"),
+    ("sandbox.seccomp.filter",),
+    ("sandbox.seccomp.bpf", "sandbox.seccomp.syscalls.*"),
     ("sandbox.policy_file",),
     ("sandbox.policy_text", "sandbox.grants"),
     ("sandbox.policy",),
@@ -93,7 +93,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.spec",),
     ("sandbox.idmap", "sandbox.removal"),
     ("sandbox.value", "sandbox.writing"),
-    ("sandbox", "sandbox.doctor", "sandbox.document"),
+    ("sandbox", "sandbox.doctor", "sandbox.document", "sandbox.seccomp"),
     ("policies",),
 )
 

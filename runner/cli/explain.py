@@ -15,10 +15,11 @@ from runner.plugin import Plugin
 from runner.plumbing import foreseen
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
-from sandbox import bwrap, seccomp
+from sandbox import bwrap
 from sandbox.denylist import normal
 from sandbox.document.diagnostic import printable
 from sandbox.plan import LaunchPlan, ShownPath
+from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial
 from sandbox.units import format_limit
 
@@ -91,7 +92,7 @@ def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
 def _command_line(prepared: Prepared) -> str:
     assert prepared.open_plan is not None
     plan = prepared.open_plan.plan
-    profile = seccomp.filter_path(plan.seccomp, seccomp.machine_arch())
+    profile = seccomp_filter.filter_path(plan.seccomp, seccomp_filter.machine_arch())
     return bwrap.command_line(plan, prepared.bwrap, profile, os.environ)
 
 

@@ -20,7 +20,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from sandbox import syscalls
+from sandbox.seccomp import syscalls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUTPUT = ROOT / "policies/container/seccomp.json"

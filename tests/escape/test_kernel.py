@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sandbox import syscalls
+from sandbox.seccomp import syscalls
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH
 from tests.escape.cage import STAND_IN_UID, Cage, Told, sandbox_table, several, told

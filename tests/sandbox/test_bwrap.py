@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import bwrap, seccomp
+from sandbox import bwrap
 from sandbox.cell import _nul_separated
 from sandbox.layers import Layers
 from sandbox.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
+from sandbox.seccomp import filter as seccomp_filter
 from sandbox.sources import Identity
 from sandbox.spec import Limits
 from tests.conftest import SYSTEM_PATH, Caller
@@ -209,7 +210,7 @@ def test_a_command_on_the_path_that_looks_like_an_option(
 
 def shown_line(asked: Any, given: Any = None) -> str:
     compiled = cages.compiled(asked, given)
-    path = seccomp.filter_path(compiled.seccomp, seccomp.machine_arch())
+    path = seccomp_filter.filter_path(compiled.seccomp, seccomp_filter.machine_arch())
     found = next(f"{place}/bwrap" for place in SYSTEM_PATH.split(":") if os.path.exists(f"{place}/bwrap"))
     return bwrap.command_line(compiled, found, path)
 

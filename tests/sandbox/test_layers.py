@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandbox import layers as module
-from sandbox import seccomp
 from sandbox.layers import Layers, LayerUnavailable, available_layers, listed
+from sandbox.seccomp import filter as seccomp_filter
 from tests.sandbox.cages import grant, policy
 
 BWRAP = "/usr/bin/bwrap"
@@ -23,9 +23,9 @@ def available(prefer: str = "", *, keyring: bool = True) -> Layers:
 
 def no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(profile: str) -> bytes:
-        raise seccomp.SeccompUnavailable("no table for this machine")
+        raise seccomp_filter.SeccompUnavailable("no table for this machine")
 
-    monkeypatch.setattr(seccomp, "filter_bytes", missing)
+    monkeypatch.setattr(seccomp_filter, "filter_bytes", missing)
 
 
 def no_cgroup_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
-from sandbox import seccomp, syscalls
+from sandbox.seccomp import filter as seccomp_filter
+from sandbox.seccomp import syscalls
 from tests.conftest import SPARE_UID, SYSTEM_PATH, TEMP_PREFIX, USER_UID
 
 LEASED_UID = SPARE_UID + 25
@@ -92,7 +93,7 @@ class Cage:
         ]
         with tempfile.TemporaryFile() as program:
             if profile is not None:
-                program.write(seccomp.filter_bytes(profile))
+                program.write(seccomp_filter.filter_bytes(profile))
                 program.flush()
                 program.seek(0)
                 bwrap += ["--seccomp", str(program.fileno())]

@@ -21,10 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import bpf, seccomp, seccomp_profile, syscalls
-from sandbox.seccomp_profile import ArgumentTest, Case, Profile, ProfileError, Rule
+from sandbox.seccomp import bpf, syscalls
+from sandbox.seccomp import filter as seccomp_filter
+from sandbox.seccomp import profile as seccomp_profile
+from sandbox.seccomp.profile import ArgumentTest, Case, Profile, ProfileError, Rule
 from tests.conftest import ROOT
-from tests.sandbox.bpf import Machine, verdict
+from tests.sandbox.seccomp.bpf_machine import Machine, verdict
 
 ARCHES = ("aarch64", "x86_64")
 PROFILES = ("strict", "default", "compat")
@@ -41,7 +43,7 @@ class Filter:
     def __init__(self, profile: str, arch: str) -> None:
         self.arch = arch
         self.table = syscalls.load(arch)
-        self.machine = Machine(seccomp.filter_bytes(profile, arch))
+        self.machine = Machine(seccomp_filter.filter_bytes(profile, arch))
 
     def __call__(self, call: str | int, *arguments: int, arch: str | None = None) -> str:
         number = self.table[call] if isinstance(call, str) else call
@@ -106,14 +108,19 @@ def test_the_table_script_reads_headers_and_refuses_contradictions(tmp_path: Pat
         "".join(f"#define __NR_{name} {number}\n" for name, number in rows) + "#define __NR_syscalls 472\n"
     )
     copy = tmp_path / "copy"
-    for path in ("scripts/syscall-tables", "sandbox/__init__.py", "sandbox/syscalls/__init__.py"):
+    for path in (
+        "scripts/syscall-tables",
+        "sandbox/__init__.py",
+        "sandbox/seccomp/__init__.py",
+        "sandbox/seccomp/syscalls/__init__.py",
+    ):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_bytes((ROOT / path).read_bytes())
     argv = [sys.executable, str(copy / script.relative_to(ROOT)), "x86_64", str(header)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    written = copy / "sandbox" / "syscalls" / "x86_64.txt"
-    assert written.read_bytes() == (ROOT / "sandbox" / "syscalls" / "x86_64.txt").read_bytes()
+    written = copy / "sandbox" / "seccomp" / "syscalls" / "x86_64.txt"
+    assert written.read_bytes() == (ROOT / "sandbox" / "seccomp" / "syscalls" / "x86_64.txt").read_bytes()
 
     other = tmp_path / "other.h"
     other.write_text("#define __NR_read 7\n")
@@ -387,12 +394,14 @@ def test_arguments(profile: str, arch: str) -> None:
 @pytest.mark.parametrize(("profile", "arch"), both)
 def test_committed_filters_are_what_the_compiler_makes_today(profile: str, arch: str) -> None:
     fresh = seccomp_profile.compile_filter(seccomp_profile.load_profile(profile), arch)
-    assert seccomp.filter_bytes(profile, arch) == fresh, "run scripts/seccomp-filters and commit the result"
+    assert seccomp_filter.filter_bytes(profile, arch) == fresh, (
+        "run scripts/seccomp-filters and commit the result"
+    )
 
 
 @pytest.mark.parametrize(("profile", "arch"), both)
 def test_programs_are_short(profile: str, arch: str) -> None:
-    machine = Machine(seccomp.filter_bytes(profile, arch))
+    machine = Machine(seccomp_filter.filter_bytes(profile, arch))
     assert len(machine.code) < 200
     assert machine.unreachable() == []
     assert (
@@ -402,7 +411,7 @@ def test_programs_are_short(profile: str, arch: str) -> None:
 
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from sandbox import seccomp, seccomp_profile as p\n"
+        "from sandbox.seccomp import filter as seccomp; from sandbox.seccomp import profile as p\n"
         "print([seccomp.digest(p.compile_filter(p.load_profile(n), a))"
         " for n in seccomp.PROFILES for a in sorted(seccomp.AUDIT_ARCH)])"
     )
@@ -413,7 +422,7 @@ def test_bytes_do_not_depend_on_the_hash_seed() -> None:
             subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True).stdout
         )
     assert len(outputs) == 1
-    expected = [seccomp.digest(seccomp.filter_bytes(n, a)) for n in PROFILES for a in ARCHES]
+    expected = [seccomp_filter.digest(seccomp_filter.filter_bytes(n, a)) for n in PROFILES for a in ARCHES]
     assert outputs.pop().decode().strip() == str(expected)
 
 
@@ -546,7 +555,7 @@ def test_libseccomp_makes_a_filter_with_the_same_verdicts(profile: str, arch: st
         theirs.export_bpf(file)
         file.seek(0)
         their_machine = Machine(file.read())
-    our_machine = Machine(seccomp.filter_bytes(profile, arch))
+    our_machine = Machine(seccomp_filter.filter_bytes(profile, arch))
 
     def same(name: str, *arguments: int) -> None:
         ours, their = (
@@ -569,9 +578,9 @@ def test_libseccomp_makes_a_filter_with_the_same_verdicts(profile: str, arch: st
 
 
 def test_describe_names_calls_and_verdicts() -> None:
-    listing = seccomp_profile.describe(seccomp.filter_bytes("default", "x86_64"))
+    listing = seccomp_profile.describe(seccomp_filter.filter_bytes("default", "x86_64"))
     lines = listing.splitlines()
-    assert len(lines) == len(seccomp.filter_bytes("default", "x86_64")) // 8
+    assert len(lines) == len(seccomp_filter.filter_bytes("default", "x86_64")) // 8
     assert lines[:3] == [
         "0000  load arch",
         "0001  if == x86_64 goto 0003 else 0002",
@@ -595,30 +604,37 @@ def test_describe_takes_any_program() -> None:
 
 
 def test_digest_names_the_bytes() -> None:
-    assert seccomp.digest(b"") == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert (
+        seccomp_filter.digest(b"")
+        == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    )
 
 
 def test_machines_without_a_table_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert seccomp.machine_arch() == os.uname().machine
+    assert seccomp_filter.machine_arch() == os.uname().machine
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "h", "6", "v", "riscv64")))
-    with pytest.raises(seccomp.SeccompUnavailable, match="riscv64; filters exist for aarch64 and x86_64"):
-        seccomp.machine_arch()
+    with pytest.raises(
+        seccomp_filter.SeccompUnavailable, match="riscv64; filters exist for aarch64 and x86_64"
+    ):
+        seccomp_filter.machine_arch()
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"1234567"])
 def test_a_damaged_installation_never_yields_a_filter(
     damage: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seccomp, "PROFILE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(seccomp_filter, "PROFILE_DIRECTORY", str(tmp_path))
     if damage is not None:
         (tmp_path / "default.x86_64.bpf").write_bytes(damage)
-    with pytest.raises(seccomp.SeccompUnavailable, match=r"default\.x86_64\.bpf: .*install the runner again"):
-        seccomp.filter_bytes("default", "x86_64")
+    with pytest.raises(
+        seccomp_filter.SeccompUnavailable, match=r"default\.x86_64\.bpf: .*install the runner again"
+    ):
+        seccomp_filter.filter_bytes("default", "x86_64")
 
 
 def test_an_unknown_profile_is_no_path() -> None:
     with pytest.raises(ValueError, match="no seccomp profile is called"):
-        seccomp.filter_bytes("../default")
+        seccomp_filter.filter_bytes("../default")
 
 
 # --- The kernel's checker, for both architectures ----------------------------------------------------------
@@ -646,7 +662,7 @@ def exit_under(program: bytes) -> int:
 def test_the_kernel_takes_every_filter_and_kills_the_foreign_architecture(profile: str, arch: str) -> None:
     """The other architecture's filter is this one's foreign door: its first call must be its last."""
     expected = 7 if arch == os.uname().machine else -signal.SIGSYS
-    assert exit_under(seccomp.filter_bytes(profile, arch)) == expected
+    assert exit_under(seccomp_filter.filter_bytes(profile, arch)) == expected
 
 
 def test_the_kernel_refuses_what_our_machine_refuses() -> None:

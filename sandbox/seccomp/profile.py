@@ -3,7 +3,7 @@
     policies/seccomp/NAME.toml --load_profile--> Profile --compile_filter--> BPF program
 
 Everything is pure and deterministic: the same profile gives the same bytes on every machine. Not on the
-launch path (see sandbox/seccomp.py): scripts/seccomp-filters, `runner explain` and tests come here.
+launch path (see sandbox/seccomp/filter.py): scripts/seccomp-filters, `runner explain` and tests come here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import tomllib
 from typing import cast
 
-from sandbox import bpf, syscalls
-from sandbox.seccomp import AUDIT_ARCH, PROFILE_DIRECTORY
+from sandbox.seccomp import bpf, syscalls
+from sandbox.seccomp.filter import AUDIT_ARCH, PROFILE_DIRECTORY
 from sandbox.value import NamedTuple
 
 # Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that

@@ -2,7 +2,7 @@
 
 This is all of seccomp that a launch pays for. Reading a profile and compiling it takes 9 ms in a fresh
 process, as long as all of bubblewrap, and 2 ms more to import the code that does it; reading the compiled
-program takes 0.05 ms. So the programs are compiled beforehand from the profiles (sandbox/seccomp_profile.py,
+program takes 0.05 ms. So the programs are compiled beforehand from the profiles (sandbox/seccomp/profile.py,
 scripts/seccomp-filters) and committed beside them; a test compiles again and compares every byte. Being the
 same everywhere, a filter can be named by its digest in a report.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 
+from sandbox import CODE_ROOT
+
 PROFILES: tuple[str, ...] = ("strict", "default", "compat")
-PROFILE_DIRECTORY = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "policies", "seccomp"
-)
+PROFILE_DIRECTORY = os.path.join(CODE_ROOT, "policies", "seccomp")
 
 # AUDIT_ARCH_* as seccomp reports it: the ELF machine, with the bits for 64-bit and little-endian. The
 # kernel takes calls through a second door with other numbers on both (i386 is 0x40000003, AArch32

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 
-from sandbox.seccomp import AUDIT_ARCH
+from sandbox.seccomp.filter import AUDIT_ARCH
 from sandbox.value import NamedTuple
 
 _EOPNOTSUPP = 95

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import syscalls
-from sandbox.preallocation import NUMBERS, REQUESTS, no_io_uring, no_preallocation
-from sandbox.seccomp import AUDIT_ARCH
+from sandbox.seccomp import syscalls
+from sandbox.seccomp.filter import AUDIT_ARCH
+from sandbox.seccomp.preallocation import NUMBERS, REQUESTS, no_io_uring, no_preallocation
 from tests.conftest import ROOT
-from tests.sandbox.bpf import Machine
+from tests.sandbox.seccomp.bpf_machine import Machine
 
 ARCHES = ("aarch64", "x86_64")
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
@@ -94,7 +94,7 @@ def test_another_architecture_is_left_to_the_main_filter(arch: str) -> None:
 
 TRY = """
 import ctypes, fcntl, os, struct, sys
-from sandbox.preallocation import NUMBERS, no_preallocation
+from sandbox.seccomp.preallocation import NUMBERS, no_preallocation
 libc = ctypes.CDLL(None, use_errno=True)
 arch = os.uname().machine
 if sys.argv[2] == "filtered":
