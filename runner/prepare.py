@@ -26,6 +26,8 @@ from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
 from sandbox.hierarchies import Lack, Survey, survey
 from sandbox.host import BwrapUnusable, find_bwrap
+from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
+from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.mounts import contains, read_mounts
 from sandbox.plan import (
@@ -45,8 +47,6 @@ from sandbox.program import ProgramFault, follow
 from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
-from sandbox.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
-from sandbox.uids import RESERVATIONS, UidsUnavailable
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox import bwrap, launcher, spawner
 from sandbox.cgroups import Cgroup, Counters
+from sandbox.identity.state import Owner
 from sandbox.launcher import Verdict
 from sandbox.limits import Rlimit, rlimits
 from sandbox.plan import LaunchPlan, OpenPlan, Text
-from sandbox.state import Owner
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
@@ -391,8 +391,8 @@ def _order(
 
 def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
     """By destination: a mount, and whether it is a directory's."""
-    from sandbox.idmap import IdmapUnavailable, idmapped_mount
-    from sandbox.idmap import Owner as Ids
+    from sandbox.identity.idmap import IdmapUnavailable, idmapped_mount
+    from sandbox.identity.idmap import Owner as Ids
 
     found = {}
     for dest, uid, gid in open_plan.plan.idmapped:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
+from sandbox.identity.uids import usable_range
 from sandbox.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Grant
-from sandbox.uids import usable_range
 from sandbox.value import NamedTuple
 
 INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody

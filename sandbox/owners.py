@@ -18,9 +18,9 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
-from sandbox import uids
-from sandbox.accounts import Account, find_account, primary_group
-from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity import uids
+from sandbox.identity.accounts import Account, find_account, primary_group
+from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.mounts import ancestry
 from sandbox.policy import Policy
 from sandbox.reach import unreachable

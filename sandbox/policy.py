@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from sandbox.denylist import normal
+from sandbox.identity.uids import DEFAULT_RANGE
 from sandbox.mounts import contains
 from sandbox.sources import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
-from sandbox.uids import DEFAULT_RANGE
 from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.

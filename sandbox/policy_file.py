@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 # What a remembered policy depends on: its own shape, and the modules that read one.
 _FORMAT = b"policy.3"
 _MODULES = (
-    "sandbox/accounts.py",
+    "sandbox/identity/accounts.py",
     "sandbox/policy.py",
     "sandbox/policy_text.py",
     "sandbox/policy_file.py",
@@ -109,7 +109,7 @@ def _account_stays(policy: Policy) -> bool:
     """Whether the account of `run_as` may still be used. If not, parsing tells what is wrong, and where."""
     if not policy.run_as:
         return True
-    from sandbox.accounts import UnknownAccount, find_account
+    from sandbox.identity.accounts import UnknownAccount, find_account
 
     try:
         return bool(find_account(policy.run_as))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from sandbox.accounts import UnknownAccount, find_account
 from sandbox.denylist import lexical_fault, lexical_hit, normal
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse
+from sandbox.identity.accounts import UnknownAccount, find_account
+from sandbox.identity.uids import DEFAULT_RANGE
 from sandbox.mounts import contains
 from sandbox.policy import (
     ALWAYS_SIZED,
@@ -37,7 +38,6 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
-from sandbox.uids import DEFAULT_RANGE
 from sandbox.units import parse_limit
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import state
+from sandbox.identity import state
 from sandbox.policy_file import SYSTEM_POLICY
 from sandbox.policy_text import parse_policy
 from sandbox.seccomp import filter as seccomp_filter

@@ -63,8 +63,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.doctor.refusal",),
     ("sandbox.doctor.trial",),
     ("sandbox.cgroup_meters",),
-    ("sandbox.states",),
-    ("sandbox.network.*", "sandbox.cgroups", "sandbox.secrets", "sandbox.state"),
+    ("sandbox.identity.all_states",),
+    ("sandbox.network.*", "sandbox.cgroups", "sandbox.secrets", "sandbox.identity.state"),
     ("sandbox.disk", "sandbox.feed", "sandbox.relay"),
     ("sandbox.handover", "sandbox.streams"),
     ("sandbox.blockdevices", "sandbox.folder", "sandbox.halt", "sandbox.nameless", "sandbox.socket_meter"),
@@ -88,12 +88,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.document.read",),
     ("sandbox.document.json", "sandbox.document.toml"),
     ("sandbox.document.positions",),
-    ("sandbox.accounts", "sandbox.uids", "sandbox.walk"),
+    ("sandbox.identity.accounts", "sandbox.identity.uids", "sandbox.walk"),
     ("sandbox.cache", "sandbox.document.diagnostic", "sandbox.fingerprint", "sandbox.units"),
     ("sandbox.spec",),
-    ("sandbox.idmap", "sandbox.removal"),
+    ("sandbox.identity.idmap", "sandbox.identity.removal"),
     ("sandbox.value", "sandbox.writing"),
-    ("sandbox", "sandbox.doctor", "sandbox.document", "sandbox.seccomp"),
+    ("sandbox", "sandbox.doctor", "sandbox.document", "sandbox.seccomp", "sandbox.identity"),
     ("policies",),
 )
 
@@ -422,4 +422,4 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     assert "runner.cli" in loaded  # or nothing was measured
     assert _slow(loaded) == set()
     # Who may write to no folder of the host does not pay for the question whose the files are.
-    assert not loaded & {"sandbox.owners", "sandbox.idmap", "sandbox.accounts"}
+    assert not loaded & {"sandbox.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}

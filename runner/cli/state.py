@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from runner.manifest import find, load_all
 from runner.report import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.states import State, StateInUse, StateKept, list_states, remove_state
+from sandbox.identity.all_states import State, StateInUse, StateKept, list_states, remove_state
 
 NAME = "state"
 HELP = "list the plugins' state directories, or remove some"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from sandbox.host import Finding
-from sandbox.uids import DYNAMIC_USER_RANGE, id_is_mapped, is_leased, list_reservations, occupancy
+from sandbox.identity.uids import DYNAMIC_USER_RANGE, id_is_mapped, is_leased, list_reservations, occupancy
 
 _NEARLY_FULL = 0.9
 

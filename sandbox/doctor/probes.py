@@ -30,9 +30,9 @@ from sandbox.doctor.trial import (
     user_namespace,
 )
 from sandbox.host import Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.identity.uids import DEFAULT_RANGE, LEASES, usable_range
 from sandbox.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
-from sandbox.uids import DEFAULT_RANGE, LEASES, usable_range
 from sandbox.value import NamedTuple
 
 # The layers a policy may name under [layers], and how they show here.

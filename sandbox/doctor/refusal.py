@@ -13,7 +13,7 @@ import signal
 import sys
 
 from sandbox.doctor.trial import NAMESPACES, NONSENSE, Outcome, apparmor_label
-from sandbox.uids import id_is_mapped
+from sandbox.identity.uids import id_is_mapped
 from sandbox.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import uids
-from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
-from sandbox.state import Writing, owned_state
-from sandbox.states import StateKept, list_states, remove_state
+from sandbox.identity import uids
+from sandbox.identity.all_states import StateKept, list_states, remove_state
+from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity.state import Writing, owned_state
 from tests.conftest import SPARE_UID, TEMP_PREFIX, Caller
 
 Write = Callable[..., Path]

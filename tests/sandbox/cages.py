@@ -100,12 +100,12 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.bare import bare_cell
     from sandbox.cell import launched
     from sandbox.denylist import Denylist
+    from sandbox.identity.state import Owner
     from sandbox.layers import available_layers
     from sandbox.mounts import read_mounts
     from sandbox.plan import Request, open_plan
     from sandbox.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
-    from sandbox.state import Owner
 
     asked: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given["request"].items()

@@ -256,7 +256,7 @@ def holding_a_lease(given: dict[str, Any], folder: str) -> list[str]:
     import os
     from contextlib import contextmanager
 
-    from sandbox.uids import UidsUnavailable, lease_any
+    from sandbox.identity.uids import UidsUnavailable, lease_any
 
     def free() -> str:
         try:

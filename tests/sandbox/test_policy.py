@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from sandbox import accounts, cache
+from sandbox import cache
 from sandbox import policy_file as module
 from sandbox.denylist import HOST_PATHS
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.grants import Overrides, grant
+from sandbox.identity import accounts
 from sandbox.policy import (
     LAYERS,
     LIMIT_NAMES,

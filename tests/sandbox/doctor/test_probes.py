@@ -25,7 +25,7 @@ from sandbox.doctor.refusal import (
 )
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
-from sandbox.uids import Occupancy, id_is_mapped
+from sandbox.identity.uids import Occupancy, id_is_mapped
 from tests.conftest import SPARE_UID, SYSTEM_PATH
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")

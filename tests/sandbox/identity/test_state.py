@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import uids
-from sandbox.state import StateRefused, owned_state, real_state_dir, state_root
-from sandbox.uids import UidsUnavailable
+from sandbox.identity import uids
+from sandbox.identity.state import StateRefused, owned_state, real_state_dir, state_root
+from sandbox.identity.uids import UidsUnavailable
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
 
@@ -113,8 +113,8 @@ def first_start(path: str, books: dict[str, str], uid_range: list[int]) -> int:
     import sys
     import time
 
-    from sandbox import uids
-    from sandbox.state import owned_state
+    from sandbox.identity import uids
+    from sandbox.identity.state import owned_state
 
     uids.lease_for_state.__kwdefaults__ = books
     lease = uids.lease_for_state
@@ -221,7 +221,7 @@ def test_open_doors_are_shut_at_the_next_run(plugin_dir: Path) -> None:
 def without_a_range(path: str) -> list[int]:
     import os
 
-    from sandbox.state import owned_state
+    from sandbox.identity.state import owned_state
 
     os.umask(0)
     with owned_state(path, None) as owner:
@@ -386,8 +386,8 @@ def test_no_uid_no_directory(plugin_dir: Path, own_books: dict[str, str]) -> Non
 def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> None:
     import os
 
-    from sandbox import uids
-    from sandbox.state import owned_state
+    from sandbox.identity import uids
+    from sandbox.identity.state import owned_state
 
     def write(path: str, text: str) -> None:
         os._exit(3)

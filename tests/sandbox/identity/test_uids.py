@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sandbox import uids
-from sandbox.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
+from sandbox.identity import uids
+from sandbox.identity.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
 from tests import elsewhere
 from tests.conftest import ROOT, SPARE_UID
 
@@ -116,7 +116,7 @@ def test_a_lease_survives_its_parent_in_whoever_inherited_it(books: Books) -> No
     """The runner dies, something of the tree lives on: the uid stays taken until that is gone too."""
     program = """
 import os, subprocess, sys
-from sandbox.uids import lease_any
+from sandbox.identity.uids import lease_any
 lease = lease_any(500, 500, leases=sys.argv[1], reservations=sys.argv[2])
 os.set_inheritable(lease.fd, True)
 holder = subprocess.Popen(["/bin/cat"], close_fds=False)
@@ -153,7 +153,7 @@ def _when_free(books: Books, uid: int) -> UidLease:
 def test_fifty_processes_at_once_get_fifty_uids(books: Books) -> None:
     program = """
 import sys
-from sandbox.uids import lease_any
+from sandbox.identity.uids import lease_any
 sys.stdin.readline()
 print(lease_any(5000, 5099, leases=sys.argv[1], reservations=sys.argv[2]).uid, flush=True)
 sys.stdin.read()

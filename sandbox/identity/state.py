@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from sandbox import uids
-from sandbox.removal import first_owned_by
+from sandbox.identity import uids
+from sandbox.identity.removal import first_owned_by
 from sandbox.value import NamedTuple
 from sandbox.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.writing import write_all
 
 if TYPE_CHECKING:
-    from sandbox.accounts import Account
+    from sandbox.identity.accounts import Account
 
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
 

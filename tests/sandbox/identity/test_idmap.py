@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import idmap, spawner
+from sandbox import spawner
 from sandbox.denylist import Denylist
-from sandbox.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity import idmap
+from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.mounts import read_mounts
 from sandbox.seccomp import syscalls
 from sandbox.sources import MOST_STRANGERS, open_source

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from sandbox import uids
-from sandbox.removal import first_owned_by, remove_tree
-from sandbox.state import lock_alone, record_path, state_root
+from sandbox.identity import uids
+from sandbox.identity.removal import first_owned_by, remove_tree
+from sandbox.identity.state import lock_alone, record_path, state_root
 from sandbox.value import NamedTuple
 from sandbox.walk import LinkRefused, TooManyLinks, close, resolve, walk
 

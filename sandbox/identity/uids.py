@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sandbox.fingerprint import fingerprint
-from sandbox.removal import first_owned_by
+from sandbox.identity.removal import first_owned_by
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 

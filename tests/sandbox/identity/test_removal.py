@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import removal
-from sandbox.removal import remove_tree
+from sandbox.identity import removal
+from sandbox.identity.removal import remove_tree
 from tests.conftest import SPARE_UID
 
 
