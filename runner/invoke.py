@@ -86,7 +86,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
 
 def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
     """The cage stood, and the kernel refused to execute the program in it. What can be known of a program
-    before that was looked at (sandbox/program.py)."""
+    before that was looked at (sandbox/paths/program.py)."""
     why = os.strerror(verdict.errno)
     if verdict.errno in (errno.ENOENT, errno.ENOTDIR) and not verdict.found:
         hint = "if nobody has removed it meanwhile, look with runner explain what is in the cage"

@@ -28,7 +28,7 @@ _MODULES = (
     "sandbox/document/json.py",
     "sandbox/document/toml.py",
     "sandbox/document/positions.py",
-    "sandbox/denylist.py",
+    "sandbox/paths/denylist.py",
     "sandbox/units.py",
     "sandbox/policy.py",
     "sandbox/spec.py",

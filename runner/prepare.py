@@ -20,7 +20,6 @@ from sandbox import CODE_ROOT, cache
 from sandbox.blockdevices import whole_disks
 from sandbox.budgets import Budgets, assign
 from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
-from sandbox.denylist import Denylist, homes
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.grants import Overrides, grant
@@ -29,7 +28,10 @@ from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
-from sandbox.mounts import contains, read_mounts
+from sandbox.paths.access import unreachable
+from sandbox.paths.denylist import Denylist, homes
+from sandbox.paths.mounts import contains, read_mounts
+from sandbox.paths.program import ProgramFault, follow
 from sandbox.plan import (
     OWN_PLACES,
     Bind,
@@ -43,8 +45,6 @@ from sandbox.plan import (
 )
 from sandbox.policy import Policy
 from sandbox.policy_file import load_policy
-from sandbox.program import ProgramFault, follow
-from sandbox.reach import unreachable
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
 from sandbox.value import NamedTuple

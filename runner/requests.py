@@ -14,8 +14,8 @@ from typing import Any
 from runner import shape
 from runner.faults import Faults
 from runner.table import Item, Table
-from sandbox.denylist import lexical_hit
 from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.paths.denylist import lexical_hit
 from sandbox.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,

@@ -38,7 +38,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from sandbox import folder, nameless
 from sandbox.halt import Halt
 from sandbox.meter import Meter
-from sandbox.mounts import contains
+from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
 _FASTEST = 6 << 30  # bytes per second; a single writer was seen to write 5 GB/s into the page cache

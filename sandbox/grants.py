@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from sandbox.denylist import lexical_fault, lexical_hit, normal, relation
 from sandbox.document.diagnostic import quoted
-from sandbox.mounts import contains
+from sandbox.paths.denylist import lexical_fault, lexical_hit, normal, relation
+from sandbox.paths.mounts import contains
 from sandbox.policy import (
     FRACTIONAL_LIMITS,
     LIMIT_NAMES,

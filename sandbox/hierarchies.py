@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from sandbox.mounts import Mounts, contains, join, relative
+from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.value import NamedTuple
 
 # What budgets need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sandbox.document.diagnostic import quoted
-from sandbox.mounts import contains
+from sandbox.paths.mounts import contains
 from sandbox.spec import Note
 
 # So many make the point.

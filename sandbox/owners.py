@@ -21,10 +21,10 @@ from typing import Literal
 from sandbox.identity import uids
 from sandbox.identity.accounts import Account, find_account, primary_group
 from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
-from sandbox.mounts import ancestry
+from sandbox.paths.access import unreachable
+from sandbox.paths.mounts import ancestry
+from sandbox.paths.source import Source
 from sandbox.policy import Policy
-from sandbox.reach import unreachable
-from sandbox.sources import Source
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
 from sandbox.value import NamedTuple

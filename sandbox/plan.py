@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sandbox import mentions
-from sandbox import program as programs
-from sandbox.denylist import Denylist
 from sandbox.layers import Layers, LayerUnavailable
-from sandbox.mounts import contains, join, relative
+from sandbox.paths import program as programs
+from sandbox.paths.access import unreachable
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import contains, join, relative
+from sandbox.paths.source import Identity, Missing, Refused, Source, open_source
 from sandbox.policy import Policy
-from sandbox.reach import unreachable
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.sources import Identity, Missing, Refused, Source, open_source
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple

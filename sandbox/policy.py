@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from sandbox.denylist import normal
 from sandbox.identity.uids import DEFAULT_RANGE
-from sandbox.mounts import contains
-from sandbox.sources import SCAN_LIMIT
+from sandbox.paths.denylist import normal
+from sandbox.paths.mounts import contains
+from sandbox.paths.source import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
 from sandbox.value import NamedTuple
 

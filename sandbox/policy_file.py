@@ -13,9 +13,9 @@ from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.fingerprint import fingerprint
-from sandbox.mounts import ancestry
+from sandbox.paths.mounts import ancestry
+from sandbox.paths.program import ProgramFault, follow
 from sandbox.policy import CapabilityRule, EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
-from sandbox.program import ProgramFault, follow
 from sandbox.spec import KeyPath
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
@@ -31,7 +31,7 @@ _MODULES = (
     "sandbox/policy.py",
     "sandbox/policy_text.py",
     "sandbox/policy_file.py",
-    "sandbox/denylist.py",
+    "sandbox/paths/denylist.py",
     "sandbox/units.py",
     "sandbox/spec.py",
     "sandbox/document/read.py",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from sandbox.denylist import lexical_fault, lexical_hit, normal
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uids import DEFAULT_RANGE
-from sandbox.mounts import contains
+from sandbox.paths.denylist import lexical_fault, lexical_hit, normal
+from sandbox.paths.mounts import contains
+from sandbox.paths.source import SCAN_LIMIT
 from sandbox.policy import (
     ALWAYS_SIZED,
     LAYERS,
@@ -28,7 +29,6 @@ from sandbox.policy import (
     ProjectAccess,
     SeccompRule,
 )
-from sandbox.sources import SCAN_LIMIT
 from sandbox.spec import (
     NETWORK_ORDER,
     SECCOMP_ORDER,

@@ -41,7 +41,7 @@ import pytest
 
 from sandbox.cgroups import sweep
 from sandbox.hierarchies import survey
-from sandbox.mounts import read_mounts
+from sandbox.paths.mounts import read_mounts
 from tests import bounds, quick, spread
 from tests.tally import Tally
 

@@ -113,7 +113,7 @@ def look(places: list[str], shared: list[str]) -> Held:
     import sys
 
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     gc.collect()
     # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (`case` does,
@@ -173,7 +173,7 @@ def soak(
 
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     held: list[str] = []  # as text: the first listing must not be among the objects of the second
@@ -321,7 +321,7 @@ def _makes_groups(caller: Caller) -> bool:
 
 def _sites() -> int:
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     return len(survey(read_mounts()).sites)
 

@@ -16,8 +16,8 @@ from runner.plumbing import foreseen
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox import bwrap
-from sandbox.denylist import normal
 from sandbox.document.diagnostic import printable
+from sandbox.paths.denylist import normal
 from sandbox.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any
 
-from sandbox.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
+from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.writing import write_all
 
 

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from sandbox.identity import uids
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, record_path, state_root
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
 from sandbox.value import NamedTuple
-from sandbox.walk import LinkRefused, TooManyLinks, close, resolve, walk
 
 
 class State(NamedTuple):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sandbox.identity import uids
 from sandbox.identity.removal import first_owned_by
+from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.value import NamedTuple
-from sandbox.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.writing import write_all
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Caller
-from tests.sandbox.test_program import node_package
+from tests.sandbox.paths.test_program import node_package
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sandbox.denylist import Denylist
 from sandbox.layers import available_layers
-from sandbox.mounts import read_mounts
 from sandbox.owners import Decision
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import read_mounts
 from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
 from sandbox.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
@@ -99,10 +99,10 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
 
     from sandbox.bare import bare_cell
     from sandbox.cell import launched
-    from sandbox.denylist import Denylist
     from sandbox.identity.state import Owner
     from sandbox.layers import available_layers
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.denylist import Denylist
+    from sandbox.paths.mounts import read_mounts
     from sandbox.plan import Request, open_plan
     from sandbox.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.hierarchies import CONTROLLERS, Hierarchy, own_hierarchies, survey
-from sandbox.mounts import read_mounts
+from sandbox.paths.mounts import read_mounts
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.tables import wait_for
@@ -196,7 +196,7 @@ def _sleeper_in(doors: Sequence[Path]) -> subprocess.Popen[bytes]:
 
 def _sites() -> tuple[list[str], bool]:
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     sites = survey(read_mounts()).sites
     return [site.directory for site in sites], any(site.enable and site.leave for site in sites)

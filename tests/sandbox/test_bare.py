@@ -176,7 +176,7 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
     from sandbox.limits import rlimits
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     said, errors = os.memfd_create("said"), os.memfd_create("errors")

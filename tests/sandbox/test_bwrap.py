@@ -13,9 +13,9 @@ import pytest
 from sandbox import bwrap
 from sandbox.cell import _nul_separated
 from sandbox.layers import Layers
+from sandbox.paths.source import Identity
 from sandbox.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.sources import Identity
 from sandbox.spec import Limits
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox import cages

@@ -213,7 +213,7 @@ def out_of_memory(size: int) -> Any:
     from sandbox.cgroup_meters import MemoryMeter
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -285,7 +285,7 @@ def spinning() -> Any:
     from sandbox.cgroup_meters import CpuTimeMeter
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     found = survey(read_mounts())

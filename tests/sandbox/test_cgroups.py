@@ -274,7 +274,7 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
 
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     found = survey(read_mounts())
@@ -365,7 +365,7 @@ def refused(limits: dict[str, Any]) -> Any:
 
     from sandbox.cgroups import CgroupFault, made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     found = survey(read_mounts())
@@ -426,7 +426,7 @@ def nested() -> list[Any]:
 
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     sites = survey(read_mounts()).sites
@@ -457,7 +457,7 @@ def counted() -> dict[str, Any]:
 
     from sandbox.cgroups import CAGE_PROCESSES, made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     with made(survey(read_mounts()).sites, Limits(pids=3, memory=64 << 20, cpu=0.1)) as cgroup:
@@ -528,7 +528,7 @@ def stopped_and_lifted(how: str) -> list[Any]:
 
     from sandbox.cgroups import Cgroup, made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     with made(survey(read_mounts()).sites, Limits(cpu=0.01)) as cgroup:
@@ -790,7 +790,7 @@ def test_a_file_of_such_a_name(tmp_path: Path) -> None:
 def sweeping() -> str:
     from sandbox.cgroups import sweep
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     for site in survey(read_mounts()).sites:
         sweep(site.directory)
@@ -1072,7 +1072,7 @@ def handed_down() -> Any:
 
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     site = survey(read_mounts()).unified

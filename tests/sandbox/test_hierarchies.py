@@ -21,7 +21,7 @@ def surveyed(given: dict[str, Any]) -> dict[str, Any]:
     import os
 
     from sandbox import hierarchies
-    from sandbox.mounts import parse_mountinfo
+    from sandbox.paths.mounts import parse_mountinfo
 
     def opened(path: str, *how: Any, **more: Any) -> Any:
         return builtins.open(given["own"] if path == "/proc/self/cgroup" else path, *how, **more)
@@ -692,7 +692,7 @@ def members(name: str) -> list[Any]:
     import os
 
     from sandbox.hierarchies import own_hierarchies, survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     def mine(path: str) -> bool:
         with open(f"{path}/cgroup.procs", encoding="ascii") as file:
@@ -745,7 +745,7 @@ def own_survey() -> list[Any]:
     import os
 
     from sandbox.hierarchies import CONTROLLERS, survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
 
     found = survey(read_mounts())
     tried = []

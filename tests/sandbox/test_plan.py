@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from sandbox.layers import LayerUnavailable
-from sandbox.mounts import contains
 from sandbox.owners import Decision
+from sandbox.paths.access import unreachable
+from sandbox.paths.mounts import contains
+from sandbox.paths.program import ProgramFault
 from sandbox.plan import (
     DEFAULT_SHM,
     DEFAULT_TMP,
@@ -29,8 +31,6 @@ from sandbox.plan import (
     Unreadable,
 )
 from sandbox.policy import PathRule
-from sandbox.program import ProgramFault
-from sandbox.reach import unreachable
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, USER_UID, Caller
@@ -114,7 +114,7 @@ def test_the_skeleton(plugin: Path) -> None:
 
 
 def identity(path: str) -> Any:
-    from sandbox.sources import Identity
+    from sandbox.paths.source import Identity
 
     held = os.stat(path)
     return Identity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)
@@ -142,9 +142,9 @@ def test_sizes_of_the_cages_own_places(plugin: Path) -> None:
 def described(directory: str, paths: list[str]) -> list[Any]:
     """Everything of a plan that a launch uses, compiled in a process of its own."""
     from sandbox import bwrap
-    from sandbox.denylist import Denylist
     from sandbox.layers import available_layers
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.denylist import Denylist
+    from sandbox.paths.mounts import read_mounts
     from sandbox.plan import Request, Text, open_plan
     from sandbox.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network

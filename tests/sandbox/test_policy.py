@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sandbox import cache
 from sandbox import policy_file as module
-from sandbox.denylist import HOST_PATHS
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.grants import Overrides, grant
 from sandbox.identity import accounts
+from sandbox.paths.denylist import HOST_PATHS
 from sandbox.policy import (
     LAYERS,
     LIMIT_NAMES,

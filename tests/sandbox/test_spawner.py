@@ -583,7 +583,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     from sandbox import spawner
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     def lines(pid: int) -> set[str]:
@@ -664,7 +664,7 @@ def born(refuse: bool) -> dict[str, Any]:
     from sandbox import spawner
     from sandbox.cgroups import made
     from sandbox.hierarchies import survey
-    from sandbox.mounts import read_mounts
+    from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     if refuse:  # as a container's filter does

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandbox.hierarchies import survey
-from sandbox.mounts import read_mounts
+from sandbox.paths.mounts import read_mounts
 from tests.conftest import Caller
 from tests.tables import wait_for
 

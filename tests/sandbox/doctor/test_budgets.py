@@ -17,7 +17,7 @@ from sandbox.doctor import budgets
 from sandbox.doctor.trial import Outcome
 from sandbox.hierarchies import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.host import Finding
-from sandbox.mounts import read_mounts
+from sandbox.paths.mounts import read_mounts
 from sandbox.policy import LimitRule
 
 REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in budgets.TRIED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.mounts import ancestry
+from sandbox.paths.mounts import ancestry
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sandbox import sources
-from sandbox.denylist import HOST_PATHS, Denylist
-from sandbox.mounts import read_mounts
-from sandbox.sources import Missing, Refused, Source, open_source
+from sandbox.paths import source as sources
+from sandbox.paths.denylist import HOST_PATHS, Denylist
+from sandbox.paths.mounts import read_mounts
+from sandbox.paths.source import Missing, Refused, Source, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -275,9 +275,9 @@ def test_a_plugins_own_state_below_the_runners_directory(tmp_path: Path) -> None
 
 PROBE = """
 import json, os, subprocess, sys
-from sandbox.denylist import Denylist
-from sandbox.mounts import read_mounts
-from sandbox.sources import Missing, Refused, open_source
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import read_mounts
+from sandbox.paths.source import Missing, Refused, open_source
 
 def ask(path, deny):
     try:

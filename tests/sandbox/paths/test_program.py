@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.program import (
+from sandbox.paths.program import (
     Link,
     Program,
     ProgramFault,
@@ -603,7 +603,7 @@ def test_a_virtual_environment_that_is_a_fifo_does_not_hold_us_up(plugin: Path, 
     write_file(plugin / "run", "#!/bin/sh\n", 0o755)
     # In a process of its own: a hang here would be one of the tests.
     program = (
-        "import sys; from sandbox.program import Sight, resolve\n"
+        "import sys; from sandbox.paths.program import Sight, resolve\n"
         "resolve('./run', (), directory=sys.argv[1], search_path='/usr/bin', roots=['/usr', sys.argv[1]],"
         " sight=Sight(lambda _: None, lambda _: False), trusted=False)"
     )

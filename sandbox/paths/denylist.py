@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from sandbox.mounts import Inside, Mounts, ancestry, contains, fd_path, join
+from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
 

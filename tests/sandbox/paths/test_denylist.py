@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import denylist
 from sandbox.cgroups import made
-from sandbox.denylist import (
+from sandbox.hierarchies import survey
+from sandbox.paths import denylist
+from sandbox.paths.denylist import (
     CONTRACT_HOME_PATHS,
     HOME_PATHS,
     HOST_PATHS,
@@ -27,8 +28,7 @@ from sandbox.denylist import (
     lexical_hit,
     normal,
 )
-from sandbox.hierarchies import survey
-from sandbox.mounts import Inside, parse_mountinfo, read_mounts
+from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
 from tests.conftest import Caller
 from tests.tables import Done, Line, check_rows, run_lines

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.mounts import (
+from sandbox.paths.mounts import (
     Inside,
     Mount,
     Mounts,

@@ -12,8 +12,8 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 
-from sandbox import shims
-from sandbox.mounts import contains
+from sandbox.paths import shims
+from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
 # What execvp(3) falls back to, and where distributions put programs.

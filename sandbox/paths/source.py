@@ -12,12 +12,12 @@ import os
 import stat
 from typing import Literal
 
-from sandbox.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
-from sandbox.denylist import Identity as Inode
-from sandbox.mounts import Inside, Mounts, fd_path
+from sandbox.paths.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
+from sandbox.paths.denylist import Identity as Inode
+from sandbox.paths.mounts import Inside, Mounts, fd_path
+from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
-from sandbox.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 
 SCAN_LIMIT = 200_000
 # Names below denied directories that are looked at before "no hard link" counts as unproven, in units of
