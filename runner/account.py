@@ -17,7 +17,7 @@ from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.layers import Layer
 from sandbox.mentions import NOTES_SHOWN
 from sandbox.plan import missing_note
-from sandbox.policy_file import position as policy_position
+from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits, Note
 

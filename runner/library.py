@@ -26,7 +26,7 @@ from runner.prepare import Invocation
 from runner.report import Outcome
 from runner.session import Session
 from runner.waiting import OnProgress
-from sandbox.grants import Overrides
+from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple

@@ -30,7 +30,7 @@ _MODULES = (
     "sandbox/document/positions.py",
     "sandbox/paths/denylist.py",
     "sandbox/units.py",
-    "sandbox/policy.py",
+    "sandbox/policy/policy.py",
     "sandbox/spec.py",
 )
 

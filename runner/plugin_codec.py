@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
-from sandbox.policy import FRACTIONAL_LIMITS
+from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     NETWORK_ORDER,
     SECCOMP_ORDER,

@@ -22,7 +22,6 @@ from sandbox.budgets import Budgets, assign
 from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
-from sandbox.grants import Overrides, grant
 from sandbox.hierarchies import Lack, Survey, survey
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
@@ -43,8 +42,9 @@ from sandbox.plan import (
     open_plan,
     require_enforceable,
 )
-from sandbox.policy import Policy
-from sandbox.policy_file import load_policy
+from sandbox.policy.grant import Overrides, grant
+from sandbox.policy.load import load_policy
+from sandbox.policy.policy import Policy
 from sandbox.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
 from sandbox.value import NamedTuple

@@ -16,7 +16,7 @@ from runner.faults import Faults
 from runner.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.paths.denylist import lexical_hit
-from sandbox.policy import FRACTIONAL_LIMITS
+from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,
     STATE_DIR_TOKEN,

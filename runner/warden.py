@@ -37,8 +37,8 @@ from runner.plugin_codec import encode
 from runner.prepare import Invocation, Prepared, ready
 from runner.report import EXEC_DEADLINE, Failure, Outcome
 from runner.watch import End, wait
-from sandbox.grants import Overrides
 from sandbox.plan import OpenPlan
+from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from sandbox.hierarchies import Lack, Site, Survey
 from sandbox.layers import LayerUnavailable
 from sandbox.limits import COUNTED_BESIDE
-from sandbox.policy import Policy
+from sandbox.policy.policy import Policy
 from sandbox.spec import Grant, Limits
 from sandbox.value import NamedTuple
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from sandbox.identity.uids import usable_range
-from sandbox.policy import Policy
+from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Grant
 from sandbox.value import NamedTuple

@@ -24,7 +24,7 @@ from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import Source
-from sandbox.policy import Policy
+from sandbox.policy.policy import Policy
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
 from sandbox.value import NamedTuple

@@ -19,7 +19,7 @@ from sandbox.paths.access import unreachable
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.paths.source import Identity, Missing, Refused, Source, open_source
-from sandbox.policy import Policy
+from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spawner import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.identity import state
-from sandbox.policy_file import SYSTEM_POLICY
-from sandbox.policy_text import parse_policy
+from sandbox.policy.load import SYSTEM_POLICY
+from sandbox.policy.parse import parse_policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.seccomp import syscalls
 from scripts.container import filter as container_filter

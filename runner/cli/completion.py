@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from runner.cli import VERBS, verb_parser
 from runner.manifest import contract_names
-from sandbox.policy import LIMIT_NAMES
-from sandbox.policy_file import policy_names
+from sandbox.policy.load import policy_names
+from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

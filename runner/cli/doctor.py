@@ -14,7 +14,7 @@ from runner.report import EXIT, USAGE_ERROR
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.host import Finding, Status
-from sandbox.policy_file import load_policy
+from sandbox.policy.load import load_policy
 
 NAME = "doctor"
 HELP = "say which layers of the cage this machine can enforce"

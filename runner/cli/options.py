@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.prepare import Invocation
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.grants import Overrides
-from sandbox.policy import LIMIT_NAMES
+from sandbox.policy.grant import Overrides
+from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits, is_variable_name
 from sandbox.value import NamedTuple
 

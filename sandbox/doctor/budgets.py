@@ -18,7 +18,7 @@ from sandbox.doctor.trial import Note, Outcome, in_child
 from sandbox.hierarchies import CONTROLLERS, DELEGATE, READ_ONLY, Lack, Survey, own_hierarchies, survey
 from sandbox.host import Finding, Status
 from sandbox.paths.mounts import Mounts, read_mounts
-from sandbox.policy import LimitRule, Policy
+from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawner import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
 from sandbox.value import NamedTuple

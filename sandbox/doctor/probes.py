@@ -31,7 +31,7 @@ from sandbox.doctor.trial import (
 )
 from sandbox.host import Bwrap, BwrapUnusable, Finding, find_bwrap
 from sandbox.identity.uids import DEFAULT_RANGE, LEASES, usable_range
-from sandbox.policy import LimitRule
+from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
 from sandbox.value import NamedTuple
 

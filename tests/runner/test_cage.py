@@ -535,7 +535,7 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
 
         from runner.cage import aclose_zygote, open_cage
         from runner.prepare import Invocation
-        from sandbox.grants import Overrides
+        from sandbox.policy.grant import Overrides
 
         environ = {f"NAME_{number}": "x" * 1000 for number in range(300)}
         environ |= {"PATH": "/usr/bin:/bin", "WANTED": "caf\udce9"}

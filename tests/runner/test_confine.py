@@ -35,7 +35,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.prepare import Invocation, Prepared, ready
     from runner.report import Failure
     from sandbox.cgroups import Cgroup
-    from sandbox.grants import Overrides
+    from sandbox.policy.grant import Overrides
     from sandbox.spawner import CgroupDoors, SpawnError
     from sandbox.spec import Limits
 

@@ -194,7 +194,7 @@ def hold(told: dict[str, Any]) -> None:
     from runner.dialect import Call
     from runner.opening import open_session
     from runner.prepare import Invocation
-    from sandbox.grants import Overrides
+    from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
     invocation = Invocation(

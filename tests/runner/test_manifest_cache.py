@@ -19,7 +19,7 @@ from runner.manifest import load
 from runner.plugin import Entrypoint, Plugin
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic
-from sandbox.policy import FRACTIONAL_LIMITS
+from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
 from tests.conftest import ROOT
 

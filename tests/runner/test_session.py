@@ -23,7 +23,7 @@ from runner.opening import open_session
 from runner.prepare import Invocation
 from runner.report import EXIT
 from runner.session import Session
-from sandbox.grants import Overrides
+from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
@@ -283,7 +283,7 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
     from runner.opening import open_session
     from runner.prepare import Invocation
     from sandbox.cell import children
-    from sandbox.grants import Overrides
+    from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
     async def one(manifest: str, tool: str, limits: dict[str, Any]) -> list[Any]:

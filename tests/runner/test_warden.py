@@ -17,7 +17,7 @@ import pytest
 from runner import warden
 from runner.prepare import Invocation
 from runner.warden import Control, Order, decode
-from sandbox.grants import Overrides
+from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.budgets.cage import Box

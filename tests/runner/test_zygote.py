@@ -10,7 +10,7 @@ import pytest
 
 from runner.prepare import Invocation
 from runner.zygote import Errand
-from sandbox.grants import Overrides
+from sandbox.policy.grant import Overrides
 from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
 from tests.runner import wards

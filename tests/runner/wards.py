@@ -28,7 +28,7 @@ SLEEPS = "#!/bin/sh\necho runs\nexec sleep 1000\n"
 
 def invocation(given: dict[str, Any]) -> Any:
     from runner.prepare import Invocation
-    from sandbox.grants import Overrides
+    from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
     limits = Overrides(limits=Limits(**given.get("limits", {})))

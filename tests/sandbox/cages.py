@@ -12,7 +12,7 @@ from sandbox.owners import Decision
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
-from sandbox.policy import Policy
+from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, Caller
@@ -104,7 +104,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan import Request, open_plan
-    from sandbox.policy import Policy
+    from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
     asked: dict[str, Any] = {

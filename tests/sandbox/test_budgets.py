@@ -12,7 +12,7 @@ from sandbox import budgets
 from sandbox.budgets import Budget, Budgets, assign
 from sandbox.hierarchies import CONTROLLERS, DELEGATE, Lack, Site, Survey
 from sandbox.layers import LayerUnavailable
-from sandbox.policy import LimitMode, LimitRule, Policy
+from sandbox.policy.policy import LimitMode, LimitRule, Policy
 from sandbox.spec import Grant, Limits
 from tests.sandbox import cages
 

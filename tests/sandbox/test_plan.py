@@ -30,7 +30,7 @@ from sandbox.plan import (
     Tmpfs,
     Unreadable,
 )
-from sandbox.policy import PathRule
+from sandbox.policy.policy import PathRule
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, USER_UID, Caller
@@ -146,7 +146,7 @@ def described(directory: str, paths: list[str]) -> list[Any]:
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan import Request, Text, open_plan
-    from sandbox.policy import Policy
+    from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
     asked = Request("./run", ("a", "b"), directory, directory, False, False, (), None)

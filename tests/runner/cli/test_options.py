@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.cli import verb_parser
 from runner.cli.options import invocation_of
-from sandbox.policy import LIMIT_NAMES
+from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
 from tests.conftest import Caller

@@ -14,7 +14,7 @@ import pytest
 
 from runner import __version__
 from runner.cli import VERBS, verb_module, verb_parser
-from sandbox.policy import LIMIT_NAMES
+from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
 
 

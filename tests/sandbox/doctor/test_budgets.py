@@ -18,7 +18,7 @@ from sandbox.doctor.trial import Outcome
 from sandbox.hierarchies import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.host import Finding
 from sandbox.paths.mounts import read_mounts
-from sandbox.policy import LimitRule
+from sandbox.policy.policy import LimitRule
 
 REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in budgets.TRIED]
 EVERYTHING = frozenset({"memory", "pids", "cpu", "io"})

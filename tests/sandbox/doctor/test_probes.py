@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import cache, policy
+from sandbox import cache
 from sandbox.doctor import conditions, ids, probes, rehearsal
 from sandbox.doctor.launching import launching
 from sandbox.doctor.refusal import (
@@ -26,6 +26,7 @@ from sandbox.doctor.refusal import (
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.host import Finding
 from sandbox.identity.uids import Occupancy, id_is_mapped
+from sandbox.policy import policy
 from tests.conftest import SPARE_UID, SYSTEM_PATH
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")

@@ -12,7 +12,7 @@ from sandbox.identity.uids import DEFAULT_RANGE
 from sandbox.paths.denylist import lexical_fault, lexical_hit, normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
-from sandbox.policy import (
+from sandbox.policy.policy import (
     ALWAYS_SIZED,
     LAYERS,
     LIMIT_MODES,

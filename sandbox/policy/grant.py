@@ -8,7 +8,7 @@ from typing import Literal
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.denylist import lexical_fault, lexical_hit, normal, relation
 from sandbox.paths.mounts import contains
-from sandbox.policy import (
+from sandbox.policy.policy import (
     FRACTIONAL_LIMITS,
     LIMIT_NAMES,
     EnvRule,

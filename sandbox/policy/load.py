@@ -15,7 +15,15 @@ from sandbox.document.read import parse, read_bounded
 from sandbox.fingerprint import fingerprint
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.program import ProgramFault, follow
-from sandbox.policy import CapabilityRule, EnvRule, LimitRule, NetworkRule, PathRule, Policy, SeccompRule
+from sandbox.policy.policy import (
+    CapabilityRule,
+    EnvRule,
+    LimitRule,
+    NetworkRule,
+    PathRule,
+    Policy,
+    SeccompRule,
+)
 from sandbox.spec import KeyPath
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
@@ -28,9 +36,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _FORMAT = b"policy.3"
 _MODULES = (
     "sandbox/identity/accounts.py",
-    "sandbox/policy.py",
-    "sandbox/policy_text.py",
-    "sandbox/policy_file.py",
+    "sandbox/policy/policy.py",
+    "sandbox/policy/parse.py",
+    "sandbox/policy/load.py",
     "sandbox/paths/denylist.py",
     "sandbox/units.py",
     "sandbox/spec.py",
@@ -81,7 +89,7 @@ def _read(path: str, name: str) -> Policy:
         policy = _thaw(remembered.get("policy"))
         if policy is not None and _account_stays(policy):
             return policy
-    from sandbox.policy_text import parse_policy
+    from sandbox.policy.parse import parse_policy
 
     policy = parse_policy(path, raw, name=name)
     cache.store(key, {"policy": policy})

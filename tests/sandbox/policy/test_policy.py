@@ -10,12 +10,14 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from sandbox import cache
-from sandbox import policy_file as module
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.grants import Overrides, grant
 from sandbox.identity import accounts
 from sandbox.paths.denylist import HOST_PATHS
-from sandbox.policy import (
+from sandbox.policy import load as module
+from sandbox.policy.grant import Overrides, grant
+from sandbox.policy.load import load_policy, policy_names, untrustworthy
+from sandbox.policy.parse import parse_policy
+from sandbox.policy.policy import (
     LAYERS,
     LIMIT_NAMES,
     RUNTIME_PATHS,
@@ -30,8 +32,6 @@ from sandbox.policy import (
     matches,
     steers,
 )
-from sandbox.policy_file import load_policy, policy_names, untrustworthy
-from sandbox.policy_text import parse_policy
 from sandbox.spec import (
     Denial,
     EnvRequest,
@@ -552,7 +552,7 @@ def test_a_remembered_policy_is_the_same_policy(
     monkeypatch.setattr(cache, "directory", lambda: str(tmp_path / "cache"))
     first = load_policy(name, {})
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    monkeypatch.delattr("sandbox.policy_text.parse_policy")  # so that the second can only be remembered
+    monkeypatch.delattr("sandbox.policy.parse.parse_policy")  # so that the second can only be remembered
     second = load_policy(name, {})
     assert second == first and [type(a) for a in second] == [type(a) for a in first]
     for (_, was), (_, now) in zip(first.limits, second.limits, strict=True):

@@ -1,7 +1,7 @@
 """What the operator allows: for each thing a default, and a ceiling for those who ask for more.
 
 A policy cannot give what the denylist refuses: that is decided again, on the opened files, when the plan is
-made. Where policies come from: policy_file.py; what a manifest gets under one: grants.py.
+made. Where policies come from: load.py; what a manifest gets under one: grant.py.
 """
 
 from __future__ import annotations
