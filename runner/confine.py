@@ -16,10 +16,10 @@ from runner.prepare import Prepared
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.watch import Clocks, End
 from sandbox.cell import Bounds, Cell, launched
-from sandbox.cgroup_meters import CpuTimeMeter, MemoryMeter
-from sandbox.cgroups import Cgroup, OomAround
-from sandbox.limits import rlimits
-from sandbox.meter import Meter
+from sandbox.limits.cgroup import Cgroup, OomAround
+from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
+from sandbox.limits.meter import Meter
+from sandbox.limits.rlimits import rlimits
 from sandbox.plan import OpenPlan
 from sandbox.spawner import SpawnError
 from sandbox.spec import Limits
@@ -27,7 +27,7 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.inspection import Inspection
-    from sandbox.disk import DiskMeter
+    from sandbox.limits.disk import DiskMeter
     from sandbox.relay import Relay
 
 # The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
@@ -223,7 +223,7 @@ def _socket_meter(
     """For what waits in TCP sockets, if the kernel does not bound it and the filter lets them be made."""
     if opened.plan.seccomp == "strict":
         return None
-    from sandbox.socket_meter import SocketMeter, SocketTables
+    from sandbox.limits.socket_meter import SocketMeter, SocketTables
 
     cgroup = prepared.cgroup
     if cgroup is not None and cgroup.memory_with_sockets() is not None:
@@ -237,7 +237,7 @@ def _socket_meter(
 
 def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
     """For the folders the plugin may write."""
-    from sandbox.disk import DiskMeter
+    from sandbox.limits.disk import DiskMeter
 
     return DiskMeter(
         opened.writable,

@@ -22,7 +22,7 @@ from runner.dialect import Setting, Violation
 from runner.frames import LineFramer
 from runner.report import Phase
 from sandbox.feed import Feed
-from sandbox.meter import VIOLATION, Meter
+from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.relay import Relay
 from sandbox.spec import Limits
 from sandbox.streams import PIECE, sink_for

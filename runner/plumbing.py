@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from sandbox.handover import Handover, forget, handed_over
-from sandbox.meter import Meter
+from sandbox.limits.meter import Meter
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 

@@ -17,16 +17,16 @@ from runner.placeholders import Placeholders
 from runner.plugin import Plugin
 from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import CODE_ROOT, cache
-from sandbox.blockdevices import whole_disks
-from sandbox.budgets import Budgets, assign
-from sandbox.cgroups import Cgroup, CgroupFault, OomAround, made, sweep
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
-from sandbox.hierarchies import Lack, Survey, survey
 from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
 from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
+from sandbox.limits.assign import Budgets, assign
+from sandbox.limits.block_devices import whole_disks
+from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, made, sweep
+from sandbox.limits.cgroup_survey import Lack, Survey, survey
 from sandbox.paths.access import unreachable
 from sandbox.paths.denylist import Denylist, homes
 from sandbox.paths.mounts import contains, read_mounts
@@ -345,7 +345,7 @@ def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack
 
 
 def _require_room(opened: OpenPlan, budget: int) -> None:
-    from sandbox.disk import DiskMeter
+    from sandbox.limits.disk import DiskMeter
     from sandbox.units import format_limit
 
     meter = DiskMeter(opened.writable, budget, lambda: ())

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.cell import KILL_SECONDS, Cell, Exit
-from sandbox.meter import VIOLATION, Meter
+from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

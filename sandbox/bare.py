@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
-from sandbox.cgroups import Cgroup
 from sandbox.launcher import Verdict, failure, verdict
-from sandbox.limits import rlimits
+from sandbox.limits.cgroup import Cgroup
+from sandbox.limits.rlimits import rlimits
 from sandbox.plan import LaunchPlan
 from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
 

@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Callable, Mapping
 
-from sandbox.meter import Meter
+from sandbox.limits.meter import Meter
 from sandbox.streams import source_for
 
 _BUFFER = 64 << 10

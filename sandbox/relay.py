@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Collection, Mapping
 
-from sandbox.meter import Meter
+from sandbox.limits.meter import Meter
 from sandbox.streams import PIECE, sink_for
 
 # What is held here at most. With what the plugin's pipe holds (as much again) it is what a plugin can have

@@ -39,8 +39,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from sandbox.cgroups import sweep
-from sandbox.hierarchies import survey
+from sandbox.limits.cgroup import sweep
+from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests import bounds, quick, spread
 from tests.tally import Tally

@@ -112,7 +112,7 @@ def look(places: list[str], shared: list[str]) -> Held:
     import os
     import sys
 
-    from sandbox.hierarchies import survey
+    from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
 
     gc.collect()
@@ -171,8 +171,8 @@ def soak(
     import threading
     from contextlib import ExitStack
 
-    from sandbox.cgroups import made
-    from sandbox.hierarchies import survey
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
@@ -320,7 +320,7 @@ def _makes_groups(caller: Caller) -> bool:
 
 
 def _sites() -> int:
-    from sandbox.hierarchies import survey
+    from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
 
     return len(survey(read_mounts()).sites)

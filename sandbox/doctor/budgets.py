@@ -11,12 +11,20 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from sandbox.blockdevices import whole_disks
-from sandbox.budgets import Budget, assign
-from sandbox.cgroups import Cgroup, CgroupFault, has_swap, made
 from sandbox.doctor.trial import Note, Outcome, in_child
-from sandbox.hierarchies import CONTROLLERS, DELEGATE, READ_ONLY, Lack, Survey, own_hierarchies, survey
 from sandbox.host import Finding, Status
+from sandbox.limits.assign import Budget, assign
+from sandbox.limits.block_devices import whole_disks
+from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, made
+from sandbox.limits.cgroup_survey import (
+    CONTROLLERS,
+    DELEGATE,
+    READ_ONLY,
+    Lack,
+    Survey,
+    own_hierarchies,
+    survey,
+)
 from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawner import fork_into, join_cgroups

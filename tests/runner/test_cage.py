@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.budgets.cage import Box
 from tests.conftest import Caller
+from tests.limits.cage import Box
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, in_cage, invocation, is_sound, line, read, run, settled, summed
 from tests.tables import REPEAT

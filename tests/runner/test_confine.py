@@ -12,8 +12,8 @@ from runner.confine import _clocks
 from runner.watch import Clocks
 from sandbox.spec import Limits
 from tests import elsewhere
-from tests.budgets.cage import PREFER, Box, by_cgroup
 from tests.conftest import Caller
+from tests.limits.cage import PREFER, Box, by_cgroup
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 
@@ -34,7 +34,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner import confine
     from runner.prepare import Invocation, Prepared, ready
     from runner.report import Failure
-    from sandbox.cgroups import Cgroup
+    from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
     from sandbox.spawner import CgroupDoors, SpawnError
     from sandbox.spec import Limits

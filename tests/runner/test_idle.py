@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import elsewhere
-from tests.budgets.cage import policy
 from tests.conftest import Caller
+from tests.limits.cage import policy
 from tests.runner.wards import below
 from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures

@@ -27,7 +27,7 @@ from runner.contracts.rune.inspect import make as make_rune
 from runner.dialect import Setting
 from runner.inspection import Inspection, Inspector
 from runner.plugin import Plugin
-from sandbox.meter import VIOLATION
+from sandbox.limits.meter import VIOLATION
 from sandbox.relay import Relay
 from sandbox.spec import Limits, SandboxSpec
 from tests.conftest import Caller

@@ -16,8 +16,8 @@ from runner.invoke import judge
 from runner.prepare import Invocation, Prepared
 from runner.report import EXIT, SCHEMA, Code, Phase, schema
 from runner.watch import End, Reason
-from sandbox.budgets import Budget
 from sandbox.cell import Exit, Usage
+from sandbox.limits.assign import Budget
 from sandbox.spec import SIZES, Grant, Limits, Network
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.budgets.altered import altered
 from tests.conftest import Caller
+from tests.limits.altered import altered
 from tests.template import quick, templates  # noqa: F401 -- a fixture
 
 Write = Callable[..., Path]

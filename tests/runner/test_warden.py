@@ -20,8 +20,8 @@ from runner.warden import Control, Order, decode
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere
-from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
+from tests.limits.cage import Box
 from tests.runner import wards
 from tests.runner.wards import CAT, SLEEPS, holding, in_cage, invocation, line, summed
 from tests.tables import wait_for

@@ -21,7 +21,7 @@ import pytest
 
 from runner import watch
 from sandbox.cell import Cell, Exit, Usage
-from sandbox.meter import Meter
+from sandbox.limits.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages

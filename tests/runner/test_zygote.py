@@ -11,8 +11,8 @@ import pytest
 from runner.prepare import Invocation
 from runner.zygote import Errand
 from sandbox.policy.grant import Overrides
-from tests.budgets.cage import Box
 from tests.conftest import Caller, vanished
+from tests.limits.cage import Box
 from tests.runner import wards
 from tests.runner.wards import CAT, in_cage, invocation, line, settled, summed, zygote_pid
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures

@@ -17,7 +17,7 @@ import jsonschema
 
 from runner.report import schema
 from tests import elsewhere
-from tests.budgets.cage import PREFER, Box
+from tests.limits.cage import PREFER, Box
 
 CAT = "#!/bin/sh\nexec cat\n"
 SLEEPS = "#!/bin/sh\necho runs\nexec sleep 1000\n"

@@ -12,7 +12,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
-from tests.sandbox.pens import Pen, pen
+from tests.sandbox.limits.own_cgroups import Pen, pen
 from tests.tables import wait_for
 
 Write = Callable[..., Path]
@@ -173,9 +173,9 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
     from sandbox import bare
     from sandbox.cell import Bounds
-    from sandbox.cgroups import made
-    from sandbox.hierarchies import survey
-    from sandbox.limits import rlimits
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_survey import survey
+    from sandbox.limits.rlimits import rlimits
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 

@@ -15,7 +15,7 @@ import pytest
 from sandbox import spawner
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
-from tests.sandbox.pens import pen
+from tests.sandbox.limits.own_cgroups import pen
 
 LEASED = SPARE_UID + 24
 
@@ -581,8 +581,8 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     import signal
 
     from sandbox import spawner
-    from sandbox.cgroups import made
-    from sandbox.hierarchies import survey
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
@@ -662,8 +662,8 @@ def born(refuse: bool) -> dict[str, Any]:
     import os
 
     from sandbox import spawner
-    from sandbox.cgroups import made
-    from sandbox.hierarchies import survey
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 

@@ -18,8 +18,8 @@ import pytest
 
 from runner.cli import doctor
 from sandbox.doctor.probes import REQUIRED
-from sandbox.hierarchies import survey
 from sandbox.host import Finding
+from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox.hierarchies import survey
+from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import Caller
 from tests.tables import wait_for

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox import cgroups
-from sandbox.cgroups import Cgroup, CgroupFault
 from sandbox.doctor import budgets
 from sandbox.doctor.trial import Outcome
-from sandbox.hierarchies import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.host import Finding
+from sandbox.limits import cgroup as cgroups
+from sandbox.limits.cgroup import Cgroup, CgroupFault
+from sandbox.limits.cgroup_survey import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.paths.mounts import read_mounts
 from sandbox.policy.policy import LimitRule
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.cgroups import made
-from sandbox.hierarchies import survey
+from sandbox.limits.cgroup import made
+from sandbox.limits.cgroup_survey import survey
 from sandbox.paths import denylist
 from sandbox.paths.denylist import (
     CONTRACT_HOME_PATHS,

@@ -1,0 +1,217 @@
+"""Which means holds a plugin to which of its limits, on this machine, under this policy.
+
+A limit is held in full, or by something weaker (an rlimit, which counts each process on its own), or not at
+all. Less than in full stops the launch unless the policy prefers it only; then explain and report say so. The
+clocks of a protocol are for who speaks it: `exec` hands them on, as it does the streams.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+
+from sandbox.layers import LayerUnavailable
+from sandbox.limits.cgroup_survey import Lack, Site, Survey
+from sandbox.limits.rlimits import COUNTED_BESIDE
+from sandbox.policy.policy import Policy
+from sandbox.spec import Grant, Limits
+from sandbox.value import NamedTuple
+
+_CGROUPS = ("memory", "pids", "cpu", "io")
+# Since then every user namespace counts its processes itself. Before, those of one uid were one number, and
+# a plugin of an ordinary user would be counted with all else that user runs.
+_NPROC_PER_NAMESPACE = (5, 14)
+_PER_PROCESS = "each process on its own"
+_NO_CAGE = "there is no cage"
+_NO_DISK = "the plugin's files are on no disk of their own that could be limited"
+
+
+class Budget(NamedTuple):
+    name: str
+    requested: float
+    decided_by: str  # manifest, policy, command line
+    enforced_by: str  # in a word or two; empty: by nothing
+    effective: float | None
+    degraded: bool = False
+    detail: str = ""
+
+
+class Budgets(NamedTuple):
+    all: tuple[Budget, ...] = ()
+    sites: tuple[Site, ...] = ()  # where groups are to be made
+    fallbacks: frozenset[str] = frozenset()  # held by an rlimit instead
+
+    def confirmed(self, effective: dict[str, float]) -> Budgets:
+        """With the numbers the kernel has really taken."""
+        return self._replace(
+            all=tuple(
+                budget._replace(effective=effective[budget.name]) if budget.name in effective else budget
+                for budget in self.all
+            )
+        )
+
+    def in_session(self) -> Budgets:
+        """Where the runner itself speaks the protocol: then what `exec` hands on is held as well."""
+        return self._replace(all=tuple(_in_session(budget) for budget in self.all))
+
+    def inspected(self) -> Budgets:
+        """Where the runner reads what it passes on: of the clocks of a protocol that shows the first."""
+        return self._replace(all=tuple(_inspected(budget) for budget in self.all))
+
+
+_SPOKEN = ("handshake", "call", "idle")
+_SAID = ("output", "output_lines")
+
+
+def _inspected(budget: Budget) -> Budget:
+    if budget.name == "handshake":
+        return budget._replace(enforced_by="clock", effective=budget.requested, detail="")
+    if budget.name in _SAID:
+        return budget._replace(detail="of stdout and stderr together")
+    return budget
+
+
+def _in_session(budget: Budget) -> Budget:
+    if budget.name in _SPOKEN:
+        return budget._replace(enforced_by="session", effective=budget.requested, detail="")
+    if budget.name in _SAID:
+        return budget._replace(enforced_by="session", detail="of stdout and stderr together")
+    return budget
+
+
+def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> Budgets:
+    """A means for each limit of `grant`. Raises LayerUnavailable for what is required and cannot be held.
+
+    `disks`: those the plugin's files are on; without one there is nothing for an io limit to hold to.
+    """
+    limits, decided = grant.limits, dict(grant.decided_by)
+    found: list[Budget] = []
+    fallbacks: set[str] = set()
+    for name in limits._fields:
+        value = getattr(limits, name)
+        if value is None:
+            continue
+        budget = Budget(name, value, decided.get(name, "policy"), "", value)
+        if name in _CGROUPS or name == "cpu_time":
+            budget = _by_cgroup(budget, survey, disks)
+            if budget.degraded and policy.limit(name).required(survey.delegated):
+                raise _unavailable(name, survey)
+            if budget.enforced_by.startswith("RLIMIT"):
+                fallbacks.add(name)
+                budget = _within(budget)
+        elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
+            # Not refused, whatever its mode: a policy that allows to run without a cage has said so itself.
+            budget = budget._replace(effective=None, degraded=True, detail=_NO_CAGE)
+        else:
+            budget = _by_other(budget, limits, grant)
+        found.append(budget)
+    return Budgets(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
+
+
+def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budget:
+    name = budget.name
+    if name == "cpu_time":
+        if (site := survey.counts_cpu) is not None:
+            return budget._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
+        whole = math.ceil(budget.requested)  # seconds, and no part of one
+        return budget._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
+    site = survey.site(name)
+    if site is not None and name == "io" and not list(disks):
+        return budget._replace(
+            effective=None,
+            degraded=True,
+            detail=_NO_DISK,
+        )
+    if site is not None:
+        detail = "reads, and writes that go to the disk at once" if name == "io" and site.version == 1 else ""
+        return budget._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
+    reason = survey.lack(name).reason
+    if name == "memory":
+        return budget._replace(
+            enforced_by="RLIMIT_DATA",
+            degraded=True,
+            detail=f"{_PER_PROCESS}, shared memory not at all: {reason}",
+        )
+    if name == "pids" and _release() >= _NPROC_PER_NAMESPACE:
+        return budget._replace(
+            enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits go uncounted: {reason}"
+        )
+    return budget._replace(effective=None, degraded=True, detail=reason)
+
+
+def _by_other(budget: Budget, limits: Limits, grant: Grant) -> Budget:
+    match budget.name:
+        case "open_files" | "locked_memory" | "message_queues":
+            return _within(budget._replace(enforced_by="rlimit"))
+        case "file_size":
+            most = min(budget.requested, limits.disk or budget.requested)
+            return _within(budget._replace(enforced_by="rlimit", effective=most))
+        case "tmp" | "shm":
+            return budget._replace(enforced_by="size of the mount")
+        case "disk":
+            if any(path.access == "write" for path in grant.paths):
+                return budget._replace(enforced_by="runner", detail="measured, in each folder it may write")
+            return budget._replace(enforced_by="mounts", detail="it has no folder to write")
+        case "output" | "output_lines":
+            return budget._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")
+        case "handshake" | "call" | "idle":
+            return budget._replace(
+                enforced_by="caller",
+                effective=None,
+                detail="for who speaks the protocol: exec only passes it on",
+            )
+        case _:
+            return budget._replace(enforced_by="clock")
+
+
+def _within(budget: Budget) -> Budget:
+    """Nobody can be given more than the runner itself may have."""
+    import resource
+
+    kinds = {
+        "open_files": resource.RLIMIT_NOFILE,
+        "file_size": resource.RLIMIT_FSIZE,
+        "locked_memory": resource.RLIMIT_MEMLOCK,
+        "message_queues": resource.RLIMIT_MSGQUEUE,
+        "memory": resource.RLIMIT_DATA,
+        "pids": resource.RLIMIT_NPROC,
+        "cpu_time": resource.RLIMIT_CPU,
+    }
+    _, ceiling = resource.getrlimit(kinds[budget.name])
+    if ceiling == resource.RLIM_INFINITY or budget.effective is None:
+        return budget
+    if budget.name == "pids":
+        ceiling = max(0, ceiling - COUNTED_BESIDE)
+    return budget._replace(effective=min(budget.effective, ceiling))
+
+
+def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
+    """Those whose controllers are needed and, if there are any, one to count, freeze and kill by."""
+    needed = [name for name in _CGROUPS if getattr(limits, name) is not None]
+    sites = [site for name in needed if (site := survey.site(name)) is not None]
+    if (sites or limits.cpu_time is not None or limits.disk is not None) and (counting := survey.counts_cpu):
+        sites.append(counting)
+    return iter(dict.fromkeys(sites))
+
+
+def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
+    lack = survey.lack(name)
+    if name == "cpu_time":
+        lack = survey.lack("cpu")
+    elif name == "io" and survey.site("io") is not None:
+        lack = Lack(_NO_DISK, "ask for no io budget")
+    return LayerUnavailable(
+        name,
+        f"the {name} budget cannot be enforced: {lack.reason}",
+        f'{lack.remedy}; or say mode = "prefer" under [limits.{name}] in the policy',
+    )
+
+
+def _release() -> tuple[int, ...]:
+    """Of the kernel: 6.1.0-13-arm64, 5.10-rc7."""
+    found = []
+    for word in os.uname().release.split(".")[:2]:
+        digits = word[: len(word) - len(word.lstrip("0123456789"))]
+        found.append(int(digits or 0))
+    return tuple(found)

@@ -1,0 +1,65 @@
+"""What a cgroup counts and does not enforce by itself: processor time in all, and on v1 the end of all when
+memory ran out."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections.abc import Mapping
+
+from sandbox.limits.cgroup import Cgroup
+from sandbox.limits.meter import Meter
+
+_SHORTEST_LOOK = 0.02
+_OOM_KILL_TAKES = 0.01  # the event comes before the counter
+_OOM_LOOKS = 100
+
+
+class CpuTimeMeter(Meter):
+    """Total processor time. The next look is when all cores together could have used up what is left."""
+
+    def __init__(self, cgroup: Cgroup, budget: float) -> None:
+        self._cgroup = cgroup
+        self._budget = budget
+        self._cores = os.cpu_count() or 1
+        self._used = 0.0
+        self.due = time.monotonic() + max(_SHORTEST_LOOK, budget / self._cores)
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due:
+            return None
+        self._used = self._cgroup.cpu() or 0.0
+        left = self._budget - self._used
+        self.due = now + max(_SHORTEST_LOOK, left / self._cores)
+        return "cpu_time" if left <= 0 else None
+
+
+class MemoryMeter(Meter):
+    """v1 kills one process when memory runs out and lets the others go on without it. We end them all, as v2
+    does by itself: a plugin that lost a part of itself is not the plugin any more."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self._event = cgroup.oom_event()
+        self._looks = 1
+        if self._event is not None:
+            self.due = 0.0  # something may have happened before the event was asked for
+
+    def interest(self) -> Mapping[int, int]:
+        return {} if self._event is None else {self._event: select.POLLIN}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if self._event is not None and self._event in ready:
+            os.read(self._event, 8)
+            self._looks = _OOM_LOOKS
+        elif now < self.due:
+            return None
+        self._looks -= 1
+        self.due = now + _OOM_KILL_TAKES if self._looks > 0 else math.inf
+        return "memory" if self._cgroup.counters().oom_kills else None
+
+    def close(self) -> None:
+        if self._event is not None:
+            os.close(self._event)

@@ -1,0 +1,151 @@
+"""Memory that waits in TCP and UDP sockets, where the kernel does not hold a plugin to its limit.
+
+cgroup v2 charges it like all other memory. v1 counts it on its own, and a plugin with many sockets passes
+that limit: each of them may keep a little more. Without a cgroup nothing counts it but the machine's own
+tcp_mem and udp_mem, which all programs share. So the runner looks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import monotonic, thread_time
+
+from sandbox.limits.meter import Meter
+
+# A plugin that fills sockets as fast as it can, in bytes a second.
+_FILL_RATE = 1 << 30
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.02, 1.0
+# Of the time between two looks, the part that looking should take. How many sockets there are to look at is
+# the plugin's choice, so the next look is at most this many times later for it.
+_SHARE = 0.05
+_LATEST = 4
+
+# What a socket takes with nothing in it: the kernel's structures for it, its file and its inode.
+_EMPTY_SOCKET = 4096
+# What is left of a connection that was closed, and what there is of one that is not made yet. They belong to
+# no process: a program that makes many short connections has thousands of them.
+_EMPTY_CONNECTION = 512
+_CONNECTIONS_ONLY = ("03", "06", "0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
+_LISTENING = "0A"
+# Where the machine's counters show that there can be no more than this part of the limit, the tables are read
+# once in _LONGEST_LOOK. Reading them costs milliseconds even if they are empty: the kernel walks through the
+# table of all its namespaces. Its counters cost microseconds.
+_SPARE = 0.5
+# Of one table, a hundred thousand sockets. What does not fit is not looked at, so more is too much.
+_TABLE_LIMIT = 16 << 20
+
+
+class SocketMeter(Meter):
+    """`held`: the bytes that count now; None if that cannot be told (yet)."""
+
+    def __init__(self, limit: int, held: Callable[[], float | None]) -> None:
+        self._limit = limit
+        self._held = held
+        self.due = monotonic() + _SHORTEST_LOOK
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due:
+            return None
+        began = thread_time()  # not on the wall's clock, which a plugin can slow down by being busy
+        held = self._held() or 0
+        took = thread_time() - began
+        filled = max(0, self._limit - held) / _FILL_RATE
+        wait = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, filled))
+        self.due = monotonic() + min(_LATEST * wait, max(took / _SHARE, wait))
+        return "memory" if held > self._limit else None
+
+
+class SocketTables:
+    """The sockets of a cage's own network namespace, as the kernel lists them for a process in it.
+
+    `limit`: of the meter. 0: the tables are read at every look.
+    """
+
+    def __init__(self, member: Callable[[], int | None], limit: int = 0) -> None:
+        self._member = member
+        self._spare = limit * _SPARE
+        self._fds: tuple[int, ...] = ()  # they name the namespace: its processes may come and go
+        self._counters: int | None = None
+        self._read_at = -math.inf
+
+    def held(self) -> float | None:
+        if not self._fds and not self._open():
+            return None
+        now = monotonic()
+        if now < self._read_at + _LONGEST_LOOK:
+            most = self._most()
+            if most is not None and most <= self._spare:
+                return most
+        self._read_at = now
+        return sum(_held(fd) for fd in self._fds)
+
+    def _most(self) -> int | None:
+        """No more than this can be held. None: the kernel does not tell."""
+        if self._counters is None:
+            return None
+        return most_in(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
+
+    def _open(self) -> bool:
+        pid = self._member()
+        if pid is None:
+            return False
+        fds = []
+        for name in ("tcp", "tcp6", "udp", "udp6"):  # a kernel may have no IPv6
+            try:
+                fds.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                continue
+        self._fds = tuple(fds)
+        with suppress(OSError):
+            self._counters = os.open(f"/proc/{pid}/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
+        return bool(fds)
+
+    def close(self) -> None:
+        for fd in (*self._fds, *(() if self._counters is None else (self._counters,))):
+            os.close(fd)
+        self._fds, self._counters = (), None
+
+
+def _held(fd: int) -> float:
+    os.lseek(fd, 0, os.SEEK_SET)
+    pieces, size = [], 0
+    while piece := os.read(fd, 1 << 16):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _TABLE_LIMIT:
+            return math.inf
+    return held_in(b"".join(pieces).decode("ascii", "replace"))
+
+
+def held_in(table: str) -> int:
+    """Bytes that the sockets of a /proc/net/tcp or udp take: what is queued in each, and the socket."""
+    total = 0
+    for line in table.splitlines()[1:]:
+        words = line.split(None, 5)
+        if len(words) < 5:
+            continue  # cut short
+        total += _EMPTY_CONNECTION if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET
+        if words[3] != _LISTENING:  # which counts connections there, not bytes
+            sent, _, received = words[4].partition(":")
+            total += int(sent, 16) + int(received, 16)
+    return total
+
+
+def most_in(counters: str) -> int | None:
+    """Bytes that the sockets of a /proc/net/sockstat can take at most. It has the sockets of one namespace,
+    but the memory in queues (in pages) of the whole machine. Since 6.0 up to 1 MiB for each processor is
+    counted late."""
+    found: dict[tuple[str, str], int] = {}
+    for line in counters.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        found |= {(name, key): int(value) for key, value in zip(words[::2], words[1::2], strict=False)}
+    try:
+        pages = found["TCP", "mem"] + found["UDP", "mem"]
+        closed = found["TCP", "tw"] * _EMPTY_CONNECTION
+        return found["sockets", "used"] * _EMPTY_SOCKET + closed + pages * os.sysconf("SC_PAGE_SIZE")
+    except KeyError:
+        return None

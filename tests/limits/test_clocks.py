@@ -1,0 +1,377 @@
+"""Time runs out: whatever the plugin does about it, and whatever the runner is doing at the time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller, descendants
+from tests.limits.altered import altered
+from tests.limits.cage import PREFER, PYTHON, SH, Box, Result, Running
+from tests.tables import wait_for
+
+TIMEOUT = ("timeout", "invocation", "deadline")
+# The clock starts with the runner. Where the machine is so busy that half of the time has passed before all
+# plugins are ready, nothing could be shown, and it is tried again with the next.
+DEADLINES = (2.5, 5.0, 10.0, 20.0, 40.0)
+
+DEAF = "trap '' TERM INT HUP QUIT USR1 USR2 PIPE ALRM; "
+# Everything a daemon does to be forgotten: a session, a second fork, a place, no descriptors.
+DAEMON = """
+import os, signal, sys, time
+def daemon():
+    if os.fork(): return
+    os.setsid()
+    if os.fork(): os._exit(0)
+    os.chdir('/')
+    for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, 64)
+    time.sleep(1000)
+"""
+# They stay alive one way or another, and none of them ends when it is asked to. Those who would keep others
+# from starting wait for a word.
+UNENDING = {
+    "deaf": f"{DEAF}echo ready; while :; do sleep 1000; done",
+    "daemon": f"{DAEMON}\ndaemon()\nprint('ready', flush=True)\ntime.sleep(1000)",
+    "stopped": f"{DEAF}echo ready; kill -STOP $$",
+    "busy": f"{DEAF}echo ready; read word; while :; do :; done",
+    "bomb": "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    "print('ready', flush=True)\n"
+    "input()\n"
+    "while True:\n"
+    "    try:\n"
+    "        if os.fork() == 0: os.setsid()\n"
+    "    except OSError: time.sleep(0.01)",
+}
+# One plugin for all of them, so that its manifest is read once.
+ANY = f'{SH}exec $PROGRAM "$CODE"\n'
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    code = UNENDING[name]
+    program = "/usr/bin/python3 -I -c" if code.lstrip().startswith("import") else "/bin/sh -c"
+    return ("--env", f"PROGRAM={program}", "--env", f"CODE={code}", "--pids", "40")
+
+
+@contextmanager
+def started(box: Box, *names: str) -> Iterator[tuple[float, dict[str, Running]]]:
+    """All of them at once, each doing what it does, and the deadline they have."""
+    folder = box.plugin(ANY)
+    assert box.run(ANY, "--env", "PROGRAM=true").status == 0  # it is known now
+    for seconds in DEADLINES:
+        began = time.monotonic()
+        with ExitStack() as stack:
+            running = {
+                name: stack.enter_context(
+                    box._started(folder, (*options_of(name), "--deadline", f"{seconds}s"), PREFER, {})
+                )
+                for name in names
+            }
+            said = {each.line() for each in running.values()}
+            if said == {"ready"} and time.monotonic() < began + seconds / 2:
+                for each in running.values():
+                    each.say("go")
+                yield seconds, running
+                return
+            for each in running.values():
+                each.process.kill()
+    pytest.fail(f"nothing starts within {DEADLINES[-1]} s here")
+
+
+def is_timeout(result: Result, seconds: float) -> bool:
+    assert (result.status, result.outcome, result.hits[-1:]) == (124, TIMEOUT, ["deadline"]), result
+    assert set(result.hits) <= {"pids", "deadline"}  # of the bomb
+    assert result.exit["ended_by"] == "deadline" and result.exit["forced"]
+    assert not result.exit["kill_incomplete"]
+    assert "the deadline passed" in result.err
+    budget = result.budget("deadline")
+    assert (budget["enforced_by"], budget["effective"]) == ("clock", seconds)
+    assert budget["peak"] > 0
+    return True
+
+
+def state(pid: int) -> str:
+    """As /proc says it; "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return ""
+
+
+def family(runner: int) -> set[int]:
+    """Everybody below a runner who lives."""
+    parents = {pid: _parent(pid) for pid in descendants()}
+    found = {runner}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid for pid in found - {runner} if state(pid) not in ("", "Z", "X")}
+
+
+def is_stopped(pid: int) -> bool:
+    return state(pid) == "T"
+
+
+def is_alone(runner: int) -> bool:
+    return not family(runner)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return -1
+
+
+# --- the deadline ------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_end_is_ended(box: Box) -> None:
+    with started(box, *UNENDING) as (seconds, running):
+        for each in running.values():
+            assert is_timeout(each.end(), seconds)
+
+
+def test_what_ends_in_time_has_met_nothing(box: Box) -> None:
+    result = box.run("#!/bin/sh\nexit 7\n", "--deadline", "1h")
+    assert (result.status, result.hits) == (7, [])
+    assert result.exit["ended_by"] is None
+
+
+def test_what_counts_is_the_end_of_the_first_process(box: Box) -> None:
+    """Daemons may think what they like: they go with it, and its status is the one."""
+    code = f"{PYTHON}{DAEMON}\nfor _ in range(3): daemon()\ntime.sleep(0.1)\nos._exit(6)\n"
+    result = box.run(code, "--deadline", "1h")
+    assert (result.status, result.outcome) == (6, ("crashed", "run", "exit:6"))
+    assert result.hits == []
+
+
+def test_without_a_cage_those_daemons_live_on(plugin_dir: Path, nothing_left: None) -> None:
+    """The control."""
+    program = plugin_dir / "plugin"
+    program.write_text(f"{PYTHON}{DAEMON}\ndaemon()\n")
+    program.chmod(0o755)
+    before = descendants()
+    subprocess.run([program], check=True, timeout=30)
+    assert wait_for(lambda: [pid for pid in descendants() - before if state(pid) == "S"])
+    for pid in descendants() - before:
+        os.kill(pid, signal.SIGTERM)  # deaf as it is
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_deadline_that_passes_before_anything_runs(box: Box) -> None:
+    """Then nothing of it matters but that it is a timeout."""
+    result = box.run("#!/bin/sh\nsleep 1000\n", "--deadline", "1ms")
+    assert (result.status, result.outcome, result.hits) == (124, TIMEOUT, ["deadline"])
+
+
+# --- and nobody there to see it ----------------------------------------------------------------------------
+
+
+def test_the_deadline_holds_while_the_runner_is_stopped(box: Box) -> None:
+    with started(box, "deaf", "stopped", "bomb") as (seconds, running):
+        runners = [each.process.pid for each in running.values()]
+        for pid in runners:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in runners:
+            assert wait_for(partial(is_stopped, pid)), "it was not stopped"
+        for pid in runners:
+            assert wait_for(partial(is_alone, pid), seconds + 60), f"they live: {family(pid)}"
+            assert state(pid) == "T", "the runner has had a hand in it"
+        for pid in runners:
+            os.kill(pid, signal.SIGCONT)
+        for each in running.values():
+            assert is_timeout(each.end(), seconds)
+
+
+def test_a_plugin_lives_while_its_runner_is_stopped(box: Box) -> None:
+    """The control: it is not the stopping that ends it."""
+    with box.running(f"{SH}echo ready; read word; exit 3\n", "--deadline", "1h") as running:
+        pid = running.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_for(partial(is_stopped, pid))
+        assert len(family(pid)) >= 4  # keeper, bwrap, its init and the plugin
+        os.kill(pid, signal.SIGCONT)
+        assert running.end().status == 3
+
+
+# A runner that looks at a plugin's stderr, and is lost in thought over it until a file appears.
+LOST = """
+import os
+from sandbox.relay import Relay
+look = Relay.look
+def lost(self, ready, now):
+    os.write(self._sink.fd, b"lost\\n")
+    while not os.path.exists({path!r}): pass
+    return look(self, ready, now)
+Relay.look = lost
+"""
+
+
+def test_the_deadline_holds_while_the_runner_is_busy(box: Box) -> None:
+    path = box.folder / "go on"
+    box.caller = altered(box.caller, LOST.format(path=str(path)))
+    folder = box.plugin(f"{SH}{DEAF}echo ready; echo >&2; sleep 1000\n")
+    for seconds in DEADLINES:
+        options = ("--deadline", f"{seconds}s", "--limit", "output=1M")
+        began = time.monotonic()
+        with box._started(folder, options, PREFER, {}) as running:
+            runner, errors = running.process.pid, running.process.stderr
+            assert errors is not None
+            if running.line() != "ready" or time.monotonic() > began + seconds / 2:
+                running.process.kill()
+                continue
+            assert errors.readline() == b"lost\n"
+            assert wait_for(partial(is_alone, runner))
+            assert state(runner) in "RS"
+            path.touch()
+            assert is_timeout(running.end(), seconds)
+            return
+    pytest.fail("it does not start here")
+
+
+def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
+    """The manifest asks for no cage, and the policy allows it."""
+    folder = box.plugin(SH + UNENDING["deaf"])
+    manifest = folder / "nexo-plugin.toml"
+    manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
+    policy = PREFER.replace("version = 1\n", 'version = 1\nunsandboxed = "allow"\n')
+    with box._started(folder, ("--deadline", "2s"), policy, {}) as running:
+        assert running.line() == "ready"
+        running.process.send_signal(signal.SIGSTOP)
+        try:
+            assert wait_for(partial(is_alone, running.process.pid), seconds=20)
+        finally:
+            running.process.send_signal(signal.SIGCONT)
+            result = running.end()
+        assert result.outcome == TIMEOUT
+
+
+# --- the launch --------------------------------------------------------------------------------------------
+
+# A bwrap that takes its time before it does anything.
+SLOW = """
+from sandbox.host import Bwrap
+import runner.prepare
+runner.prepare.find_bwrap = lambda environ: Bwrap({path!r})
+"""
+
+
+def slowly(box: Box, delay: str) -> None:
+    path = box.folder / "slow-bwrap"
+    path.write_text(f'#!/bin/sh\nsleep {delay}\nexec /usr/bin/bwrap "$@"\n')
+    path.chmod(0o755)
+    box.caller = altered(box.caller, SLOW.format(path=str(path)))
+
+
+RAN = f"{SH}echo ran; exit 3\n"
+
+
+def test_a_launch_that_takes_too_long(box: Box) -> None:
+    slowly(box, "1000")
+    result = box.run(RAN, "--limit", "launch=500ms", "--deadline", "1h")
+    assert (result.status, result.outcome) == (124, ("launch_failed", "launch", "deadline"))
+    assert result.hits == ["launch"]
+    assert result.out == ""  # it never ran
+    assert (result.exit["ended_by"], result.exit["forced"]) == ("launch", True)
+    assert (result.exit["code"], result.exit["reached_exec"]) == (None, False)
+    assert "did not run after 500ms" in result.err
+
+
+def test_a_launch_that_is_slow_but_in_time(box: Box) -> None:
+    slowly(box, "0.3")
+    result = box.run(RAN, "--limit", "launch=50s")
+    assert (result.status, result.out, result.hits) == (3, "ran\n", [])
+    budget = result.budget("launch")
+    assert (budget["enforced_by"], budget["effective"], budget["degraded"]) == ("clock", 50.0, False)
+
+
+# The time for the launch is over at once, but is not looked at before the program runs.
+PATIENT = """
+import time
+from sandbox.cell import Cell
+runs = Cell.runs
+def patient(self):
+    until = time.monotonic() + {seconds}
+    while not runs(self) and time.monotonic() < until: time.sleep(0.001)
+    return runs(self)
+Cell.runs = patient
+"""
+WAITS = f"{SH}echo ready; read word; echo $word; exit 3\n"
+
+
+def test_a_launch_limit_is_no_deadline(box: Box) -> None:
+    """Once the program runs it may do so for as long as it likes."""
+    box.caller = altered(box.caller, PATIENT.format(seconds=30))
+    with box.running(WAITS, "--limit", "launch=1ms") as running:
+        running.say("still here")
+        result = running.end()
+    assert (result.status, result.out, result.hits) == (3, "still here\n", [])
+
+
+@pytest.mark.needs("root")
+def test_a_launch_limit_for_a_root_that_may_not_look(
+    runner_as_root: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    """Root as containers have it, without CAP_SYS_PTRACE: it may not look into others' processes."""
+    lesser = ("/usr/bin/setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "--")
+    caller = altered(replace(runner_as_root, prefix=lesser), PATIENT.format(seconds=2))
+    with Box(caller, plugin_dir).running(WAITS, "--limit", "launch=1ms") as running:
+        running.say("still here")
+        result = running.end()
+    assert (result.status, result.out, result.hits) == (3, "still here\n", []), result
+
+
+# --- the time to end ---------------------------------------------------------------------------------------
+
+IMPATIENT = "from runner import watch\nwatch.GRACE = {seconds}\n"
+
+
+def test_a_plugin_that_does_not_hear_has_its_teardown(box: Box) -> None:
+    """And not what others have: that would be a quarter of an hour here."""
+    box.caller = altered(box.caller, IMPATIENT.format(seconds=900.0))
+    with box.running(SH + UNENDING["deaf"], "--limit", "teardown=200ms") as running:
+        running.process.send_signal(signal.SIGTERM)
+        result = running.end()
+    assert (result.status, result.outcome) == (143, ("cancelled", "teardown", "signal:15"))
+    assert result.hits == ["teardown"]
+    assert result.exit["forced"] and result.exit["signal"] == signal.SIGTERM
+
+
+POLITE = f"{SH}trap 'echo heard; read word; echo $word; exit 5' TERM; echo ready; sleep 1000 & wait\n"
+
+
+def test_a_plugin_that_hears_may_take_its_teardown(box: Box) -> None:
+    """Here others would have a millisecond."""
+    box.caller = altered(box.caller, IMPATIENT.format(seconds=0.001))
+    with box.running(POLITE, "--limit", "teardown=50s") as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.line() == "heard"
+        running.say("bye")
+        result = running.end()
+    assert (result.status, result.out, result.hits) == (5, "bye\n", [])
+    assert (result.exit["ended_by"], result.exit["forced"]) == ("signal", False)
+
+
+# --- clocks that are not ours ------------------------------------------------------------------------------
+
+
+def test_clocks_of_the_protocol_are_passed_on(box: Box) -> None:
+    """Who speaks it can see a handshake, a call, a pause. exec cannot: it takes the limits and says so."""
+    limits: Mapping[str, object] = {"handshake": "1ms", "call": "2s", "idle": "3m"}
+    result = box.run(f"{SH}sleep 0.2; exit 0\n", limits=limits)
+    assert (result.status, result.hits) == (0, [])
+    for name, seconds in {"handshake": 0.001, "call": 2.0, "idle": 180.0}.items():
+        budget = result.budget(name)
+        assert (budget["requested"], budget["effective"]) == (seconds, None)
+        assert (budget["enforced_by"], budget["degraded"]) == ("caller", False)
+        assert "exec" in budget["detail"]

@@ -1,0 +1,281 @@
+"""What each process is held to by resource limits: files, locked memory, message queues, no core dumps.
+
+The same everywhere; nothing of it can be raised again from inside.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.limits.cage import SH, Box, Result, by_cgroup, held
+
+KIB, MIB = 1 << 10, 1 << 20
+OK = ("ok", "run", "")
+
+WRITE = """
+import errno, json, os
+written, refused = 0, ""
+with open("/tmp/file", "wb", buffering=0) as file:
+    try:
+        while written < {size}:
+            written += file.write(bytes(min(65536, {size} - written)))
+    except OSError as error:
+        refused = errno.errorcode[error.errno]
+print(json.dumps([written, os.path.getsize("/tmp/file"), refused]))
+raise SystemExit({status})
+"""
+
+HOARD = """
+import errno, json, os
+try:
+    while True:
+        last = os.dup(0)
+except OSError as error:
+    os.close(last)  # Python needs one itself
+    print(json.dumps([last, errno.errorcode[error.errno]]))
+"""
+
+LOCK = """
+import ctypes, errno, json, mmap
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, {size} + 16 * page)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+locked, refused = 0, ""
+while locked < {size} + 16 * page:
+    if libc.mlock(ctypes.c_void_p(start + locked), ctypes.c_size_t(page)):
+        refused = errno.errorcode[ctypes.get_errno()]
+        break
+    locked += page
+print(json.dumps([locked, refused]))
+"""
+
+QUEUES = """
+import ctypes, errno, json, os
+libc = ctypes.CDLL("libc.so.6", use_errno=True)
+class Attributes(ctypes.Structure):
+    _fields_ = [("fields", ctypes.c_long * 8)]
+wanted = Attributes()
+wanted.fields[1], wanted.fields[2] = 1, 1024  # one message of 1024 bytes
+made, refused = 0, ""
+while made < 64:
+    name = f"/queue-{made}".encode()
+    if libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, ctypes.byref(wanted)) < 0:
+        refused = errno.errorcode[ctypes.get_errno()]
+        break
+    made += 1
+print(json.dumps([made, refused]))
+"""
+
+# Every way to raise a limit: as itself, of itself, of its parent, and through the shell that knows how.
+RAISE = """
+import json, os, resource
+limits = {{}}
+for name in {names}:
+    kind = getattr(resource, name)
+    soft, hard = resource.getrlimit(kind)
+    tries = {{
+        "soft": lambda: resource.setrlimit(kind, (hard + 1, hard)),
+        "hard": lambda: resource.setrlimit(kind, (hard, hard + 1)),
+        "no limit": lambda: resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
+        "prlimit": lambda: resource.prlimit(os.getpid(), kind, (hard, hard + 1)),
+        "parent's": lambda: resource.prlimit(os.getppid(), kind, (hard, hard + 1)),
+    }}
+    worked = []
+    for way, attempt in tries.items():
+        try:
+            attempt()
+            worked.append(way)
+        except (ValueError, OSError):
+            pass
+    after = resource.getrlimit(kind)
+    control = max(0, hard - 1)
+    resource.setrlimit(kind, (control, control))
+    lowered = resource.getrlimit(kind) == (control, control)
+    limits[name] = [soft, hard, worked, list(after), lowered]
+print(json.dumps(limits))
+"""
+
+
+def as_asked(result: Result, name: str, value: int, effective: int | None = None) -> None:
+    budget = result.budget(name)
+    assert budget["requested"] == value
+    assert budget["effective"] == (value if effective is None else effective)
+    assert (budget["enforced_by"], budget["degraded"], budget["peak"]) == ("rlimit", False, None)
+    assert result.exit["status"] == result.status
+
+
+def at_most(kind: int, value: int) -> Callable[[], None]:
+    """For a runner that may not have more itself."""
+    return lambda: resource.setrlimit(kind, (value, value))
+
+
+# --- how large a file may be --------------------------------------------------------------------------------
+
+
+def test_a_file_that_grows_too_large(box: Box) -> None:
+    result = box.run(SH + "exec head -c 2097152 /dev/zero > /tmp/file\n", limits={"file_size": "1M"})
+    assert result.status == 128 + signal.SIGXFSZ
+    assert (result.outcome, result.hits) == (("crashed", "run", "file_size"), ["file_size"])
+    as_asked(result, "file_size", MIB)
+
+
+def test_who_handles_it_ends_as_it_likes(box: Box) -> None:
+    # Python ignores SIGXFSZ, and hears EFBIG.
+    result = box.run(WRITE.format(size=2 * MIB, status=3), limits={"file_size": "1M"})
+    assert result.told == [MIB, MIB, "EFBIG"]
+    assert (result.status, result.outcome, result.hits) == (3, ("crashed", "run", "exit:3"), [])
+    as_asked(result, "file_size", MIB)
+
+
+def test_a_file_as_large_as_it_may_be(box: Box) -> None:
+    result = box.run(WRITE.format(size=MIB, status=0), limits={"file_size": "1M"})
+    assert result.told == [MIB, MIB, ""]
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    assert result.usage["written"] >= MIB
+
+
+def test_a_file_size_that_the_cage_cannot_live_with(box: Box) -> None:
+    """Said where it is asked for, as it is of too few open files; or the plugin runs. But no riddle."""
+    result = box.run("pass", limits={"file_size": 1})
+    assert result.outcome in (OK, ("manifest_invalid", "manifest", "limit_value"))
+
+
+# --- how many files may be open -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [16, 40])
+def test_open_files(box: Box, number: int) -> None:
+    """The highest descriptor is the last one below the limit."""
+    result = box.run(HOARD, limits={"open_files": number})
+    assert result.told == [number - 1, "EMFILE"]
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, "open_files", number)
+
+
+def test_open_files_without_a_word(box: Box) -> None:
+    result = box.run("import resource\nprint(list(resource.getrlimit(resource.RLIMIT_NOFILE)))")
+    assert result.told == [1024, 4096]
+
+
+# --- memory that is never swapped out, and messages ---------------------------------------------------------
+
+
+def test_locked_memory(box: Box) -> None:
+    result = box.run(LOCK.format(size=128 * KIB), limits={"locked_memory": "128K"})
+    locked, refused = result.told
+    assert locked == 128 * KIB and refused in ("ENOMEM", "EPERM", "EAGAIN")
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, "locked_memory", 128 * KIB)
+
+
+def test_locked_memory_without_a_word(box: Box) -> None:
+    assert box.run(LOCK.format(size=64 * KIB)).told[0] == 64 * KIB
+
+
+def test_message_queues(box: Box) -> None:
+    assert box.run(QUEUES).told == [0, "EMFILE"], "without a word there are none"
+    few = box.run(QUEUES, limits={"message_queues": "8K"})
+    made, refused = few.told
+    assert 0 < made < 8 and refused == "EMFILE"
+    assert (few.status, few.outcome, few.hits) == (0, OK, [])
+    as_asked(few, "message_queues", 8 * KIB)
+    more = box.run(QUEUES, limits={"message_queues": "32K"})
+    assert made < more.told[0] < 32 and more.told[1] == "EMFILE"
+
+
+# --- core dumps ---------------------------------------------------------------------------------------------
+
+
+def test_no_core_dumps(box: Box) -> None:
+    code = (
+        "import os, resource\nprint(list(resource.getrlimit(resource.RLIMIT_CORE)), flush=True)\nos.abort()"
+    )
+    result = box.run(code)
+    assert result.told == [0, 0]
+    assert result.status == 128 + signal.SIGABRT
+    assert result.outcome == ("crashed", "run", "signal:6")
+
+
+# --- nothing of it can be raised again ----------------------------------------------------------------------
+
+
+def test_what_was_set_cannot_be_raised(box: Box) -> None:
+    limits: dict[str, object] = {
+        "open_files": 64,
+        "file_size": "1M",
+        "locked_memory": "128K",
+        "message_queues": "8K",
+        "memory": "64M",
+        "pids": 20,
+        "cpu_time": "5s",
+    }
+    expected = {
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_FSIZE": MIB,
+        "RLIMIT_MEMLOCK": 128 * KIB,
+        "RLIMIT_MSGQUEUE": 8 * KIB,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": 5,
+        "RLIMIT_DATA": 64 * MIB,
+        "RLIMIT_NPROC": 20,
+    }
+    if by_cgroup(box, "memory"):
+        del expected["RLIMIT_DATA"]
+    if held(box, "pids") != "RLIMIT_NPROC":
+        del expected["RLIMIT_NPROC"]
+    result = box.run(RAISE.format(names=list(expected)), limits=limits)
+    assert (result.status, result.outcome) == (0, OK), result.err
+    for name, (soft, hard, worked, after, lowered) in result.told.items():
+        # Two of them are for the cage as well, or come second to something that counts better.
+        spare = {"RLIMIT_NPROC": 3, "RLIMIT_CPU": 2}.get(name, 0)
+        assert expected[name] <= soft <= hard <= expected[name] + spare, name
+        assert worked == [] and after == [soft, hard], f"{name} could be raised: {worked}"
+        assert lowered, f"{name}: the attempts cannot have worked at all"
+
+
+# --- where the runner itself may not have as much -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "own"),
+    [
+        ("open_files", "RLIMIT_NOFILE", 256),
+        ("locked_memory", "RLIMIT_MEMLOCK", 64 * KIB),
+        ("message_queues", "RLIMIT_MSGQUEUE", 16 * KIB),
+        ("file_size", "RLIMIT_FSIZE", 512 * KIB),
+    ],
+)
+def test_nobody_gets_more_than_the_runner_has(box: Box, name: str, kind: str, own: int) -> None:
+    code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
+    more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
+    result = box.run(code, limits={name: 1024 * KIB if own > 1024 else 1024}, **more)
+    assert result.outcome == OK
+    assert result.told == [own, own]
+    as_asked(result, name, 1024 * KIB if own > 1024 else 1024, effective=own)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "own", "asked", "effective"),
+    [
+        ("memory", "RLIMIT_DATA", 256 * MIB, 512 * MIB, 256 * MIB),
+        ("pids", "RLIMIT_NPROC", 203, 1000, 200),  # the cage has three
+        ("cpu_time", "RLIMIT_CPU", 100, 200, 100),
+    ],
+)
+def test_nor_of_what_stands_in_for_a_cgroup(
+    box: Box, name: str, kind: str, own: int, asked: int, effective: int
+) -> None:
+    if held(box, name) != kind:
+        pytest.skip(f"here {name} is held by {held(box, name) or 'nothing'}")
+    code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
+    more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
+    result = box.run(code, limits={name: asked}, **more)
+    assert result.outcome == OK and result.told == [own, own]
+    assert result.budget(name)["requested"] == asked
+    assert result.budget(name)["effective"] == effective

@@ -1,0 +1,307 @@
+"""Memory: of all processes together, with /tmp and /dev/shm, without swap; and an end that is called by name.
+
+Where no cgroup holds it, each process is held on its own, and the report says that this is less.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import vanished
+from tests.limits.cage import SH, Box, Result, by_cgroup, held, rlimit_of
+
+MIB = 1 << 20
+OOM = ("crashed", "run", "oom")
+OK = ("ok", "run", "")
+
+HOG = "b = b'x' * (100 << 20)"
+
+# The child takes too much. Who started it waits, and ends with status 0 in the moment the child is gone.
+ONLY_A_CHILD = """
+import os, time
+child = os.fork()
+if child == 0:
+    os._exit(len(b'x' * (100 << 20)) % 2)
+_, status = os.waitpid(child, 0)
+{then}
+"""
+
+FLOOD = """
+import errno, json, os, sys
+path, size = {path!r}, {size}
+written, refused = 0, ""
+with open(path, "wb", buffering=0) as file:
+    while written < size:
+        try:
+            written += file.write(bytes(65536))
+        except OSError as error:
+            refused = errno.errorcode[error.errno]
+            break
+print(json.dumps([written, refused]))
+"""
+
+# Four children, each well within the budget, and together twice of it.
+TOGETHER = """
+import mmap, os
+part = 16 << 20
+shared = mmap.mmap(-1, 4 * part) if {shared} else None
+gate, open_gate = os.pipe()
+ends = []
+for number in range(4):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(open_gate)
+        if shared is None:
+            mine = b'x' * part
+        else:
+            for at in range(number * part, (number + 1) * part, 4096):
+                shared[at] = 1
+        os.write(write, b'.')
+        os.read(gate, 1)  # keeps it until all have theirs
+        os._exit(0)
+    os.close(write)
+    ends.append(read)
+print(b''.join(os.read(end, 1) for end in ends).decode(), flush=True)
+"""
+
+
+def as_asked(result: Result, box: Box, size: int) -> None:
+    """What every report says of the budget, however it ended."""
+    budget = result.budget("memory")
+    expected = {
+        "requested": size,
+        "effective": size,
+        "decided_by": "manifest",
+        "enforced_by": held(box, "memory"),
+        "degraded": not by_cgroup(box, "memory"),
+    }
+    assert {key: budget[key] for key in expected} == expected
+    assert bool(budget["detail"]) == budget["degraded"]
+    if by_cgroup(box, "memory"):
+        assert budget["peak"] == result.usage["memory_peak"]
+        assert 0 < budget["peak"] <= size * 1.05  # the kernel itself may go over by a little
+    else:
+        assert budget["peak"] is None and result.usage["memory_peak"] is None
+    assert result.exit["status"] == result.status
+    assert not result.exit["kill_incomplete"] and result.exit["left"] == []
+
+
+def ran_out(result: Result, box: Box, size: int) -> None:
+    assert result.outcome == OOM
+    assert result.hits == ["memory"]
+    assert "ran out of memory" in result.err
+    as_asked(result, box, size)
+    assert result.usage["memory_peak"] > size / 2
+
+
+def test_the_program_itself(box: Box) -> None:
+    result = box.run(HOG, limits={"memory": "32M"})
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 32 * MIB)
+        assert result.status == 128 + signal.SIGKILL
+    else:
+        assert "MemoryError" in result.err
+        assert (result.status, result.outcome, result.hits) == (1, ("crashed", "run", "exit:1"), [])
+        as_asked(result, box, 32 * MIB)
+
+
+def test_within_the_budget_nothing_happens(box: Box) -> None:
+    # The control of all the others: the same, with enough.
+    result = box.run(HOG, limits={"memory": "160M"})
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 160 * MIB)
+    if by_cgroup(box, "memory"):
+        assert result.usage["memory_peak"] >= 100 * MIB
+    assert result.usage["max_rss"] >= 100 * MIB
+
+
+def test_a_child_while_the_program_ends_well(box: Box) -> None:
+    """Whoever is faster, the kernel with the rest of the group, the runner, or the program with its status 0:
+    the plugin lost a part of itself, and that is told."""
+    for _ in range(3):
+        result = box.run(ONLY_A_CHILD.format(then="os._exit(0)"), limits={"memory": "32M"})
+        if by_cgroup(box, "memory"):
+            ran_out(result, box, 32 * MIB)
+            assert result.status in (0, 128 + signal.SIGKILL)
+        else:
+            assert (result.status, result.outcome, result.hits) == (0, OK, [])
+            as_asked(result, box, 32 * MIB)
+
+
+def test_a_program_that_was_faster_than_the_runner(box: Box) -> None:
+    """The runner is stopped, so that nobody but the kernel has a hand in it, and learns of all at once."""
+    code = "print('ready', flush=True)\ninput()\n" + ONLY_A_CHILD.format(then="os._exit(0)")
+    with box.running(code, limits={"memory": "32M"}) as running:
+        keeper = running.family["keeper"]
+        running.process.send_signal(signal.SIGSTOP)
+        try:
+            running.say("now")
+            assert vanished({keeper}, 60)
+        finally:
+            running.process.send_signal(signal.SIGCONT)
+    result = running.result
+    assert result is not None
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 32 * MIB)
+        # v2 kills all of the group; on v1 the program lived to say that all is well.
+        code_and_status = (137, None) if held(box, "memory") == "cgroup v2" else (0, 0)
+        assert (result.status, result.exit["code"]) == code_and_status
+        assert result.exit["ended_by"] is None
+    else:
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
+
+
+def test_a_child_and_a_program_that_would_go_on(box: Box) -> None:
+    then = "if os.WIFSIGNALED(status):\n    time.sleep(1000)"
+    result = box.run(ONLY_A_CHILD.format(then=then), limits={"memory": "32M"})
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 32 * MIB)
+        assert result.status == 128 + signal.SIGKILL
+    else:  # the child heard of it itself, and nobody was killed
+        assert "MemoryError" in result.err
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
+
+
+def test_a_program_that_starts_hogs_for_ever(box: Box) -> None:
+    """On v1 the kernel kills them one by one, and the program could go on so; the runner ends it."""
+    if not by_cgroup(box, "memory"):
+        pytest.skip("nothing is killed where nothing counts all of them")
+    code = "import os\nwhile True:\n    if os.fork() == 0:\n        " + HOG + "\n    os.wait()"
+    result = box.run(code, limits={"memory": "32M"})
+    ran_out(result, box, 32 * MIB)
+    assert result.status == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
+def test_a_flooded_tmpfs_is_memory(box: Box, limit: str, path: str) -> None:
+    result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "32M", limit: "64M"})
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 32 * MIB)
+    else:
+        assert result.told == [64 * MIB, "ENOSPC"]
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
+        as_asked(result, box, 32 * MIB)
+
+
+@pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
+def test_a_tmpfs_has_a_size_of_its_own(box: Box, limit: str, path: str) -> None:
+    result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "64M", limit: "8M"})
+    assert result.told == [8 * MIB, "ENOSPC"]
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 64 * MIB)
+    mount = result.budget(limit)
+    assert mount["requested"] == mount["effective"] == 8 * MIB
+    assert (mount["enforced_by"], mount["degraded"]) == ("size of the mount", False)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["each its own", "shared among them"])
+def test_many_who_take_little(box: Box, shared: bool) -> None:
+    result = box.run(TOGETHER.format(shared=shared), limits={"memory": "48M"})
+    if by_cgroup(box, "memory"):
+        ran_out(result, box, 48 * MIB)
+        assert "...." not in result.out
+    else:
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
+        assert result.out == "....\n"
+        as_asked(result, box, 48 * MIB)
+        assert "each process on its own, shared memory not at all" in result.budget("memory")["detail"]
+
+
+def test_a_kill_is_not_called_oom(box: Box) -> None:
+    result = box.run(SH + "kill -9 $$\n", limits={"memory": "32M"})
+    assert (result.status, result.outcome) == (128 + signal.SIGKILL, ("crashed", "run", "signal:9"))
+    assert result.hits == []
+    result = box.run(SH + "sh -c 'kill -9 $$'\nexit 0\n", limits={"memory": "32M"})
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+
+
+def test_the_plugin_beside_it_is_unharmed(box: Box) -> None:
+    beside = "print('ready', flush=True)\ninput()\nprint(len(b'x' * (20 << 20)), flush=True)\ninput()"
+    with box.running(beside, name="beside", limits={"memory": "48M"}) as running:
+        hog = box.run(HOG, limits={"memory": "48M"})
+        assert hog.outcome == (OOM if by_cgroup(box, "memory") else ("crashed", "run", "exit:1"))
+        running.say("now you")
+        assert running.line() == str(20 * MIB)
+        running.say("thanks")
+        result = running.end()
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 48 * MIB)
+
+
+def test_what_the_kernel_was_told(box: Box) -> None:
+    """Read on the host, while it runs. A size that is no multiple of a page is rounded, and so reported."""
+    asked = 40_000_001
+    page = os.sysconf("SC_PAGE_SIZE")
+    waits = "print('ready', flush=True)\ninput()"
+    with box.running(waits, limits={"memory": asked}) as running:
+        if by_cgroup(box, "memory"):
+            group = running.group("memory")
+            taken = _limits_in(group)
+        else:
+            taken = {"memory": rlimit_of(running.pid, "Max data size")}
+        running.say("thanks")
+        result = running.end()
+    assert result.outcome == OK
+    assert result.budget("memory")["requested"] == asked
+    assert result.budget("memory")["effective"] == taken["memory"]
+    if by_cgroup(box, "memory"):
+        assert taken["memory"] == asked // page * page
+        assert taken["with swap"] in (taken["memory"], None)
+        assert taken["with swap"] is not None or _no_swap()
+        assert group.name.startswith("runner-") and not group.exists()
+    else:
+        assert taken["memory"] == asked
+
+
+def _limits_in(group: Path) -> dict[str, int | None]:
+    def number(name: str) -> int | None:
+        try:
+            return int((group / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    if (group / "memory.max").exists():
+        swap, most = number("memory.swap.max"), number("memory.max")
+        assert most is not None and (group / "memory.oom.group").read_text() == "1\n"
+        return {"memory": most, "with swap": None if swap is None else most + swap}
+    return {"memory": number("memory.limit_in_bytes"), "with swap": number("memory.memsw.limit_in_bytes")}
+
+
+def _no_swap() -> bool:
+    return len(Path("/proc/swaps").read_text().splitlines()) < 2
+
+
+# Connections to itself, each filled as far as it goes, until there is enough in all of them. How much goes
+# into one is up to the machine: half a megabyte where nobody has raised net.core.wmem_max.
+SOCKETS = """
+import json, socket, time
+held, sent, server = [], 0, socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen(5)
+while sent < {enough} and len(held) < 400:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    client.connect(server.getsockname())
+    held += [client, server.accept()[0]]
+    client.setblocking(False)
+    for _ in range(4):
+        try:
+            sent += client.send(b"x" * (1 << 20))
+        except OSError:
+            time.sleep(0.002)
+    print(json.dumps(sent), flush=True)
+"""
+
+
+def test_what_waits_in_sockets_is_memory(box: Box) -> None:
+    if not by_cgroup(box, "memory"):
+        pytest.skip("nobody counts that here")
+    code = SOCKETS.format(enough=64 * MIB)
+    result = box.run(code, limits={"memory": "32M"})
+    assert 0 < result.told < 64 * MIB
+    control = box.run(code, limits={"memory": "1G"})
+    assert control.told >= 64 * MIB

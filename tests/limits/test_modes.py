@@ -1,0 +1,219 @@
+"""Whose word decides: manifest, policy or command line, and what happens where a budget cannot be held.
+
+All of it seen in what the plugin can really do, or in what the kernel has been told; and explain has to say
+the same beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller
+from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, group_of, held, policy, rlimit_of
+
+MIB = 1 << 20
+OK = ("ok", "run", "")
+BUDGETS: Mapping[str, object] = {"memory": "64M", "pids": 20, "cpu": 0.5, "cpu_time": "10s", "io": "10M"}
+
+# Says in a file that it has run, in a folder it may write to.
+LEAVES_A_MARK = SH + "echo ran > {place}/mark\n"
+
+# How many processes can be: each waits for its input, which does not end.
+COUNT = """
+import json, os
+made = 1
+gate, open_gate = os.pipe()
+try:
+    while made < 100:
+        if os.fork() == 0:
+            os.close(open_gate)
+            os.read(gate, 1)
+            os._exit(0)
+        made += 1
+except BlockingIOError:
+    pass
+print(json.dumps(made), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def place(box: Box) -> Path:
+    """Where a plugin can leave a mark."""
+    path = box.folder / "open"
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+def launch(box: Box, place: Path, mode: str, *names: str) -> Result:
+    return box.run(
+        LEAVES_A_MARK.format(place=place),
+        policy=policy(mode, write=(str(place),)),
+        write=(str(place),),
+        limits={name: BUDGETS[name] for name in names},
+    )
+
+
+@pytest.mark.parametrize("name", BY_CGROUP)
+def test_required(box: Box, place: Path, name: str) -> None:
+    result = launch(box, place, "require", name)
+    if by_cgroup(box, name):
+        assert (result.status, result.outcome) == (0, OK)
+        assert (place / "mark").exists() and not result.budget(name)["degraded"]
+        return
+    assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", name))
+    assert f"the {name} budget cannot be enforced" in result.message
+    # Which controller, and what to do about it.
+    assert "cpu" in result.message if name == "cpu_time" else name in result.message
+    assert f'mode = "prefer" under [limits.{name}]' in result.hint
+    assert result.hint.partition("; or say mode")[0], "no remedy but to go without"
+    assert result.message in result.err and result.hint in result.err
+    assert list(place.iterdir()) == [], "it was started all the same"
+    assert not result.exit["reached_exec"] and result.report["usage"] is None and result.hits == []
+
+
+def test_preferred(box: Box, place: Path) -> None:
+    result = launch(box, place, "prefer", *BUDGETS)
+    assert (result.status, result.outcome) == (0, OK)
+    assert (place / "mark").exists()
+    for name in BUDGETS:
+        budget = result.budget(name)
+        assert budget["enforced_by"] == held(box, name)
+        assert budget["degraded"] == (not by_cgroup(box, name))
+        assert (budget["effective"] is None) == (not held(box, name))
+        assert budget["detail"] or not budget["degraded"]
+    assert set(result.report["degraded"]) == {name for name in BUDGETS if not by_cgroup(box, name)}
+
+
+@pytest.mark.parametrize("name", ["memory", "cpu_time"])
+def test_required_where_it_was_delegated(box: Box, place: Path, name: str) -> None:
+    """Root is expected to have the means, as is who was handed a group; nobody else."""
+    result = launch(box, place, "delegated", name)
+    expected = box.caller.uid == 0 or any(by_cgroup(box, each) for each in BY_CGROUP)
+    if by_cgroup(box, name) or not expected:
+        assert (result.status, result.outcome) == (0, OK)
+        assert result.budget(name)["degraded"] == (not by_cgroup(box, name))
+        assert (place / "mark").exists()
+    else:
+        assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", name))
+        assert list(place.iterdir()) == []
+
+
+def test_without_a_word_of_anybody(box: Box) -> None:
+    """The policy that is in force by itself gives memory and processes, by the best means there is."""
+    result = box.run("pass", "--policy", "default", policy=None)
+    lacking = [name for name in ("memory", "pids") if not by_cgroup(box, name)]
+    if box.caller.uid == 0 and lacking:
+        assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", lacking[0]))
+        return
+    assert (result.status, result.outcome) == (0, OK)
+    for name, value in (("memory", 1024 * MIB), ("pids", 256)):
+        budget = result.budget(name)
+        assert (budget["requested"], budget["decided_by"]) == (value, "policy")
+        assert (budget["enforced_by"], budget["degraded"]) == (held(box, name), name in lacking)
+
+
+def test_explain_says_so_beforehand(box: Box) -> None:
+    asked = {**BUDGETS, "open_files": 64, "file_size": "1M", "tmp": "8M", "deadline": "1m"}
+    launched = {budget["name"]: budget for budget in box.run("pass", limits=asked).report["budgets"]}
+    explained = {budget["name"]: budget for budget in box.explain("pass", limits=asked)["budgets"]}
+    assert launched.keys() == explained.keys() >= asked.keys()
+    for name, budget in explained.items():
+        assert {**budget, "peak": None} == {**launched[name], "peak": None}
+
+
+# --- what the machine lets this caller have, found without the runner ---------------------------------------
+
+
+@pytest.mark.parametrize("name", ["memory", "pids", "cpu", "io"])
+def test_the_runner_finds_what_can_be_had(box: Box, name: str) -> None:
+    """`held` is the runner's own word. Here it is compared with what comes of making a group by hand."""
+    directory = _own_group(box.caller, name)
+    made = directory / f"rt-{os.getpid()}"
+    tried = subprocess.run(
+        [*box.caller.prefix, "/usr/bin/mkdir", made], capture_output=True, text=True, check=False
+    )
+    works = tried.returncode == 0
+    try:
+        limited = (
+            works and any(made.glob(f"{'blkio' if name == 'io' else name}.*")) and _has_limit(made, name)
+        )
+    finally:
+        if works:
+            made.rmdir()
+    if limited:
+        assert by_cgroup(box, name), f"{name} could be held by a group in {directory}"
+    elif not works and box.caller.uid != 0:
+        assert not by_cgroup(box, name), f"no group can be made in {directory}: {tried.stderr}"
+
+
+def _own_group(caller: Caller, name: str) -> Path:
+    with subprocess.Popen([*caller.prefix, "/usr/bin/cat"], stdin=subprocess.PIPE) as process:
+        return group_of(process.pid, name)
+
+
+def _has_limit(group: Path, name: str) -> bool:
+    files = {
+        "memory": ("memory.max", "memory.limit_in_bytes"),
+        "pids": ("pids.max",),
+        "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+        "io": ("io.max", "blkio.throttle.read_bps_device"),
+    }
+    return any((group / file).exists() for file in files[name])
+
+
+# --- the lowest wins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("manifest", "line", "ceiling", "lowest", "who"),
+    [
+        (6, 9, 12, 6, "manifest"),
+        (9, 6, 12, 6, "command line"),
+        (12, 9, 6, 6, "policy"),
+        (None, 9, 6, 6, "policy"),
+    ],
+)
+def test_the_lowest_wins(
+    box: Box, manifest: int | None, line: int, ceiling: int, lowest: int, who: str
+) -> None:
+    result = box.run(
+        COUNT,
+        *("--pids", str(line)),
+        policy=policy(ceiling={"pids": ceiling}),
+        limits={} if manifest is None else {"pids": manifest},
+    )
+    assert result.told == lowest
+    budget = result.budget("pids")
+    assert (budget["requested"], budget["effective"], budget["decided_by"]) == (lowest, lowest, who)
+
+
+def test_a_default_is_for_silence_only(box: Box) -> None:
+    stated = policy(default={"pids": 6}, ceiling={"pids": 9})
+    assert box.run(COUNT, policy=stated).told == 6
+    assert box.run(COUNT, policy=stated, limits={"pids": 8}).told == 8
+    assert box.run(COUNT, "--pids", "50", policy=stated).told == 9
+
+
+@pytest.mark.parametrize(
+    ("manifest", "line", "ceiling"), [("24M", "32M", "40M"), ("40M", "24M", "32M"), ("32M", "40M", "24M")]
+)
+def test_the_lowest_is_what_the_kernel_was_told(box: Box, manifest: str, line: str, ceiling: str) -> None:
+    waits = "print('ready', flush=True)\ninput()"
+    stated = policy(ceiling={"memory": ceiling})
+    with box.running(waits, "--memory", line, policy=stated, limits={"memory": manifest}) as running:
+        if by_cgroup(box, "memory"):
+            group = running.group("memory")
+            file = next(f for f in ("memory.max", "memory.limit_in_bytes") if (group / f).exists())
+            told: int | None = int((group / file).read_text())
+        else:
+            told = rlimit_of(running.pid, "Max data size")
+        running.say("thanks")
+    assert told == 24 * MIB
+    assert running.result is not None and running.result.budget("memory")["effective"] == 24 * MIB

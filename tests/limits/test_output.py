@@ -1,0 +1,291 @@
+"""What a plugin says on stderr. Where that is limited: so much, to the byte, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import select
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.limits.cage import Box, Result, Running
+from tests.tables import wait_for
+
+OUTPUT = ("crashed", "run", "output")
+KILLED = 128 + signal.SIGKILL
+MIB = 1 << 20
+
+# Writes until it is ended, or has written all. Q is a letter the runner has no use for.
+FLOOD = """
+import os
+left = {size}
+while left:
+    left -= os.write({fd}, b'Q' * min(left, 65536))
+"""
+
+
+def passed_on(result: Result) -> str:
+    """What the plugin said, without the runner's own last word."""
+    said, _, own = result.err.partition("runner: ")
+    assert not own or own.startswith("crashed: "), result.err
+    return said
+
+
+def told(result: Result) -> dict[str, object]:
+    return dict(result.report["stderr"])
+
+
+def is_output(result: Result, limit: str) -> bool:
+    assert (result.status, result.outcome, result.hits) == (KILLED, OUTPUT, [limit]), result
+    assert result.exit["ended_by"] == "limit" and result.exit["forced"]
+    assert f"{limit} budget" in result.message and result.message in result.err
+    assert not result.exit["kill_incomplete"]
+    return True
+
+
+# --- a flood -----------------------------------------------------------------------------------------------
+
+
+def test_a_gibibyte(box: Box) -> None:
+    result = box.run(FLOOD.format(size=1 << 30, fd=2), limits={"output": 300_000})
+    assert is_output(result, "output")
+    assert passed_on(result) == "Q" * 300_000  # and not one more
+    budget = result.budget("output")
+    assert (budget["requested"], budget["effective"]) == (300_000, 300_000)
+    assert (budget["enforced_by"], budget["degraded"]) == ("runner", False)
+    # What was read of the rest was not kept.
+    assert 300_000 < budget["peak"] < 300_000 + MIB
+    assert told(result)["bytes"] == budget["peak"]
+    assert told(result)["dropped"] == budget["peak"] - 300_000
+    assert told(result)["lines"] == 0
+    tail = told(result)["tail"]
+    assert isinstance(tail, str) and 1000 < len(tail) <= 8192 and set(tail) == {"Q"}
+
+
+def test_so_many_lines(box: Box) -> None:
+    code = "import sys\nfor number in range(10**6): print('line', number, file=sys.stderr)\n"
+    result = box.run(code, limits={"output_lines": 500})
+    assert is_output(result, "output_lines")
+    assert passed_on(result) == "".join(f"line {number}\n" for number in range(500))
+    tail = told(result)["tail"]
+    assert isinstance(tail, str) and tail.startswith("line ") and tail.endswith("line 499\n")
+    assert result.budget("output_lines")["peak"] > 500
+
+
+@pytest.mark.parametrize(
+    ("limits", "over"),
+    [
+        ({"output": 20}, None),
+        ({"output": 19}, "output"),
+        ({"output_lines": 4}, None),
+        ({"output_lines": 3}, "output_lines"),
+        ({"output": 20, "output_lines": 4}, None),
+        # Whichever comes first, however it was written.
+        ({"output": 14, "output_lines": 3}, "output"),
+        ({"output": 16, "output_lines": 3}, "output_lines"),
+    ],
+    ids=str,
+)
+def test_one_more_than_there_is(box: Box, limits: dict[str, object], over: str | None) -> None:
+    said = "1234\n" * 4
+    result = box.run(f"import os, time\nos.write(2, {said.encode()!r})\ntime.sleep(0.1)\n", limits=limits)
+    if over is None:
+        assert (result.status, result.outcome[0], result.hits) == (0, "ok", [])
+        assert result.err == said
+        assert told(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": said}
+    else:
+        # It may have ended well by itself before anybody looked; that it said too much is told all the same.
+        assert (result.outcome, result.hits) == (OUTPUT, [over])
+        assert passed_on(result) == said[: 15 if over == "output_lines" else int(str(limits["output"]))]
+
+
+def test_the_runners_memory_does_not_grow_with_it(box: Box) -> None:
+    """However much is passed on."""
+    code = f"""
+import os, sys
+print('ready', flush=True)
+input()
+{FLOOD.format(size=200 * MIB, fd=2)}
+print('done', flush=True)
+input()
+"""
+    with open("/dev/null", "wb") as sink, box.running(code, "--limit", "output=1G", stderr=sink) as running:
+        before = peak_rss(running)
+        running.say("go")
+        assert running.line() == "done"
+        # All but what the pipe still holds has gone through the runner by now.
+        assert peak_rss(running) - before < 8 * MIB
+        running.say("end")
+        result = running.end()
+    assert (result.status, told(result)["bytes"], told(result)["dropped"]) == (0, 200 * MIB, 0)
+
+
+def peak_rss(running: Running) -> int:
+    for line in Path(f"/proc/{running.process.pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("no VmHWM")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--limit", "output=1G"),
+        (),
+    ],
+    ids=["limited", "not limited"],
+)
+def test_nobody_reads(box: Box, options: tuple[str, ...]) -> None:
+    """Neither plugin nor runner can go on writing. The deadline does not wait until somebody does."""
+    folder = box.plugin(FLOOD.format(size=1 << 30, fd=2))
+    streams = {"stdin": subprocess.DEVNULL}
+    with box._started(folder, (*options, "--deadline", "2s"), None, streams) as running:
+        assert running.process.wait(10.0) == 124
+
+
+# --- byte for byte -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{}, {"output": 10**9}, {"output_lines": 10**9}], ids=str)
+def test_bytes_are_bytes(box: Box, limits: dict[str, object]) -> None:
+    seed = random.Random(11)
+    data = bytes(seed.getrandbits(8) for _ in range(300_001)) + b"\r\n\0\xff\x1b[31mno end"
+    source = box.folder / "data"
+    source.write_bytes(data)
+    source.chmod(0o644)
+    # In pieces of every size, from several processes.
+    code = f"""
+import os, random
+data = open({str(source)!r}, 'rb').read()
+rand = random.Random(3)
+at = 0
+while at < len(data):
+    size = rand.choice((1, 7, 4096, 5000, 70000))
+    pid = os.fork() if rand.random() < 0.2 else None
+    if pid:
+        os.waitpid(pid, 0)
+    else:
+        piece = data[at:at + size]
+        while piece: piece = piece[os.write(2, piece):]
+        if pid == 0: os._exit(0)
+    at += size
+os._exit(5)
+"""
+    result = box.run(code, limits=limits, read=(str(source),), policy=_reading(source))
+    assert (result.status, result.hits) == (5, [])
+    assert result.err.encode("utf-8", "surrogateescape") == data
+
+
+def _reading(path: Path) -> str:
+    from tests.limits.cage import policy
+
+    return policy(read=(str(path),))
+
+
+IDENTITY = """
+import json, os
+print(json.dumps([[os.fstat(fd).st_dev, os.fstat(fd).st_ino, os.isatty(fd)] for fd in (1, 2)]), flush=True)
+"""
+
+
+def identity(fd: int) -> list[object]:
+    return [os.fstat(fd).st_dev, os.fstat(fd).st_ino, os.isatty(fd)]
+
+
+@pytest.mark.parametrize("limits", [{}, {"output": 1000}, {"output_lines": 10}], ids=str)
+def test_whose_file_it_is(box: Box, limits: dict[str, object]) -> None:
+    """Without a budget stderr is the caller's own file, with --tty also a terminal; stdout always is."""
+    read, write = os.pipe()
+    ours, theirs = pty.openpty()
+    try:
+        box.run(IDENTITY, "--tty", limits=limits, stdout=write, stderr=theirs)
+        stdout, stderr = json.loads(os.read(read, 65536))
+        assert stdout == identity(write)
+        if not limits:
+            assert stderr == identity(theirs) and stderr[2] is True
+        else:
+            assert stderr != identity(theirs) and stderr[2] is False
+    finally:
+        for fd in (read, write, ours, theirs):
+            os.close(fd)
+
+
+def test_stdout_is_not_counted(box: Box) -> None:
+    result = box.run(FLOOD.format(size=30 * MIB, fd=1), limits={"output": 10, "output_lines": 1})
+    assert (result.status, result.hits, len(result.out)) == (0, [], 30 * MIB)
+    assert told(result) == {"bytes": 0, "lines": 0, "dropped": 0, "tail": ""}
+
+
+def test_without_a_budget_nothing_is_known_of_it(box: Box) -> None:
+    result = box.run(FLOOD.format(size=MIB, fd=2))
+    assert (result.status, len(result.err), result.report["stderr"]) == (0, MIB, None)
+
+
+# --- before anybody has looked -----------------------------------------------------------------------------
+
+LAST_WORDS = """
+import os
+print('ready', flush=True)
+input()
+os.write(2, b'1234\\n' * 4)
+os._exit(0)
+"""
+
+
+def ended_unseen(box: Box, *options: str) -> Result:
+    """It has written and is gone before the runner, which was stopped, looks at anything."""
+    with box.running(LAST_WORDS, *options) as running:
+        keeper = os.pidfd_open(running.family["keeper"])
+        running.process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{running.process.pid}/stat")
+        assert wait_for(lambda: status.read_text().rpartition(") ")[2].startswith("T"))
+        running.say("go")
+        assert select.select([keeper], [], [], 60)[0]
+        os.close(keeper)
+        running.process.send_signal(signal.SIGCONT)
+        return running.end()
+
+
+def test_last_words_are_passed_on(box: Box) -> None:
+    result = ended_unseen(box, "--limit", "output=1M")
+    assert (result.status, result.outcome[0], result.err) == (0, "ok", "1234\n" * 4)
+    assert told(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": "1234\n" * 4}
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("output=7", 7), ("output_lines=3", 15)])
+def test_last_words_that_are_too_many(box: Box, limit: str, kept: int) -> None:
+    result = ended_unseen(box, "--limit", limit)
+    assert passed_on(result) == ("1234\n" * 4)[:kept]
+    assert (result.outcome, result.hits) == (OUTPUT, [limit.partition("=")[0]])
+
+
+def test_last_words_without_a_budget(box: Box) -> None:
+    """The control."""
+    assert ended_unseen(box).err == "1234\n" * 4
+
+
+# --- a reader that is slow ---------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_gets_everything(box: Box) -> None:
+    """It slows the plugin down; nothing is lost and nothing piles up in the runner."""
+    code = "import os\nprint('ready', flush=True)\n" + FLOOD.format(size=2 * MIB, fd=2)
+    said = 0
+    with box.running(code, "--limit", "output=1G") as running:
+        assert running.process.stderr is not None
+        errors = running.process.stderr.fileno()
+        before = peak_rss(running)
+        done = threading.Event()
+        while part := os.read(errors, 50_000):
+            said += len(part)
+            if running.process.poll() is None and said < MIB:
+                assert peak_rss(running) - before < 8 * MIB
+            done.wait(0.002)
+        result = running.end()
+    assert (result.status, said) == (0, 2 * MIB)

@@ -1,0 +1,231 @@
+"""Processes and threads: exactly as many as granted, and a fork bomb that hurts nobody but itself.
+
+Where a cgroup counts them, a refused fork is told in the report. Where an rlimit does, just as many can
+exist, but nobody learns of a refusal except the plugin.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import descendants
+from tests.limits.cage import Box, Result, Running, by_cgroup, held
+from tests.tables import wait_for
+
+OK = ("ok", "run", "")
+
+# How many can be added to the first one, of a kind or of both in turn.
+COUNT = """
+import json, os, sys, threading, time
+gate, open_gate = os.pipe()
+def wait():
+    os.read(gate, 1)
+def process():
+    if os.fork() == 0:
+        os.close(open_gate)
+        wait()
+        os._exit(0)
+def thread():
+    threading.Thread(target=wait, daemon=True).start()
+kinds = {kinds}
+made = 0
+try:
+    while made < {most}:
+        kinds[made % len(kinds)]()
+        made += 1
+except (BlockingIOError, RuntimeError) as error:
+    print(json.dumps([made, str(error)]), flush=True)
+else:
+    print(json.dumps([made, ""]), flush=True)
+os._exit({status})
+"""
+
+# Everybody forks, starts a session of its own and forks again; a third of them end as soon as they have an
+# heir, so that no list of them is true for long. Only the first says something, once there is no room left.
+BOMB = """#!/usr/bin/python3 -IS
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+first = os.getpid()
+told = False
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif os.getpid() != first and os.getpid() % 3 == 0:
+            os._exit(0)
+    except OSError:
+        if os.getpid() == first:
+            if not told:
+                os.write(1, b'ready\\n')
+                told = True
+            {then}
+        time.sleep({pause})
+"""
+TASKS = 400
+
+
+def count(kinds: str = "[process]", status: int = 0, most: int = 100) -> str:
+    return COUNT.format(kinds=kinds, status=status, most=most)
+
+
+def as_asked(result: Result, box: Box, number: int, peak: int | None = None) -> None:
+    """What every report says of the budget, however it ended."""
+    budget = result.budget("pids")
+    expected = {
+        "requested": number,
+        "effective": number,
+        "decided_by": "manifest",
+        "enforced_by": held(box, "pids"),
+        "degraded": not by_cgroup(box, "pids"),
+    }
+    assert {key: budget[key] for key in expected} == expected
+    assert bool(budget["detail"]) == budget["degraded"]
+    assert budget["peak"] == result.usage["pids_peak"]
+    if not by_cgroup(box, "pids"):
+        assert budget["peak"] is None
+    elif _counts_peaks():
+        assert budget["peak"] == (number if peak is None else peak)
+    assert result.exit["status"] == result.status
+    assert not result.exit["kill_incomplete"] and result.exit["left"] == []
+
+
+def _counts_peaks() -> bool:
+    """pids.peak is younger than the rest."""
+    release = tuple(int(word) for word in os.uname().release.split(".")[:2])
+    return release >= (6, 1)
+
+
+@pytest.mark.parametrize("kinds", ["[process]", "[thread]", "[process, thread]"])
+def test_exactly_as_many_as_granted(box: Box, kinds: str) -> None:
+    result = box.run(count(kinds), limits={"pids": 8})
+    made, refusal = result.told
+    assert made + 1 == 8
+    assert "Resource temporarily unavailable" in refusal or "can't start new thread" in refusal
+    assert (result.status, result.outcome) == (0, OK)
+    assert result.hits == (["pids"] if by_cgroup(box, "pids") else [])
+    as_asked(result, box, 8)
+
+
+def test_who_stays_within_meets_nothing(box: Box) -> None:
+    result = box.run(count(most=6), limits={"pids": 8})
+    assert result.told == [6, ""]
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 8, peak=7)
+
+
+def test_one_is_enough_to_run(box: Box) -> None:
+    result = box.run(count(), limits={"pids": 1})
+    assert result.told[0] == 0
+    assert result.outcome == OK
+    as_asked(result, box, 1)
+
+
+@pytest.mark.parametrize("number", [1 << 20, 1 << 22])
+def test_as_many_as_there_can_be(box: Box, number: int) -> None:
+    if not by_cgroup(box, "pids"):
+        pytest.skip("an rlimit takes any number")
+    result = box.run("pass", limits={"pids": number})
+    assert result.outcome == OK
+    as_asked(result, box, number, peak=1)
+
+
+def test_who_fails_of_it(box: Box) -> None:
+    result = box.run(count(status=3), limits={"pids": 4})
+    assert result.told[0] == 3 and result.status == 3
+    if by_cgroup(box, "pids"):
+        assert (result.outcome, result.hits) == (("crashed", "run", "pids"), ["pids"])
+    else:
+        assert (result.outcome, result.hits) == (("crashed", "run", "exit:3"), [])
+    as_asked(result, box, 4)
+
+
+def test_the_dead_make_room(box: Box) -> None:
+    """It is who exists that counts, not how often it forked."""
+    code = (
+        "import os\nfor _ in range(50):\n    child = os.fork()\n    if not child:\n        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    result = box.run(code, limits={"pids": 2})
+    assert (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 2)
+
+
+# --- the fork bomb ------------------------------------------------------------------------------------------
+
+
+def test_a_fork_bomb_is_over_with_its_deadline(box: Box) -> None:
+    before = descendants()
+    for seconds in (3.0, 15.0, 60.0):  # until it had the time to fill up
+        limits = {"pids": TASKS, "deadline": seconds}
+        result = box.run(BOMB.format(then="pass", pause=0.1), limits=limits, timeout=seconds + 60)
+        left = descendants() - before
+        if result.out:
+            break
+    assert result.out == "ready\n"
+    assert left == set(), "processes were left when the runner had returned"
+    assert (result.status, result.outcome) == (124, ("timeout", "invocation", "deadline"))
+    assert result.hits == (["pids", "deadline"] if by_cgroup(box, "pids") else ["deadline"])
+    as_asked(result, box, TASKS)
+    assert result.exit["ended_by"] == "deadline"
+    # The promise itself: all of them are gone within 5 seconds of the deadline.
+    assert seconds <= result.budget("deadline")["peak"] < seconds + 5
+
+
+BESIDE = """
+import os, sys
+print('ready', flush=True)
+for line in sys.stdin:
+    children = []
+    for _ in range(7):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        children.append(child)
+    print(sum(os.waitpid(child, 0)[1] == 0 for child in children), flush=True)
+"""
+
+
+def test_the_plugin_beside_a_fork_bomb_is_unharmed(box: Box) -> None:
+    """One that runs already, and one that is started meanwhile; two plugins of one user are no less apart."""
+    # Less often than it could: each refused fork costs a copy, and what is shown here is not a share of cpu.
+    code = BOMB.format(then="os.read(0, 1); os._exit(0)", pause=3)
+    with box.running(BESIDE, name="beside", limits={"pids": 8}) as beside:
+        with box.running(code, limits={"pids": TASKS}) as bomb:
+            assert _is_full(bomb), "the bomb never reached its limit"
+            beside.say("fork")
+            assert beside.line() == "7"
+            later = box.run(count(most=7), name="later", limits={"pids": 8})
+            assert later.told == [7, ""] and later.outcome == OK and later.hits == []
+            assert _is_full(bomb), "the bomb was not at its limit any more"
+        assert bomb.result is not None and bomb.result.outcome == OK
+        assert bomb.result.hits == (["pids"] if by_cgroup(box, "pids") else [])
+        as_asked(bomb.result, box, TASKS)
+        beside.say("fork again")
+        assert beside.line() == "7"
+    result = beside.result
+    assert result is not None and (result.status, result.outcome, result.hits) == (0, OK, [])
+    as_asked(result, box, 8)
+
+
+def _is_full(bomb: Running) -> bool:
+    """Not at every moment: those who end make room for a moment."""
+    return wait_for(lambda: _tasks_below(bomb.process.pid) >= TASKS * 9 // 10)
+
+
+def _tasks_below(pid: int) -> int:
+    parents = {int(name): _parent(name) for name in os.listdir("/proc") if name.isdecimal()}
+    family = {pid}
+    while grown := {child for child, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return len(family)
+
+
+def _parent(name: str) -> int:
+    try:
+        return int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

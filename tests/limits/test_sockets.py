@@ -1,0 +1,132 @@
+"""What waits in TCP sockets is memory, also where the kernel does not hold a plugin to it."""
+
+from __future__ import annotations
+
+from tests.limits.cage import Box
+
+MIB = 1 << 20
+
+# Many connections to itself, each filled as far as it goes, from several processes. It says how much that was
+# and then waits for the end of its stdin: only somebody else can end it.
+MANY = """
+import json, os, socket, sys
+print("ready", flush=True)
+held, sent, server = [], 0, socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen(5)
+while sent < {enough} and len(held) < {most}:
+    client = socket.socket()
+    client.connect(server.getsockname())
+    held += [client, server.accept()[0]]
+    client.setblocking(False)
+    try:
+        while sent < {enough}:
+            sent += client.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+print(json.dumps(sent), flush=True)
+sys.stdin.read()
+"""
+
+# A server and its client, in one process: what development servers and language runtimes do.
+ECHO = """
+import json, socket, threading
+server = socket.create_server(("127.0.0.1", 0))
+def serve():
+    for _ in range(50):
+        connection, _ = server.accept()
+        with connection:
+            while data := connection.recv(65536):
+                connection.sendall(data)
+threading.Thread(target=serve, daemon=True).start()
+got = 0
+for _ in range(50):
+    with socket.create_connection(server.getsockname()) as client:
+        for _ in range(8):
+            client.sendall(bytes(65536))
+            left = 65536
+            while left:
+                left -= len(client.recv(left))
+            got += 65536
+print(json.dumps(got))
+"""
+
+
+def test_sockets_that_hold_more_than_the_limit(box: Box) -> None:
+    code = MANY.format(enough=256 * MIB, most=800)
+    limits = {"memory": "48M", "open_files": 1024}
+    with box.running(code, limits=limits) as running:
+        # Its stdin stays open: nothing else ends it.
+        running.process.wait(60)
+        result = running.end()
+    assert result.outcome == ("crashed", "run", "oom")
+    assert "memory" in result.hits
+    # The control: what is held is held, if there is room for it.
+    with box.running(MANY.format(enough=32 * MIB, most=800), limits={**limits, "memory": "256M"}) as running:
+        assert int(running.line()) >= 32 * MIB
+        assert running.end().outcome == ("ok", "run", "")
+
+
+DATAGRAMS = """
+import json, socket, sys
+print("ready", flush=True)
+held, sent = [], 0
+while sent < {enough} and len(held) < 400:
+    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    receiver.bind(("127.0.0.1", 0))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    held += [receiver, sender]
+    for _ in range(60):
+        sent += sender.sendto(bytes(60000), receiver.getsockname())
+print(json.dumps(sent), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_datagrams_that_wait_are_memory_too(box: Box) -> None:
+    with box.running(DATAGRAMS.format(enough=256 * MIB), limits={"memory": "32M"}) as running:
+        running.process.wait(60)
+        assert running.end().outcome == ("crashed", "run", "oom")
+    with box.running(DATAGRAMS.format(enough=16 * MIB), limits={"memory": "256M"}) as running:
+        assert int(running.line()) >= 16 * MIB  # the control
+        assert running.end().outcome == ("ok", "run", "")
+
+
+def test_many_short_connections_are_nothing(box: Box) -> None:
+    """What the kernel keeps of closed connections belongs to nobody, and is little."""
+    code = """
+import json, socket
+servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+for number in range(9000):
+    server = servers[number % 3]
+    client = socket.create_connection(server.getsockname())
+    server.accept()[0].close()
+    client.close()
+print(json.dumps(number))
+"""
+    result = box.run(code, limits={"memory": "32M"})
+    assert (result.outcome, result.told) == (("ok", "run", ""), 8999)
+
+
+def test_empty_sockets_are_little(box: Box) -> None:
+    code = """
+import json, socket, sys
+print("ready", flush=True)
+server = socket.create_server(("127.0.0.1", 0))
+held = []
+for _ in range(900):
+    client = socket.create_connection(server.getsockname())
+    held += [client, server.accept()[0]]
+print(json.dumps(len(held)), flush=True)
+sys.stdin.read()
+"""
+    with box.running(code, limits={"memory": "64M", "open_files": 2048}) as running:
+        assert running.line() == "1800"
+        assert running.end().outcome == ("ok", "run", "")
+
+
+def test_a_program_that_talks_to_itself_goes_on(box: Box) -> None:
+    result = box.run(ECHO, limits={"memory": "64M"})
+    assert result.outcome == ("ok", "run", "")
+    assert result.told == 50 * 8 * 65536

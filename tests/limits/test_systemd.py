@@ -1,0 +1,167 @@
+"""Under systemd: a unit that was delegated, alone in it or not, with bounds of its own or without.
+
+Needs a systemd that makes units for us: a user's own, or root's. The plugin's groups are looked at from
+outside, while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import MANAGER, Caller
+from tests.limits.cage import Box, group_of, policy
+
+pytestmark = [pytest.mark.needs("systemd"), pytest.mark.usefixtures("nothing_left")]
+
+PIDS = 16
+LIMITS = {"memory": "64M", "pids": PIDS}
+WAITS = "print('ready', flush=True); input()"
+HOGS = "print('ready', flush=True); input(); bytearray(200 << 20)"
+
+SCOPE = ("--scope", "-q", "-p", "Delegate=yes")
+SERVICE = ("--pipe", "--wait", "-q", "--collect", "-p", "Delegate=yes")
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, plugin_dir: Path) -> Box:
+    caller: Caller = request.getfixturevalue("runner_as_root" if os.geteuid() == 0 else "runner_as_user")
+    return Box(caller, plugin_dir)
+
+
+class InUnit(NamedTuple):
+    process: subprocess.Popen[bytes]
+    report: Path
+    runner: int
+
+    def go_on(self) -> dict[str, Any]:
+        out, err = self.process.communicate(b"\n", timeout=120)
+        assert self.report.exists(), (out, err)
+        document: dict[str, Any] = json.loads(self.report.read_bytes())
+        return document
+
+
+@contextmanager
+def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "prefer") -> Iterator[InUnit]:
+    """`runner exec` in a transient unit. `host`: started by a shell that lives there too."""
+    folder = box.plugin(code, limits=LIMITS)
+    report = box.caller.home / "report.json"
+    command = box.caller.command("exec", *box.policy_options(policy(mode)), "--report", report, folder)
+    if host:
+        command = ["/bin/sh", "-c", f"{shlex.join(command)}; exit $?"]
+    environ = {**os.environ, **box.caller.environ}
+    given = [f"--setenv={name}={value}" for name, value in box.caller.environ.items()]
+    if "--scope" in unit:
+        given = []  # it has ours
+    with subprocess.Popen(
+        [*MANAGER, *unit, *given, "--", *command],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if mode == "prefer":
+                assert process.stdout.readline() == b"ready\n", process.communicate()
+            yield InUnit(process, report, _runner(folder) if mode == "prefer" else 0)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _runner(folder: Path) -> int:
+    """The process that runs the plugin in `folder`: whoever starts a unit's processes is not their parent."""
+    for entry in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        # Not the shell around it, and not systemd-run, which have the same words in their own.
+        if b"python" in words[0] and b"exec" in words and os.fsencode(folder) in words:
+            return int(entry)
+    raise LookupError("no runner")
+
+
+def program_of(pid: int) -> int:
+    for _ in range(4):
+        pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return pid
+
+
+def unit_of(group: Path) -> Path:
+    return next(place for place in (group, *group.parents) if place.name.endswith((".scope", ".service")))
+
+
+def enforced(report: dict[str, Any]) -> dict[str, str]:
+    return {budget["name"]: budget["enforced_by"] for budget in report["budgets"] if budget["name"] in LIMITS}
+
+
+@pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
+def test_alone_in_a_delegated_unit(box: Box, unit: tuple[str, ...]) -> None:
+    with in_unit(box, WAITS, *unit) as running:
+        own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
+        assert own.name.startswith(f"runner-{running.runner}-") and own.name.endswith("-self")
+        assert plugin.parent == own.parent == unit_of(own)
+        assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
+        assert (plugin / "memory.swap.max").read_text() == "0\n"
+        assert (plugin / "memory.oom.group").read_text() == "1\n"
+        assert int((plugin / "pids.max").read_text()) == PIDS + 2
+        report = running.go_on()
+    assert report["outcome"]["code"] == "ok"
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+    assert not plugin.exists()
+
+
+@pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
+def test_an_oom_kill_is_told_and_the_unit_lives_to_tell_it(box: Box, unit: tuple[str, ...]) -> None:
+    with in_unit(box, HOGS, *unit) as running:
+        report = running.go_on()
+    assert (report["outcome"]["code"], report["outcome"]["cause"]) == ("crashed", "oom")
+    assert report["limits_hit"] == ["memory"]
+    assert report["exit"]["ended_by"] is None  # nobody told the runner to end
+
+
+def test_a_host_in_the_same_unit(box: Box) -> None:
+    """It keeps the unit from handing anything down; a group above does."""
+    with in_unit(box, WAITS, *SCOPE, host=True) as running:
+        own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
+        assert own == unit_of(own)  # nobody was moved
+        assert plugin.parent in own.parents
+        report = running.go_on()
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+
+
+def test_bounds_of_a_unit_are_not_left(box: Box) -> None:
+    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True) as running:
+        own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
+        assert plugin == own or own in plugin.parents
+        report = running.go_on()
+    assert enforced(report) == {"memory": "RLIMIT_DATA", "pids": "RLIMIT_NPROC"}
+    assert "sh (" in next(b["detail"] for b in report["budgets"] if b["name"] == "memory")
+
+
+def test_alone_within_the_bounds_of_a_unit(box: Box) -> None:
+    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M") as running:
+        own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
+        assert plugin.parent == unit_of(own)
+        assert int((plugin.parent / "memory.max").read_text()) == 500 << 20
+        report = running.go_on()
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+
+
+def test_required_and_not_to_be_had(box: Box) -> None:
+    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True, mode="require") as running:
+        report = running.go_on()
+    assert running.process.returncode == 125
+    outcome = report["outcome"]
+    assert (outcome["code"], outcome["cause"]) == ("sandbox_unavailable", "memory")
+    assert "while processes are in it: sh (" in outcome["message"] and "Delegate" in outcome["hint"]

@@ -1,0 +1,356 @@
+"""Which means holds which budget, where, and what happens where there is none."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any
+
+import pytest
+
+from sandbox.layers import LayerUnavailable
+from sandbox.limits import assign as budgets
+from sandbox.limits.assign import Budget, Budgets, assign
+from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
+from sandbox.policy.policy import LimitMode, LimitRule, Policy
+from sandbox.spec import Grant, Limits
+from tests.sandbox import cages
+
+LACK = Lack("nobody handed us a group", "ask for one")
+LACKS = tuple((name, LACK) for name in sorted(CONTROLLERS))
+
+MEMORY, PIDS, CPU, IO = (
+    Site(1, frozenset(names), f"/{names[0]}", f"{number}:{','.join(names)}:")
+    for number, names in enumerate((("memory",), ("pids",), ("cpu", "cpuacct"), ("io",)), 1)
+)
+EMPTY = Site(2, frozenset(), "/unified", "0::")
+FULL = Site(2, frozenset(CONTROLLERS), "/v2", "0::/v2")
+
+V1 = Survey((MEMORY, PIDS, CPU, IO), (), True)
+HYBRID = Survey((MEMORY, PIDS, CPU, IO, EMPTY), (), True)
+V2 = Survey((FULL,), (), True)
+NONE = Survey((), LACKS, False)
+ROOTS_NONE = Survey((), LACKS, True)
+
+EVERYTHING = Limits(
+    memory=64 << 20,
+    pids=10,
+    cpu=0.5,
+    cpu_time=3.0,
+    io=1 << 20,
+    open_files=64,
+    file_size=1 << 20,
+    locked_memory=4096,
+    message_queues=4096,
+    disk=2 << 20,
+    tmp=1 << 20,
+    shm=1 << 20,
+    output=1000,
+    output_lines=10,
+    launch=1.0,
+    handshake=2.0,
+    call=3.0,
+    idle=4.0,
+    teardown=5.0,
+    deadline=6.0,
+)
+
+
+def policy(mode: LimitMode = "prefer", **modes: LimitMode) -> Policy:
+    names = ("memory", "pids", "cpu", "cpu_time", "io")
+    return cages.policy(limits=tuple((name, LimitRule(mode=modes.get(name, mode))) for name in names))
+
+
+def granted(limits: Limits = EVERYTHING, **changes: Any) -> Grant:
+    paths = [cages.granted("/srv/data", "write")]
+    return cages.grant(paths, limits=limits)._replace(**changes)
+
+
+def means(found: Budgets) -> dict[str, str]:
+    return {budget.name: budget.enforced_by for budget in found.all}
+
+
+def one(found: Budgets, name: str) -> Budget:
+    (budget,) = (budget for budget in found.all if budget.name == name)
+    return budget
+
+
+# --- where there are cgroups -------------------------------------------------------------------------------
+
+BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
+BY_OTHERS = {
+    **dict.fromkeys(("open_files", "file_size", "locked_memory", "message_queues"), "rlimit"),
+    "disk": "runner",
+    "tmp": "size of the mount",
+    "shm": "size of the mount",
+    **dict.fromkeys(("output", "output_lines"), "runner"),
+    **dict.fromkeys(("handshake", "call", "idle"), "caller"),
+    **dict.fromkeys(("launch", "teardown", "deadline"), "clock"),
+}
+
+
+@pytest.mark.parametrize(
+    ("survey", "by", "cpu_time"),
+    [
+        (V1, "cgroup v1", "cgroup v1"),
+        (HYBRID, "cgroup v1", "cgroup v2"),  # the empty v2 tree counts, too
+        (V2, "cgroup v2", "cgroup v2"),
+    ],
+    ids=["v1", "hybrid", "v2"],
+)
+def test_everything_can_be_held(survey: Survey, by: str, cpu_time: str) -> None:
+    found = assign(granted(), policy("require"), survey)
+    assert means(found) == {**dict.fromkeys(BY_CGROUP, by), "cpu_time": cpu_time, **BY_OTHERS}
+    assert not any(budget.degraded for budget in found.all)
+    assert [budget.name for budget in found.all] == list(Limits._fields)
+    assert found.fallbacks == frozenset()
+
+
+def test_only_what_is_limited_has_a_budget() -> None:
+    assert assign(granted(Limits()), policy("require"), NONE) == Budgets()
+    assert means(assign(granted(Limits(pids=3)), policy(), V1)) == {"pids": "cgroup v1"}
+
+
+def test_who_decided() -> None:
+    given = granted(Limits(pids=3, memory=1 << 20), decided_by=(("pids", "command line"),))
+    found = assign(given, policy(), V1)
+    assert (one(found, "pids").decided_by, one(found, "memory").decided_by) == ("command line", "policy")
+    assert (one(found, "pids").requested, one(found, "pids").effective) == (3, 3)
+
+
+def test_details_tell_the_whole_truth() -> None:
+    found = {each.name: each.detail for each in assign(granted(), policy(), V1).all}
+    assert found["memory"] == found["pids"] == found["cpu"] == ""
+    assert "writes that go to the disk at once" in found["io"]
+    assert "runner" in found["cpu_time"]
+    assert "stdout is passed on unread" in found["output"]
+    assert one(assign(granted(), policy(), V2), "io").detail == ""
+
+
+# --- where there are none ----------------------------------------------------------------------------------
+
+
+def test_the_next_best_thing() -> None:
+    found = assign(granted(), policy("prefer"), NONE)
+    assert {name: by for name, by in means(found).items() if name in BY_CGROUP} == {
+        "memory": "RLIMIT_DATA",
+        "pids": "RLIMIT_NPROC",
+        "cpu": "",
+        "cpu_time": "RLIMIT_CPU",
+        "io": "",
+    }
+    assert {budget.name for budget in found.all if budget.degraded} == set(BY_CGROUP)
+    assert found.fallbacks == {"memory", "pids", "cpu_time"}
+    assert found.sites == ()
+    # Why, in words; and no number where nothing holds.
+    for name in ("memory", "pids", "cpu", "io"):
+        assert LACK.reason in one(found, name).detail
+    assert one(found, "cpu").effective is None and one(found, "io").effective is None
+    assert one(found, "memory").effective == EVERYTHING.memory
+    assert one(found, "memory").detail.startswith("each process on its own, shared memory not at all")
+
+
+def test_a_kernel_that_counts_all_processes_of_a_uid_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then RLIMIT_NPROC would hold the user to the plugin's budget."""
+    for release, by in (((5, 13), ""), ((5, 14), "RLIMIT_NPROC"), ((6, 0), "RLIMIT_NPROC"), ((4, 20), "")):
+        monkeypatch.setattr(budgets, "_release", lambda release=release: release)
+        found = assign(granted(), policy(), NONE)
+        assert one(found, "pids").enforced_by == by
+        assert ("pids" in found.fallbacks) is bool(by)
+        assert one(found, "pids").effective == (EVERYTHING.pids if by else None)
+        assert one(found, "pids").degraded
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("6.1.0-18-amd64", (6, 1)),
+        ("5.14", (5, 14)),
+        ("6.18.44-fc", (6, 18)),
+        ("6.1+", (6, 1)),
+        ("6", (6,)),
+        pytest.param("5.10-rc7", (5, 10)),
+    ],
+)
+def test_releases_as_kernels_write_them(
+    monkeypatch: pytest.MonkeyPatch, release: str, expected: tuple[int, ...]
+) -> None:
+    name = os.uname_result(("Linux", "host", release, "#1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: name)
+    assert budgets._release() == expected
+
+
+def test_the_release_of_this_machine() -> None:
+    assert budgets._release() >= (5, 10)  # or nothing else here works either
+
+
+# --- required ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BY_CGROUP)
+@pytest.mark.parametrize(
+    ("mode", "survey", "refused"),
+    [
+        ("require", NONE, True),
+        ("require", ROOTS_NONE, True),
+        ("delegated", NONE, False),
+        ("delegated", ROOTS_NONE, True),
+        ("prefer", NONE, False),
+        ("prefer", ROOTS_NONE, False),
+        ("require", V1, False),
+        ("delegated", V2, False),
+    ],
+)
+def test_what_is_required_and_cannot_be_held(
+    name: str, mode: LimitMode, survey: Survey, refused: bool
+) -> None:
+    given = granted(Limits(**{name: getattr(EVERYTHING, name)}))
+    rules = policy("prefer", **{name: mode})
+    if not refused:
+        assert [budget.name for budget in assign(given, rules, survey).all] == [name]
+        return
+    with pytest.raises(LayerUnavailable) as caught:
+        assign(given, rules, survey)
+    assert caught.value.layer == name
+    assert str(caught.value) == f"the {name} budget cannot be enforced: {LACK.reason}"
+    assert caught.value.hint == f'{LACK.remedy}; or say mode = "prefer" under [limits.{name}] in the policy'
+
+
+def test_silence_requires() -> None:
+    with pytest.raises(LayerUnavailable):
+        assign(granted(Limits(memory=1 << 20)), cages.policy(), NONE)
+
+
+def test_one_requirement_is_not_anothers() -> None:
+    rules = policy("prefer", pids="require")
+    assert means(assign(granted(Limits(memory=1 << 20)), rules, NONE)) == {"memory": "RLIMIT_DATA"}
+
+
+@pytest.mark.parametrize("name", [name for name in Limits._fields if name not in BY_CGROUP])
+def test_what_needs_no_cgroup_is_never_refused(name: str) -> None:
+    found = assign(granted(Limits(**{name: getattr(EVERYTHING, name)})), policy("require"), ROOTS_NONE)
+    assert not one(found, name).degraded
+
+
+# --- io needs a disk ---------------------------------------------------------------------------------------
+
+
+def test_files_on_no_disk() -> None:
+    limits = Limits(io=1 << 20)
+    found = one(assign(granted(limits), policy(), V1, disks=()), "io")
+    assert (found.enforced_by, found.effective, found.degraded) == ("", None, True)
+    assert "no disk" in found.detail
+    assert not one(assign(granted(limits), policy(), V1, disks=[(8, 0)]), "io").degraded
+    with pytest.raises(LayerUnavailable, match="on no disk of their own") as caught:
+        assign(granted(limits), policy("require"), V1, disks=())
+    assert "ask for no io budget" in caught.value.hint
+    with pytest.raises(LayerUnavailable, match=LACK.reason):  # the deeper reason is told first
+        assign(granted(limits), policy("require"), ROOTS_NONE, disks=())
+
+
+def test_disks_may_be_given_once() -> None:
+    """An iterator is as good as a list, whichever budget asks first."""
+    found = assign(granted(), policy(), V1, disks=iter([(8, 0)]))
+    assert not one(found, "io").degraded
+
+
+# --- the others --------------------------------------------------------------------------------------------
+
+
+def test_a_file_cannot_be_larger_than_all_of_them() -> None:
+    found = assign(granted(Limits(file_size=100, disk=50)), policy(), V1)
+    assert (one(found, "file_size").requested, one(found, "file_size").effective) == (100, 50)
+    found = assign(granted(Limits(file_size=50, disk=100)), policy(), V1)
+    assert one(found, "file_size").effective == 50
+
+
+def test_a_disk_budget_without_a_folder() -> None:
+    given = granted(Limits(disk=100), paths=(cages.granted("/srv/data", "read"),))
+    assert one(assign(given, policy(), V1), "disk").enforced_by == "mounts"
+    assert one(assign(granted(Limits(disk=100)), policy(), V1), "disk").enforced_by == "runner"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("open_files", resource.RLIMIT_NOFILE),
+        ("locked_memory", resource.RLIMIT_MEMLOCK),
+        ("message_queues", resource.RLIMIT_MSGQUEUE),
+    ],
+)
+def test_nobody_is_given_more_than_the_runner_has(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: int
+) -> None:
+    real = resource.getrlimit
+    for ceiling, effective in ((100, 100), (10**9, 10**6), (resource.RLIM_INFINITY, 10**6)):
+        monkeypatch.setattr(
+            resource, "getrlimit", lambda each, top=ceiling: (1, top) if each == kind else real(each)
+        )
+        found = one(assign(granted(Limits(**{name: 10**6})), policy(), V1), name)
+        assert (found.requested, found.effective) == (10**6, effective)
+
+
+def test_without_a_cage() -> None:
+    found = assign(granted(unsandboxed=True), policy(), V1)
+    assert {each.name: each.detail for each in found.all if each.degraded} == dict.fromkeys(
+        ("tmp", "shm", "disk"), "there is no cage"
+    )
+    assert all(one(found, name).effective is None for name in ("tmp", "shm", "disk"))
+    assert one(found, "memory").enforced_by == "cgroup v1"  # a group needs no cage
+    assert one(found, "output").enforced_by == "runner"
+
+
+@pytest.mark.parametrize("name", ["handshake", "call", "idle"])
+def test_clocks_of_whoever_speaks_the_protocol(name: str) -> None:
+    limits = Limits(**{name: getattr(EVERYTHING, name)})
+    found = one(assign(granted(limits), policy("require"), NONE), name)
+    assert (found.enforced_by, found.effective, found.degraded) == ("caller", None, False)
+
+
+def test_who_speaks_it_is_the_runner_itself_in_a_session() -> None:
+    found = assign(granted(EVERYTHING), policy("prefer"), NONE)
+    held = found.in_session()
+    for name in ("handshake", "call", "idle", "output", "output_lines"):
+        budget = one(held, name)
+        assert (budget.enforced_by, budget.effective) == ("session", getattr(EVERYTHING, name))
+    changed = {old.name for old, new in zip(found.all, held.all, strict=True) if old != new}
+    assert changed == {"handshake", "call", "idle", "output", "output_lines"}
+    assert held.in_session() == held
+
+
+# --- which groups are made ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "survey", "sites"),
+    [
+        (Limits(memory=1), HYBRID, (MEMORY, EMPTY)),
+        (Limits(memory=1, pids=1), HYBRID, (MEMORY, PIDS, EMPTY)),
+        (Limits(cpu_time=1.0), HYBRID, (EMPTY,)),
+        (Limits(disk=1), HYBRID, (EMPTY,)),  # to hold it still while it is measured
+        (Limits(memory=1), V1, (MEMORY, CPU)),
+        (Limits(cpu=1.0), V1, (CPU,)),
+        (Limits(cpu_time=1.0), V1, (CPU,)),
+        (Limits(memory=1, pids=1, cpu=1.0, io=1, cpu_time=1.0), V2, (FULL,)),
+        (Limits(memory=1), NONE, ()),
+        (Limits(memory=1), Survey((MEMORY,), (), True), (MEMORY,)),
+        (Limits(memory=1), Survey((EMPTY,), LACKS, False), ()),
+        (Limits(cpu_time=1.0), Survey((MEMORY,), LACKS, False), ()),
+        (Limits(), HYBRID, ()),
+        (Limits(open_files=64, deadline=1.0, output=5), HYBRID, ()),
+    ],
+)
+def test_groups_only_where_they_are_needed(limits: Limits, survey: Survey, sites: tuple[Site, ...]) -> None:
+    assert assign(granted(limits), policy(), survey).sites == sites
+
+
+def test_what_the_kernel_made_of_it() -> None:
+    found = assign(granted(Limits(memory=5000, pids=3)), policy(), V1)
+    confirmed = found.confirmed({"memory": 8192, "cpu": 1.0})
+    assert (one(confirmed, "memory").requested, one(confirmed, "memory").effective) == (5000, 8192)
+    assert one(confirmed, "pids") == one(found, "pids")
+    assert [each.name for each in confirmed.all] == ["memory", "pids"]
+
+
+def test_the_remedy_names_the_way_out() -> None:
+    assert "systemd-run --user --scope -p Delegate=yes" in DELEGATE

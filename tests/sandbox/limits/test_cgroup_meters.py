@@ -1,0 +1,322 @@
+"""Budgets that a cgroup counts and somebody has to look at."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox.limits.cgroup import Cgroup, Counters
+from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.sandbox.limits.own_cgroups import Pen, pen
+
+CORES = os.cpu_count() or 1
+
+
+class Counted(Cgroup):
+    """A group whose counters say what a test wants, and whose event is a test's own."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.used: float | None = 0.0
+        self.kills: int | None = 0
+        self.event: int | None = None
+
+    def cpu(self) -> float | None:
+        return self.used
+
+    def counters(self) -> Counters:
+        return Counters(oom_kills=self.kills)
+
+    def oom_event(self) -> int | None:
+        if self.event is None:
+            self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return self.event if self.event >= 0 else None
+
+
+# --- processor time ----------------------------------------------------------------------------------------
+
+
+def test_the_next_look_is_when_it_could_be_used_up() -> None:
+    group = Counted()
+    before = time.monotonic()
+    meter = CpuTimeMeter(group, 10.0)
+    assert before + 10.0 / CORES <= meter.due <= time.monotonic() + 10.0 / CORES
+    group.used = 4.0
+    now = meter.due
+    assert meter.look({}, now) is None
+    assert meter.due == pytest.approx(now + 6.0 / CORES)
+    group.used = 9.9999
+    now = meter.due
+    assert meter.look({}, now) is None
+    assert meter.due == pytest.approx(now + 0.02)  # not more often than that, however little is left
+    group.used = 10.0
+    assert meter.look({}, meter.due) == "cpu_time"
+
+
+def test_nobody_looks_before_it_is_due() -> None:
+    """A plugin that wakes the loop by other means cannot make it count."""
+    group = Counted()
+    meter = CpuTimeMeter(group, 10.0)
+    group.used = 1000.0
+    assert meter.look({}, meter.due - 0.001) is None
+    assert meter.look({}, meter.due) == "cpu_time"
+
+
+def test_once_used_up_it_stays_so() -> None:
+    group = Counted()
+    meter = CpuTimeMeter(group, 1.0)
+    group.used = 5.0
+    assert meter.look({}, meter.due) == meter.look({}, meter.due) == "cpu_time"
+
+
+def test_a_tiny_budget() -> None:
+    before = time.monotonic()
+    meter = CpuTimeMeter(Counted(), 0.001)
+    assert meter.due >= before + 0.02
+
+
+def test_a_group_that_is_gone_has_used_nothing() -> None:
+    group = Counted()
+    meter = CpuTimeMeter(group, 1.0)
+    group.used = None
+    assert meter.look({}, meter.due) is None
+    assert meter.due < math.inf
+
+
+def test_it_needs_no_descriptor() -> None:
+    meter = CpuTimeMeter(Counted(), 1.0)
+    assert meter.interest() == {}
+    meter.close()
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Counted, MemoryMeter]]:
+    group = Counted()
+    meter = MemoryMeter(group)
+    yield group, meter
+    meter.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(group.event or 0)
+
+
+Watched = tuple[Counted, MemoryMeter]
+
+
+def ready(meter: MemoryMeter) -> dict[int, int]:
+    poll = select.poll()
+    for fd, events in meter.interest().items():
+        poll.register(fd, events)
+    return dict(poll.poll(0))
+
+
+def test_without_an_event_nobody_looks(watched: Watched) -> None:
+    group, meter = watched
+    assert meter.look({}, time.monotonic()) is None  # the first, for what came before the event was asked for
+    group.kills = 1
+    assert meter.due == math.inf
+    assert ready(meter) == {}
+    assert meter.look({}, time.monotonic()) is None
+    assert meter.look({0: select.POLLIN}, time.monotonic()) is None  # somebody else's descriptor
+
+
+def test_what_happened_before_the_event_was_asked_for(watched: Watched) -> None:
+    group, meter = watched
+    group.kills = 1
+    assert meter.due == 0.0
+    assert meter.look({}, time.monotonic()) == "memory"
+
+
+def test_an_event_and_the_counter(watched: Watched) -> None:
+    group, meter = watched
+    assert group.event is not None
+    os.eventfd_write(group.event, 1)
+    group.kills = 1
+    assert meter.look(ready(meter), 5.0) == "memory"
+    assert ready(meter) == {}  # taken: it does not wake the loop for ever
+
+
+def test_the_counter_comes_after_the_event(watched: Watched) -> None:
+    group, meter = watched
+    assert group.event is not None
+    os.eventfd_write(group.event, 3)
+    assert meter.look(ready(meter), 5.0) is None
+    assert 5.0 < meter.due < 5.1
+    assert meter.look({}, meter.due - 0.001) is None
+    group.kills = 1
+    assert meter.look({}, meter.due - 0.001) is None  # not yet
+    assert meter.look({}, meter.due) == "memory"
+
+
+def test_the_counter_does_not_come(watched: Watched) -> None:
+    """It was a close shave: the kernel found memory after all. Not looked at for ever."""
+    group, meter = watched
+    assert group.event is not None
+    os.eventfd_write(group.event, 1)
+    now, looks = 5.0, 0
+    assert meter.look(ready(meter), now) is None
+    while meter.due < math.inf:
+        now, looks = meter.due, looks + 1
+        assert meter.look({}, now) is None
+        assert looks < 1000
+    assert now - 5.0 >= 0.5  # long enough for a kernel that is busy killing
+    os.eventfd_write(group.event, 1)  # and the next event begins anew
+    assert meter.look(ready(meter), now) is None
+    assert meter.due < math.inf
+
+
+def test_where_the_kernel_ends_all_of_them_itself() -> None:
+    group = Counted()
+    group.event = -1
+    meter = MemoryMeter(group)
+    assert meter.interest() == {} and meter.due == math.inf
+    group.kills = 1
+    assert meter.look({}, 5.0) is None  # nothing is left to be ended
+    meter.close()
+
+
+def test_nobody_counts() -> None:
+    group = Counted()
+    meter = MemoryMeter(group)
+    assert group.event is not None
+    os.eventfd_write(group.event, 1)
+    group.kills = None
+    assert meter.look(ready(meter), 5.0) is None
+    meter.close()
+
+
+# --- with a real group -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inside(runner_as: Caller, nothing_left: None) -> Iterator[Pen]:
+    with pen(runner_as) as made_pen:
+        yield made_pen
+
+
+def out_of_memory(size: int) -> Any:
+    """A child of a member takes `size` bytes: what the meter says then, and who lives."""
+    import os
+    import select
+    import time
+
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_meters import MemoryMeter
+    from sandbox.limits.cgroup_survey import survey
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.spec import Limits
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    found = survey(read_mounts())
+    site = found.site("memory")
+    if site is None:
+        return None
+    with made(found.sites, Limits(memory=24 << 20)) as cgroup:
+        meter = MemoryMeter(cgroup)
+        with cgroup.doors() as doors:
+            pid = os.fork()
+            if pid == 0:
+                for door in doors.files:
+                    os.write(door, b"0")
+                child = os.fork()
+                if child == 0:
+                    held = bytearray(size)
+                    held[0] = 1
+                    os._exit(0)
+                os.waitpid(child, 0)
+                time.sleep(0 if size < 24 << 20 else 1000)
+                os._exit(5)
+        over = os.pidfd_open(pid)
+        verdict = None
+        until = time.monotonic() + 30
+        while verdict is None and time.monotonic() < until:
+            poll = select.poll()
+            poll.register(over, select.POLLIN)
+            for fd, events in meter.interest().items():
+                poll.register(fd, events)
+            ready = dict(poll.poll(10))
+            verdict = meter.look(ready, time.monotonic())
+            if over in ready and verdict is None:
+                break
+        alive = not select.select([over], [], [], 0)[0]
+        cgroup.kill()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(over)
+        kills = cgroup.counters().oom_kills
+        meter.close()
+    return [site.version, verdict, alive, status, kills, len(os.listdir("/proc/self/fd")) - descriptors]
+
+
+def test_memory_runs_out_for_a_child_only(inside: Pen) -> None:
+    told = elsewhere.run(inside.caller, out_of_memory, 64 << 20)
+    if told is None:
+        pytest.skip("there is no memory controller here")
+    version, verdict, alive, status, kills, left = told
+    if version == 1:  # the kernel killed the child alone: we have to end the rest
+        assert (verdict, alive, kills) == ("memory", True, 1)
+    else:  # it has ended all of them
+        assert (verdict, alive) == (None, False)
+        assert kills >= 1
+    assert (status, left) == (-9, 0)
+
+
+def test_memory_suffices(inside: Pen) -> None:
+    told = elsewhere.run(inside.caller, out_of_memory, 8 << 20)
+    if told is None:
+        pytest.skip("there is no memory controller here")
+    assert told[1:] == [None, False, 5, 0, 0]
+
+
+def spinning() -> Any:
+    """Two processes that compute, and when the meter has enough of it."""
+    import os
+    import time
+
+    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup_meters import CpuTimeMeter
+    from sandbox.limits.cgroup_survey import survey
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.spec import Limits
+
+    found = survey(read_mounts())
+    if found.counts_cpu is None:
+        return None
+    with made((found.counts_cpu,), Limits()) as cgroup:
+        meter = CpuTimeMeter(cgroup, 0.4)
+        with cgroup.doors() as doors:
+            pid = os.fork()
+            if pid == 0:
+                for door in doors.files:
+                    os.write(door, b"0")
+                os.fork()
+                while True:
+                    pass
+        looks, until = 0, time.monotonic() + 50
+        while time.monotonic() < until:
+            time.sleep(max(0.0, meter.due - time.monotonic()))
+            looks += 1
+            if meter.look({}, time.monotonic()) is not None:
+                break
+        used = cgroup.cpu()
+        cgroup.kill()
+        os.waitpid(pid, 0)
+        return [used, looks]
+
+
+def test_processor_time_of_all_of_them(inside: Pen) -> None:
+    told = elsewhere.run(inside.caller, spinning)
+    if told is None:
+        pytest.skip("nobody counts processor time here")
+    used, looks = told
+    assert 0.4 <= used < 5
+    assert looks < 200

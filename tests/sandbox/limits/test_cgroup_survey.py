@@ -1,0 +1,781 @@
+"""Where groups can be made: on trees that are made up, and on this machine's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
+from tests import elsewhere
+from tests.conftest import Caller
+
+ALL = " ".join(CONTROLLERS)
+
+
+def surveyed(given: dict[str, Any]) -> dict[str, Any]:
+    """What a survey of a made-up machine says, as whoever this process is. It is a member of `member`."""
+    import builtins
+    import os
+
+    from sandbox.limits import cgroup_survey
+    from sandbox.paths.mounts import parse_mountinfo
+
+    def opened(path: str, *how: Any, **more: Any) -> Any:
+        return builtins.open(given["own"] if path == "/proc/self/cgroup" else path, *how, **more)
+
+    for path in given["member"]:
+        with open(f"{path}/cgroup.procs", "a", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+    mounts = parse_mountinfo(os.fsencode(given["mountinfo"]))
+    cgroup_survey.open = opened  # type: ignore[attr-defined]
+    try:
+        found = cgroup_survey.survey(mounts)
+        own = cgroup_survey.own_hierarchies(mounts)
+    finally:
+        del cgroup_survey.open  # type: ignore[attr-defined]
+    return {
+        "sites": [
+            {**site._asdict(), "controllers": sorted(site.controllers), "enable": list(site.enable)}
+            for site in found.sites
+        ],
+        "lacks": {name: list(lack) for name, lack in found.lacks},
+        "delegated": found.delegated,
+        "own": [[each.version, sorted(each.controllers), each.directory, each.line] for each in own],
+    }
+
+
+class Machine:
+    """Directories with the files of a cgroup file system, and what /proc would say of them."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.lines: list[bytes] = []  # of /proc/self/cgroup
+        self.mounts: list[str] = []  # of /proc/self/mountinfo
+        self.members: list[str] = []
+
+    def mount(self, where: str, fstype: str, options: str = "rw", root: str = "/") -> Path:
+        point = self.base / where
+        point.mkdir(exist_ok=True)
+        number = len(self.mounts) + 20
+        text = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in root)
+        self.mounts.append(f"{number} 1 0:{number} {text} {point} rw - {fstype} none {options}")
+        return point
+
+    def group(
+        self,
+        path: Path,
+        *,
+        has: str = "",
+        down: str = "",
+        others: tuple[int, ...] = (),
+        real_root: bool = False,
+        delegated: bytes = b"",
+        bounds: dict[str, str] | None = None,
+    ) -> Path:
+        """A v2 group: the controllers it has and hands down, who else is in it, and how it is limited."""
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.controllers").write_text(has + "\n")
+        (path / "cgroup.subtree_control").write_text(down + "\n")
+        (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in others))
+        if not real_root:
+            (path / "cgroup.type").write_text("domain\n")
+        for file, text in (bounds or {}).items():
+            (path / file).write_text(text + "\n")
+        if delegated:
+            _mark(path, "user.delegate", delegated)
+        return path
+
+    def legacy(self, path: Path) -> Path:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.procs").touch()
+        return path
+
+    def stand_in(self, line: str | bytes, directory: Path | None = None) -> None:
+        self.lines.append(line if isinstance(line, bytes) else os.fsencode(line))
+        if directory is not None:
+            self.members.append(str(directory))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        own = self.base / "own"
+        own.write_bytes(b"".join(line + b"\n" for line in self.lines))
+        mountinfo = "".join(line + "\n" for line in self.mounts)
+        return {"own": str(own), "mountinfo": mountinfo, "member": self.members}
+
+    def survey(self) -> dict[str, Any]:
+        """In this process, for what is the same for everybody."""
+        return surveyed(self.given)
+
+    def survey_as(self, caller: Caller, *owned: Path) -> dict[str, Any]:
+        """As `caller`, who owns `owned` and what is right in it, and nothing else."""
+        given = self.given
+        if os.geteuid() == 0:
+            for path in owned:
+                for each in (path, *(file for file in path.iterdir() if file.is_file())):
+                    os.chown(each, caller.uid, caller.uid)
+            for member in self.members:  # only to be written by the test itself
+                os.chmod(f"{member}/cgroup.procs", 0o666)
+            return self._surveyed_by(caller, given)
+        # Not root: everything here is the caller's own, so the rest is taken away by its mode.
+        shut = {Path(name) for name, _, _ in os.walk(self.base)} - {self.base, *owned}
+        try:
+            for path in shut:
+                path.chmod(0o555)
+            return self._surveyed_by(caller, given)
+        finally:
+            for path in shut:
+                path.chmod(0o755)
+
+    def _surveyed_by(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = elsewhere.run(caller, surveyed, given)
+        return result
+
+
+def _mark(path: Path, name: str, value: bytes) -> None:
+    try:
+        os.setxattr(path, name, value)
+    except OSError as error:
+        pytest.skip(f"no extended attributes in {path}: {error.strerror}")
+
+
+@pytest.fixture
+def machine(plugin_dir: Path) -> Machine:
+    return Machine(plugin_dir)
+
+
+@pytest.fixture
+def unified(machine: Machine) -> Path:
+    """The real root of a v2 tree, which hands everything down."""
+    return machine.group(machine.mount("v2", "cgroup2"), has=ALL, down=ALL, real_root=True)
+
+
+BOUND = {"memory.max": "1000000"}
+
+
+def site(found: dict[str, Any]) -> dict[str, Any]:
+    (only,) = found["sites"]
+    assert isinstance(only, dict)
+    return only
+
+
+# --- v2: which group is taken ------------------------------------------------------------------------------
+
+
+def test_our_own_delegated_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    machine.group(unified / "slice", has=ALL, down=ALL)
+    own = machine.group(unified / "slice/our.scope", has=ALL, delegated=b"1")
+    machine.stand_in("0::/slice/our.scope", own)
+    found = machine.survey_as(runner_as, own)
+    assert site(found) == {
+        "version": 2,
+        "controllers": sorted(CONTROLLERS),
+        "directory": str(own),
+        "line": "0::/slice/our.scope",
+        "enable": sorted(CONTROLLERS),  # nothing is handed down yet,
+        "leave": True,  # and cannot be while we are in it
+    }
+    assert found["lacks"] == {} and found["delegated"] is True
+
+
+def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    """As after an earlier launch of the same runner, or with DelegateSubgroup=."""
+    handed = machine.group(unified / "our.service", has=ALL, down="memory pids", delegated=b"1")
+    own = machine.group(handed / "runner-1-2-self", has="memory pids")
+    machine.stand_in("0::/our.service/runner-1-2-self", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["line"]) == (str(handed), "0::/our.service")
+    assert found["controllers"] == sorted(CONTROLLERS)
+    assert found["enable"] == ["cpu", "io"]  # the others are handed down already
+    assert found["leave"] is False
+
+
+@pytest.mark.parametrize("above", ["our.service", "container"])
+def test_a_runners_own_leaf_is_no_place_for_groups(
+    machine: Machine, unified: Path, runner_as: Caller, above: str
+) -> None:
+    """It has all the controllers, and a runner alone in it could hand them down: in a leaf below it, and the
+    next time in one below that."""
+    handed = machine.group(unified / above, has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
+    own = machine.group(handed / "runner-1-2-self", has=ALL)
+    machine.stand_in(f"0::/{above}/runner-1-2-self", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["line"]) == (str(handed), f"0::/{above}")
+    assert found["controllers"] == sorted(CONTROLLERS)
+    assert (found["enable"], found["leave"]) == ([], False)
+
+
+@pytest.mark.parametrize("name", ["runner-1-2-0", "runner-ci-self", "runner-1-2-3-self", "xrunner-1-2-self"])
+def test_what_only_looks_like_a_runners_leaf(
+    machine: Machine, unified: Path, runner_as: Caller, name: str
+) -> None:
+    """The control: somebody put us there, so there we stay."""
+    handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
+    own = machine.group(handed / name, has=ALL)
+    machine.stand_in(f"0::/our.service/{name}", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["leave"]) == (str(own), True)
+
+
+def test_a_container_whose_root_is_a_runners_leaf(machine: Machine, runner_as: Caller) -> None:
+    """A cgroup namespace was made there: nothing above can be seen."""
+    own = machine.group(machine.mount("runner-1-2-self", "cgroup2", root="/runner-1-2-self"), has=ALL)
+    machine.stand_in("0::/runner-1-2-self", own)
+    assert site(machine.survey_as(runner_as, own))["directory"] == str(own)
+
+
+def test_the_nearest_of_equals(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    handed = machine.group(unified / "our.service", has="pids", down="pids", delegated=b"1", bounds=BOUND)
+    middle = machine.group(handed / "middle", has="pids", down="pids")
+    own = machine.group(middle / "own", has="")
+    machine.stand_in("0::/our.service/middle/own", own)
+    found = machine.survey_as(runner_as, handed, middle, own)
+    assert site(found)["directory"] == str(middle)
+    assert set(found["lacks"]) == {"memory", "cpu", "io"}
+    reason, remedy = found["lacks"]["memory"]
+    assert reason == f"{middle} does not hand the memory controller down"
+    assert f"echo +memory > {middle}/cgroup.subtree_control" in remedy
+
+
+@pytest.mark.parametrize(
+    ("bounds", "stays"),
+    [
+        ({}, False),
+        ({"memory.max": "1000"}, True),
+        ({"memory.high": "1000"}, True),
+        ({"cpu.max": "50000 100000"}, True),
+        ({"memory.max": "max", "memory.high": "max", "cpu.max": "max 100000"}, False),
+        ({"memory.max": "max", "cpu.max": "1000 100000"}, True),
+        ({"pids.max": "100"}, False),  # systemd gives every unit one
+    ],
+    ids=lambda bounds: " ".join(bounds) if isinstance(bounds, dict) else "",
+)
+def test_bounds_that_were_set_for_us_are_not_left_behind(
+    machine: Machine, unified: Path, runner_as: Caller, bounds: dict[str, str], stays: bool
+) -> None:
+    """That a group above has more to hand down is no reason."""
+    slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
+    own = machine.group(slice_ / "our.scope", has="memory pids", delegated=b"1", bounds=bounds)
+    machine.stand_in("0::/slice/our.scope", own)
+    found = machine.survey_as(runner_as, slice_, own)
+    assert site(found)["directory"] == str(own if stays else slice_)
+    if stays:
+        assert site(found)["controllers"] == ["memory", "pids"]
+        assert set(found["lacks"]) == {"cpu", "io"}
+    else:
+        assert (site(found)["enable"], site(found)["leave"]) == ([], False)
+
+
+def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    slice_ = machine.group(unified / "slice", has=ALL, down="pids", bounds=BOUND)
+    middle = machine.group(slice_ / "middle", has="pids", down="")
+    own = machine.group(middle / "our.scope", has="", delegated=b"1")
+    machine.stand_in("0::/slice/middle/our.scope", own)
+    found = machine.survey_as(runner_as, unified, slice_, middle, own)
+    assert site(found)["directory"] == str(slice_)  # in it its bounds hold, and not above
+
+
+def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    """Then the kernel hands nothing down. The remedy names who is in the way."""
+    own = machine.group(
+        unified / "our.scope", has=ALL, others=(os.getpid(), 4194303), delegated=b"1", bounds=BOUND
+    )
+    machine.stand_in("0::/our.scope", own)
+    found = machine.survey_as(runner_as, own)
+    assert site(found)["controllers"] == [] and site(found)["enable"] == []
+    assert set(found["lacks"]) == set(CONTROLLERS)
+    reason, remedy = found["lacks"]["memory"]
+    name = Path("/proc/self/comm").read_text().strip()
+    assert reason == (
+        f"{own} cannot hand its controllers down while processes are in it: {name} ({os.getpid()}), 4194303"
+    )
+    assert "DelegateSubgroup=" in remedy and DELEGATE in remedy
+    assert found["delegated"] is (runner_as.uid == 0)
+
+
+def test_others_in_our_group_and_one_above_that_will_do(
+    machine: Machine, unified: Path, runner_as: Caller
+) -> None:
+    """A service in which its host runs too, below somebody's own systemd."""
+    manager = machine.group(unified / "user@1000.service", has=ALL, down="cpu memory pids")
+    slice_ = machine.group(manager / "app.slice", has="cpu memory pids", down="cpu memory pids")
+    own = machine.group(slice_ / "host.service", has="cpu memory pids", others=(1,))
+    machine.stand_in("0::/user@1000.service/app.slice/host.service", own)
+    found = machine.survey_as(runner_as, manager, slice_, own)
+    if runner_as.uid == 0:  # for root the whole tree is; then the root group has even more
+        assert site(found)["directory"] == str(unified)
+    else:
+        assert site(found)["directory"] == str(slice_)
+        assert site(found)["line"] == "0::/user@1000.service/app.slice"
+        assert site(found)["controllers"] == ["cpu", "memory", "pids"]
+    assert (site(found)["enable"], site(found)["leave"]) == ([], False)
+
+
+def test_no_more_than_three_are_named(machine: Machine, unified: Path) -> None:
+    own = machine.group(
+        unified / "our.scope", has=ALL, others=tuple(range(1, 9)), delegated=b"1", bounds=BOUND
+    )
+    machine.stand_in("0::/our.scope", own)
+    reason, _ = machine.survey()["lacks"]["pids"]
+    assert "(3)" in reason and "(4)" not in reason and "8" not in reason.rpartition(":")[2]
+
+
+def test_others_in_a_group_that_hands_down_already(
+    machine: Machine, unified: Path, runner_as: Caller
+) -> None:
+    """Nothing is in the way of what is handed down; the rest stays as it is."""
+    handed = machine.group(
+        unified / "our.service", has=ALL, down="pids", others=(1,), delegated=b"1", bounds=BOUND
+    )
+    own = machine.group(handed / "own", has="pids", others=(1,))
+    machine.stand_in("0::/our.service/own", own)
+    found = machine.survey_as(runner_as, handed, own)
+    assert (site(found)["directory"], site(found)["enable"]) == (str(handed), [])
+    assert site(found)["controllers"] == ["pids"]
+    assert set(found["lacks"]) == {"memory", "cpu", "io"}
+
+
+@pytest.mark.needs("root")
+def test_root_goes_up_to_a_slice_that_hands_down(
+    machine: Machine, unified: Path, runner_as_root: Caller
+) -> None:
+    slice_ = machine.group(unified / "system.slice", has=ALL, down=ALL)
+    own = machine.group(slice_ / "cron.service", has=ALL, others=(1,))
+    machine.stand_in("0::/system.slice/cron.service", own)
+    found = machine.survey_as(runner_as_root)
+    # Not the root group, though it would do as well: the slice may have limits of its own.
+    assert site(found) == {
+        "version": 2,
+        "controllers": sorted(CONTROLLERS),
+        "directory": str(slice_),
+        "line": "0::/system.slice",
+        "enable": [],
+        "leave": False,
+    }
+
+
+@pytest.mark.needs("root")
+def test_root_goes_further_up_for_more(machine: Machine, unified: Path, runner_as_root: Caller) -> None:
+    slice_ = machine.group(unified / "system.slice", has=ALL, down="memory pids")
+    own = machine.group(slice_ / "cron.service", has="memory pids")
+    machine.stand_in("0::/system.slice/cron.service", own)
+    found = site(machine.survey_as(runner_as_root))
+    assert (found["directory"], found["line"], found["enable"]) == (str(unified), "0::", [])
+
+
+@pytest.mark.needs("root")
+def test_root_does_not_change_what_slices_hand_down(machine: Machine, runner_as_root: Caller) -> None:
+    """They are somebody's, and empty of processes only for the moment. Its own group is the last resort."""
+    root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", real_root=True)
+    slice_ = machine.group(root / "system.slice", has=ALL)
+    own = machine.group(slice_ / "cron.service", has="cpu memory")
+    machine.stand_in("0::/system.slice/cron.service", own)
+    found = site(machine.survey_as(runner_as_root))
+    assert (found["directory"], found["leave"]) == (str(own), True)
+    assert found["controllers"] == found["enable"] == ["cpu", "memory"]
+
+
+@pytest.mark.needs("user", "root")
+def test_a_user_to_whom_nothing_belongs(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
+    slice_ = machine.group(unified / "user.slice", has=ALL, down=ALL)
+    own = machine.group(slice_ / "session-1.scope", has=ALL)
+    machine.stand_in("0::/user.slice/session-1.scope", own)
+    found = machine.survey_as(runner_as_user)
+    assert found["sites"] == [] and found["delegated"] is False
+    assert found["lacks"] == {
+        name: [f"{own} is not ours: nothing was delegated", DELEGATE] for name in CONTROLLERS
+    }
+
+
+@pytest.mark.needs("user")
+def test_a_user_who_owns_the_group_without_a_mark(
+    machine: Machine, unified: Path, runner_as_user: Caller
+) -> None:
+    own = machine.group(unified / "ours", has=ALL)
+    machine.stand_in("0::/ours", own)
+    found = machine.survey_as(runner_as_user, own)
+    assert (site(found)["directory"], site(found)["enable"]) == (str(own), sorted(CONTROLLERS))
+    assert found["delegated"] is True
+
+
+@pytest.mark.needs("user", "root")
+@pytest.mark.parametrize("file", ["cgroup.subtree_control", "cgroup.procs", "."])
+def test_a_group_only_half_handed_over(
+    machine: Machine, unified: Path, runner_as_user: Caller, file: str
+) -> None:
+    own = machine.group(unified / "ours", has=ALL, down="", delegated=b"1")
+    machine.stand_in("0::/ours", own)
+    full = machine.survey_as(runner_as_user, own)
+    assert site(full)["controllers"] == sorted(CONTROLLERS)  # the control
+    machine.members.clear()
+    (own / "cgroup.procs").write_text("")
+    os.chmod(own / "cgroup.procs", 0o644)
+    os.chown(own / file, 0, 0)
+    found = machine.survey_as(runner_as_user)
+    if file == "cgroup.subtree_control":
+        assert site(found)["controllers"] == []
+    else:
+        assert found["sites"] == []
+    assert set(found["lacks"]) == set(CONTROLLERS) and found["delegated"] is False
+
+
+@pytest.mark.parametrize(("mark", "taken"), [(b"1", True), (b"0", False), (b"", False), (b"11", False)])
+@pytest.mark.needs("root")
+def test_which_mark_counts(
+    machine: Machine, unified: Path, runner_as_root: Caller, mark: bytes, taken: bool
+) -> None:
+    slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
+    own = machine.group(slice_ / "own", has=ALL, delegated=mark)
+    machine.stand_in("0::/slice/own", own)
+    assert site(machine.survey_as(runner_as_root))["directory"] == str(own if taken else slice_)
+
+
+@pytest.mark.needs("root")
+def test_a_mark_of_older_systemd(machine: Machine, unified: Path, runner_as_root: Caller) -> None:
+    slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
+    own = machine.group(slice_ / "own", has=ALL)
+    _mark(own, "trusted.delegate", b"1")
+    machine.stand_in("0::/slice/own", own)
+    assert site(machine.survey_as(runner_as_root))["directory"] == str(own)
+
+
+@pytest.mark.needs("root")
+def test_everybody_may_be_in_the_real_root(machine: Machine, runner_as_root: Caller) -> None:
+    root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", others=(1, 2), real_root=True)
+    machine.stand_in("0::/", root)
+    found = site(machine.survey_as(runner_as_root))
+    assert (found["directory"], found["line"]) == (str(root), "0::")
+    assert found["enable"] == ["cpu", "io", "memory"]
+    # The control: in any other group it would matter.
+    (root / "cgroup.type").write_text("domain\n")
+    assert site(machine.survey_as(runner_as_root))["enable"] == []
+
+
+@pytest.mark.needs("root")
+def test_the_root_of_a_container(machine: Machine, runner_as_root: Caller) -> None:
+    """A group like any other, though it is the highest that can be seen."""
+    root = machine.group(machine.mount("v2", "cgroup2"), has="cpu memory pids")
+    machine.stand_in("0::/", root)
+    found = machine.survey_as(runner_as_root)
+    assert site(found)["enable"] == ["cpu", "memory", "pids"]
+    assert site(found)["leave"] is True
+    assert list(found["lacks"]) == ["io"]
+
+
+def test_a_tree_without_controllers(machine: Machine) -> None:
+    """Beside v1. It still can freeze, kill and count."""
+    root = machine.group(machine.mount("v2", "cgroup2"), real_root=True)
+    memory = machine.legacy(machine.mount("memory", "cgroup", "rw,memory"))
+    machine.stand_in("4:memory:/", memory)
+    machine.stand_in("0::/", root)
+    found = machine.survey()
+    assert [each["directory"] for each in found["sites"]] == [str(memory), str(root)]
+    assert found["sites"][1]["controllers"] == []
+    assert set(found["lacks"]) == {"pids", "cpu", "io"}
+
+
+def test_what_v1_has_v2_does_not_promise(machine: Machine) -> None:
+    """A controller is bound to one hierarchy, whatever the files of a container's emulation say."""
+    root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down=ALL, real_root=True)
+    memory = machine.legacy(machine.mount("memory", "cgroup", "rw,memory"))
+    machine.stand_in("4:memory:/", memory)
+    machine.stand_in("0::/", root)
+    found = machine.survey()
+    assert found["sites"][0]["controllers"] == ["memory"]
+    assert found["sites"][1]["controllers"] == ["cpu", "io", "pids"]
+
+
+# --- v1 ----------------------------------------------------------------------------------------------------
+
+
+def test_controllers_that_are_mounted_together(machine: Machine) -> None:
+    point = machine.legacy(machine.mount("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"))
+    machine.stand_in("3:cpu,cpuacct:/", point)
+    found = machine.survey()
+    assert site(found) == {
+        "version": 1,
+        "controllers": ["cpu", "cpuacct"],
+        "directory": str(point),
+        "line": "3:cpu,cpuacct:",
+        "enable": [],
+        "leave": False,
+    }
+
+
+def test_v1_names_are_ours(machine: Machine) -> None:
+    point = machine.legacy(machine.mount("blkio", "cgroup", "rw,blkio"))
+    machine.stand_in("7:blkio:/", point)
+    assert site(machine.survey())["controllers"] == ["io"]
+
+
+def test_hierarchies_of_no_use(machine: Machine) -> None:
+    """A name for systemd, a freezer: nothing to be limited there."""
+    for number, word in enumerate(("freezer", "devices", "name=systemd")):
+        machine.legacy(machine.mount(word, "cgroup", f"rw,xattr,{word}"))
+        machine.stand_in(f"{number + 1}:{word}:/")
+    found = machine.survey()
+    assert found["sites"] == []
+    assert [each[1] for each in found["own"]] == [["freezer"], ["devices"], ["name=systemd"]]
+
+
+@pytest.mark.needs("user", "root")
+def test_v1_is_for_root(machine: Machine, runner_as_user: Caller) -> None:
+    point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
+    machine.stand_in("8:pids:/")
+    found = machine.survey_as(runner_as_user)
+    assert found["sites"] == [] and found["delegated"] is False
+    reason, remedy = found["lacks"]["pids"]
+    assert reason == f"groups of the pids controller (cgroup v1) cannot be made in {point}"
+    assert "only root can" in remedy
+
+
+@pytest.mark.needs("user", "root")
+def test_v1_that_was_handed_over(machine: Machine, runner_as_user: Caller) -> None:
+    point = machine.mount("pids", "cgroup", "rw,pids")
+    own = machine.legacy(point / "ours")
+    machine.stand_in("8:pids:/ours")
+    found = machine.survey_as(runner_as_user, own)
+    assert (site(found)["directory"], site(found)["line"]) == (str(own), "8:pids:/ours")
+    assert found["delegated"] is True
+
+
+# --- containers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fstype", ["cgroup", "cgroup2"])
+def test_a_part_of_the_tree_is_mounted(machine: Machine, fstype: str) -> None:
+    """/proc names our group by the whole tree, the mount shows it by a part."""
+    point = machine.mount("part", fstype, "rw,memory" if fstype == "cgroup" else "rw", root="/docker/abc")
+    own = machine.group(point / "deep/er", has="memory", down="memory")
+    names = "4:memory:" if fstype == "cgroup" else "0::"
+    machine.stand_in(f"{names}/docker/abc/deep/er", own)
+    found = machine.survey()
+    assert found["own"][0][2] == str(own)
+    directories = [each["directory"] for each in found["sites"]]
+    assert directories == [str(own)] or directories == [str(point / "deep")]
+    assert site(found)["line"].startswith(f"{names}/docker/abc/deep")
+
+
+def test_the_root_of_the_part(machine: Machine) -> None:
+    point = machine.legacy(machine.mount("part", "cgroup", "rw,memory", root="/docker/abc"))
+    machine.stand_in("4:memory:/docker/abc", point)
+    assert (site(machine.survey())["directory"], site(machine.survey())["line"]) == (
+        str(point),
+        "4:memory:/docker/abc",
+    )
+
+
+@pytest.mark.parametrize("path", ["/docker/abcd", "/docker", "/", "/docker/ab", "/other/docker/abc"])
+@pytest.mark.parametrize("fstype", ["cgroup", "cgroup2"])
+def test_our_group_is_not_in_the_part(machine: Machine, fstype: str, path: str) -> None:
+    """Then there is none for us, and not the wrong one."""
+    point = machine.mount("part", fstype, "rw,memory" if fstype == "cgroup" else "rw", root="/docker/abc")
+    machine.group(point, has=ALL, down=ALL)
+    machine.stand_in(f"{'4:memory' if fstype == 'cgroup' else '0:'}:{path}")
+    found = machine.survey()
+    assert found["own"] == [] and found["sites"] == []
+    assert set(found["lacks"]) == set(CONTROLLERS)
+
+
+def test_a_hierarchy_that_is_mounted_twice(machine: Machine) -> None:
+    """The one that shows our group is taken, wherever it stands in the table."""
+    other = machine.mount("other", "cgroup", "rw,pids", root="/lxc/other")
+    machine.legacy(other)
+    point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
+    own = machine.legacy(point / "ours")
+    machine.stand_in("8:pids:/ours", own)
+    assert site(machine.survey())["directory"] == str(own)
+
+
+def test_a_mount_of_other_controllers(machine: Machine) -> None:
+    """cpu alone is not cpu,cpuacct; v1 is not v2."""
+    machine.legacy(machine.mount("cpu", "cgroup", "rw,cpu"))
+    machine.stand_in("3:cpu,cpuacct:/")
+    machine.stand_in("0::/")
+    assert machine.survey()["own"] == []
+
+
+def test_nothing_is_mounted(machine: Machine) -> None:
+    machine.stand_in("0::/")
+    machine.stand_in("4:memory:/")
+    found = machine.survey()
+    assert found["sites"] == [] and found["delegated"] is (os.geteuid() == 0)
+    assert found["lacks"]["memory"][0] == "no cgroup v2 file system is mounted"
+
+
+def test_a_kernel_without_cgroups(machine: Machine) -> None:
+    assert machine.survey()["sites"] == []
+    assert set(machine.survey()["lacks"]) == set(CONTROLLERS)
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+ODD = ["a b", "a:b", ":", "a::b", "tab\tbed", "back\\slash", "\\040", "ünï", "-", "...", "x" * 200]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names(machine: Machine, name: str) -> None:
+    """The kernel escapes nothing in /proc/PID/cgroup, and refuses newlines in names."""
+    point = machine.mount("pids", "cgroup", "rw,pids", root=f"/{name}")
+    own = machine.legacy(point / name)
+    machine.stand_in(f"8:pids:/{name}/{name}", own)
+    assert (site(machine.survey())["directory"], site(machine.survey())["line"]) == (
+        str(own),
+        f"8:pids:/{name}/{name}",
+    )
+
+
+def test_a_name_that_is_no_utf8(machine: Machine) -> None:
+    point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
+    own = machine.legacy(Path(os.fsdecode(os.fsencode(point) + b"/\xff\xfe")))
+    machine.stand_in(b"8:pids:/\xff\xfe", own)
+    found = site(machine.survey())
+    assert os.fsencode(found["line"]) == b"8:pids:/\xff\xfe"
+    assert os.path.samefile(found["directory"], own)
+
+
+def test_a_name_with_a_carriage_return(machine: Machine) -> None:
+    point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
+    own = machine.legacy(point / "a\rb")
+    machine.stand_in("8:pids:/a\rb", own)
+    assert site(machine.survey())["directory"] == str(own)
+
+
+# --- a survey as a value -----------------------------------------------------------------------------------
+
+MEMORY = Site(1, frozenset({"memory"}), "/m", "4:memory:")
+CPU = Site(1, frozenset({"cpu", "cpuacct"}), "/c", "3:cpu,cpuacct:")
+EMPTY = Site(2, frozenset(), "/u", "0::")
+FULL = Site(2, frozenset(CONTROLLERS), "/u", "0::", ("cpu", "io"), True)
+GONE = Lack("it broke", "mend it")
+
+
+def test_what_there_is_for_a_controller() -> None:
+    found = Survey((MEMORY, CPU, EMPTY), (("pids", GONE),), True)
+    assert [found.site(name) for name in ("memory", "cpu", "cpuacct", "pids", "io")] == [
+        MEMORY,
+        CPU,
+        CPU,
+        None,
+        None,
+    ]
+    assert found.unified is EMPTY and found.counts_cpu is EMPTY
+    assert found.lack("pids") == GONE
+    assert found.lack("io").remedy == DELEGATE
+    assert Survey((MEMORY, CPU), (), True).counts_cpu is CPU
+    assert Survey((MEMORY,), (), True).counts_cpu is None
+
+
+def test_a_site_that_gave_less_than_it_promised() -> None:
+    found = Survey((MEMORY, CPU, FULL), (("zzz", GONE),), True)
+    less = found.without("/c", frozenset({"cpu"}), GONE)
+    assert less.sites == (MEMORY, CPU._replace(controllers=frozenset({"cpuacct"})), FULL)
+    assert dict(less.lacks) == {"cpu": GONE, "zzz": GONE}
+    none = less.without("/c", frozenset({"cpuacct"}), GONE)
+    assert none.sites == (MEMORY, FULL)
+    assert none.delegated is True
+
+
+def test_what_is_not_there_need_not_be_handed_down() -> None:
+    less = Survey((FULL,), (), True).without("/u", frozenset({"io"}), GONE)
+    assert less.sites[0].controllers == {"memory", "pids", "cpu"}
+    assert less.sites[0].enable == ("cpu",)
+
+
+# --- this machine ------------------------------------------------------------------------------------------
+
+
+def members(name: str) -> list[Any]:
+    """In a group of an odd name, in each hierarchy where we may make one: does the survey find us?"""
+    import os
+
+    from sandbox.limits.cgroup_survey import own_hierarchies, survey
+    from sandbox.paths.mounts import read_mounts
+
+    def mine(path: str) -> bool:
+        with open(f"{path}/cgroup.procs", encoding="ascii") as file:
+            return os.getpid() in map(int, file.read().split())
+
+    mounts = read_mounts()
+    before = own_hierarchies(mounts)
+    assert all(mine(each.directory) for each in before)
+    made: list[tuple[str, str]] = []
+    seen: list[Any] = []
+    try:
+        for each in before:
+            path = f"{each.directory}/{name}-{os.getpid()}"
+            try:
+                os.mkdir(path)
+                made.append((each.directory, path))
+                with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
+                    file.write("0")
+            except OSError:
+                continue  # not ours, or a group that takes no processes (v2)
+            (now,) = (
+                hierarchy
+                for hierarchy in own_hierarchies(mounts)
+                if (hierarchy.version, hierarchy.root) == (each.version, each.root)
+            )
+            seen.append([now.directory == path, now.line.endswith(f"/{name}-{os.getpid()}"), mine(path)])
+        survey(mounts)
+    finally:
+        for above, path in made:
+            try:
+                with open(f"{above}/cgroup.procs", "w", encoding="ascii") as file:
+                    file.write("0")
+            except OSError:
+                pass
+            os.rmdir(path)
+    return seen
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("name", ["rt a b", "rt:a::b", "rt\\040x", "rt-ü"])
+def test_we_are_found_in_groups_of_odd_names(runner_as_root: Caller, name: str) -> None:
+    seen = elsewhere.run(runner_as_root, members, name)
+    if not seen:
+        pytest.skip("there is no hierarchy in which root may make groups")
+    assert all(all(each) for each in seen), seen
+
+
+def own_survey() -> list[Any]:
+    """What the survey promises here, each promise tried: a group made, ourselves joined, and found."""
+    import os
+
+    from sandbox.limits.cgroup_survey import CONTROLLERS, survey
+    from sandbox.paths.mounts import read_mounts
+
+    found = survey(read_mounts())
+    tried = []
+    for site in found.sites:
+        path = f"{site.directory}/rt-{os.getpid()}"
+        os.mkdir(path)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    with open(f"{path}/cgroup.procs", "w", encoding="ascii") as file:
+                        file.write("0")
+                    with open("/proc/self/cgroup", encoding="utf-8") as file:
+                        lines = file.read().splitlines()
+                    os._exit(0 if f"{site.line}/{os.path.basename(path)}" in lines else 3)
+                finally:
+                    os._exit(4)
+            tried.append([site.directory, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
+        finally:
+            while True:
+                try:
+                    os.rmdir(path)
+                    break
+                except OSError:
+                    pass
+    covered = {name for site in found.sites for name in site.controllers} | {name for name, _ in found.lacks}
+    return [tried, sorted(set(CONTROLLERS) - covered)]
+
+
+def test_promises_are_kept_here(runner_as: Caller) -> None:
+    tried, forgotten = elsewhere.run(runner_as, own_survey)
+    assert all(code == 0 for _, code in tried), tried
+    assert forgotten == []  # each controller has a site, or a reason why not

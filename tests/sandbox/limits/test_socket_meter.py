@@ -1,0 +1,157 @@
+"""The kernel's table of sockets, read; and when somebody looks at it again."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+
+import pytest
+
+from sandbox.limits import socket_meter
+from sandbox.limits.socket_meter import SocketMeter, SocketTables, held_in, most_in
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:00000000 00000000 0 0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "held"),
+    [
+        ("", 0),
+        (LINE.format(state="01", sent=0, received=0), 4096),
+        (LINE.format(state="01", sent=1000, received=500), 5596),
+        (LINE.format(state="0A", sent=128, received=7), 4096),  # listening: connections, not bytes
+        (LINE.format(state="04", sent=10, received=0) * 3, 3 * 4106),
+        (LINE.format(state="06", sent=0, received=0) * 4, 4 * 512),
+        ("   0: 0100007F:8C", 0),
+    ],
+    ids=["none", "empty", "both queues", "listening", "three", "closed", "cut short"],
+)
+def test_a_table(lines: str, held: int) -> None:
+    assert held_in(HEAD + lines) == held
+
+
+def test_our_own_tables() -> None:
+    tables = SocketTables(os.getpid)
+    before = tables.held()
+    assert before is not None
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        with server.accept()[0]:
+            client.setblocking(False)
+            sent = client.send(bytes(1 << 20))
+            # Others on this machine may close theirs meanwhile, but not three times as much.
+            assert (tables.held() or 0) - before > sent / 2
+    tables.close()
+    tables.close()
+
+
+def test_a_namespace_nobody_is_in_yet() -> None:
+    members: list[int | None] = [None, 2**22 + 1, os.getpid()]
+    tables = SocketTables(lambda: members.pop(0))
+    assert [tables.held(), tables.held()] == [None, None]
+    assert tables.held() is not None
+    assert members == []
+    tables.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "wait"),
+    [(64 << 20, 0, 0.0625), (1 << 30, 0, 1.0), (64 << 20, 63 << 20, 0.02), (1 << 20, None, 0.02)],
+)
+def test_the_next_look_is_when_it_could_be_full(
+    monkeypatch: pytest.MonkeyPatch, limit: int, held: int | None, wait: float
+) -> None:
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(socket_meter, "thread_time", lambda: 1.0)
+    meter = SocketMeter(limit, lambda: held)
+    assert meter.look({}, 100.0) is None and meter.due == 100.02  # not yet
+    assert meter.look({}, 101.0) is None
+    assert meter.due == pytest.approx(100.0 + wait)
+
+
+@pytest.mark.parametrize(("took", "wait"), [(0.001, 0.0625), (0.01, 0.2), (5.0, 0.25)])
+def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
+    monkeypatch: pytest.MonkeyPatch, took: float, wait: float
+) -> None:
+    """A plugin can make it slow, by sockets that hold nothing."""
+    clock = [1.0]
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(socket_meter, "thread_time", lambda: clock[0])
+
+    def slow() -> int:
+        clock[0] += took
+        return 0
+
+    meter = SocketMeter(64 << 20, slow)
+    assert meter.look({}, 101.0) is None
+    assert meter.due == pytest.approx(100.0 + wait)
+
+
+def test_more_sockets_than_are_looked_at_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_meter, "_TABLE_LIMIT", 10)
+    tables = SocketTables(os.getpid)
+    assert tables.held() == math.inf
+    assert SocketMeter(1 << 40, tables.held).look({}, math.inf) == "memory"
+    tables.close()
+
+
+def test_more_than_the_limit() -> None:
+    meter = SocketMeter(1000, lambda: 1001)
+    assert meter.look({}, meter.due) == "memory"
+    assert SocketMeter(1000, lambda: 1000).look({}, meter.due + 1) is None
+
+
+COUNTERS = """\
+sockets: used 5
+TCP: inuse 1 orphan 0 tw 2 alloc 1 mem 3
+UDP: inuse 0 mem 4
+RAW: inuse 0
+"""
+
+
+def test_the_counters_of_the_machine() -> None:
+    pages = 7 * os.sysconf("SC_PAGE_SIZE")
+    assert most_in(COUNTERS) == 5 * 4096 + 2 * 512 + pages
+    assert most_in(COUNTERS.replace("TCP", "SCTP")) is None
+    assert most_in("") is None
+
+
+def test_the_tables_are_left_alone_while_the_counters_show_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a second they are read all the same."""
+    clock = [100.0]
+    read: list[int] = []
+
+    def held(fd: int) -> float:
+        read.append(fd)
+        return 0.0
+
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(socket_meter, "_held", held)
+    monkeypatch.setattr(socket_meter, "most_in", lambda text: most)
+    most: int | None = 500
+    tables = SocketTables(os.getpid, 1000)
+    assert tables.held() == 0.0 and read  # the first look
+    for most, looked in ((500, False), (501, True), (None, True)):
+        read.clear()
+        clock[0] += 0.5
+        assert tables.held() == (0.0 if looked else most)
+        assert bool(read) == looked
+    most = 0
+    read.clear()
+    clock[0] += 1.0
+    assert tables.held() == 0.0 and read
+    tables.close()
+
+
+def test_a_look_at_no_sockets_costs_little() -> None:
+    """The whole tables cost the same however few sockets there are."""
+    tables = SocketTables(os.getpid, 1 << 40)
+    tables.held()
+    began = time.thread_time()
+    for _ in range(100):
+        tables.held()
+    assert time.thread_time() - began < 0.1
+    tables.close()
