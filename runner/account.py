@@ -14,15 +14,15 @@ from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document
 from runner.watch import End
 from sandbox.document.diagnostic import Diagnostic, printable
-from sandbox.layers import Layer
-from sandbox.mentions import NOTES_SHOWN
-from sandbox.plan import missing_note
+from sandbox.plan.layers import Layer
+from sandbox.plan.mentions import NOTES_SHOWN
+from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits, Note
 
 if TYPE_CHECKING:
-    from sandbox.owners import Decision
+    from sandbox.plan.owners import Decision
     from sandbox.relay import Relay
 
 _KILLED = 128 + 9

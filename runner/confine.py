@@ -20,7 +20,7 @@ from sandbox.limits.cgroup import Cgroup, OomAround
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
-from sandbox.plan import OpenPlan
+from sandbox.plan.plan import OpenPlan
 from sandbox.spawner import SpawnError
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple

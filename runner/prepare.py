@@ -19,10 +19,8 @@ from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, O
 from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
-from sandbox.host import BwrapUnusable, find_bwrap
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
-from sandbox.layers import Layer, Layers, LayerUnavailable, available_layers, listed
 from sandbox.limits.assign import Budgets, assign
 from sandbox.limits.block_devices import whole_disks
 from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, made, sweep
@@ -31,7 +29,9 @@ from sandbox.paths.access import unreachable
 from sandbox.paths.denylist import Denylist, homes
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.program import ProgramFault, follow
-from sandbox.plan import (
+from sandbox.plan.find_bwrap import BwrapUnusable, find_bwrap
+from sandbox.plan.layers import Layer, Layers, LayerUnavailable, available_layers, listed
+from sandbox.plan.plan import (
     OWN_PLACES,
     Bind,
     LaunchPlan,
@@ -50,7 +50,7 @@ from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.owners import Decision
+    from sandbox.plan.owners import Decision
 
 
 class Invocation(NamedTuple):

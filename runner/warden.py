@@ -37,7 +37,7 @@ from runner.plugin_codec import encode
 from runner.prepare import Invocation, Prepared, ready
 from runner.report import EXEC_DEADLINE, Failure, Outcome
 from runner.watch import End, wait
-from sandbox.plan import OpenPlan
+from sandbox.plan.plan import OpenPlan
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple

@@ -119,7 +119,7 @@ def _preload() -> None:
     that was read once is remembered."""
     from importlib import import_module
 
-    for name in ("hashlib", "sandbox.bwrap", "sandbox.limits.disk", "sandbox.units"):
+    for name in ("hashlib", "sandbox.plan.bwrap", "sandbox.limits.disk", "sandbox.units"):
         import_module(name)
     for name in contract_names():
         contract(name)

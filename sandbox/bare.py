@@ -18,7 +18,7 @@ from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.launcher import Verdict, failure, verdict
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
-from sandbox.plan import LaunchPlan
+from sandbox.plan.plan import LaunchPlan
 from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before

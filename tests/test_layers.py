@@ -75,12 +75,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.limits.socket_meter",
     ),
     ("sandbox.descriptor_flags", "sandbox.limits.meter"),
-    ("sandbox.bwrap", "sandbox.launcher"),
-    ("sandbox.plan",),
-    ("sandbox.mentions", "sandbox.owners"),
+    ("sandbox.plan.bwrap", "sandbox.launcher"),
+    ("sandbox.plan.plan",),
+    ("sandbox.plan.mentions", "sandbox.plan.owners"),
     ("sandbox.limits.assign",),
     ("sandbox.limits.cgroup_survey", "sandbox.limits.rlimits"),
-    ("sandbox.layers",),
+    ("sandbox.plan.layers",),
     ("sandbox.seccomp.preallocation", "sandbox.seccomp.profile"),
     ("sandbox.seccomp.filter",),
     ("sandbox.seccomp.bpf", "sandbox.seccomp.syscalls.*"),
@@ -90,7 +90,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.paths.program", "sandbox.paths.access", "sandbox.paths.source"),
     ("sandbox.paths.denylist",),
     ("sandbox.paths.mounts", "sandbox.paths.shims"),
-    ("sandbox.host", "sandbox.spawner"),
+    ("sandbox.plan.find_bwrap", "sandbox.spawner"),
     ("sandbox.document.read",),
     ("sandbox.document.json", "sandbox.document.toml"),
     ("sandbox.document.positions",),
@@ -108,6 +108,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.paths",
         "sandbox.policy",
         "sandbox.limits",
+        "sandbox.plan",
     ),
     ("policies",),
 )
@@ -142,7 +143,7 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "jsonschema_rs": Use(("runner.schemas",), lazily=True),
-    "psutil": Use(("sandbox.host",), lazily=True),
+    "psutil": Use(("sandbox.plan.find_bwrap",), lazily=True),
     "prctl": Use(("sandbox.*",), lazily=True),
 }
 
@@ -156,7 +157,7 @@ STANDARD_LIBRARY_ONLY = ("sandbox.spawner",)
 class Import(NamedTuple):
     module: str  # who imports
     line: int
-    target: str  # what: "sandbox.plan", or "sandbox.plan.LaunchPlan" for a name taken from it
+    target: str  # what: "sandbox.plan.plan", or "sandbox.plan.plan.LaunchPlan" for a name taken from it
     lazy: bool  # inside a function
     typing: bool = False  # for type checkers only
 
@@ -257,7 +258,7 @@ def _imports(module: str, path: Path) -> Iterator[Import]:
 
 
 def _longest(target: str, modules: Mapping[str, Path]) -> str | None:
-    """The module meant by "sandbox.plan.LaunchPlan"."""
+    """The module meant by "sandbox.plan.plan.LaunchPlan"."""
     while target not in modules:
         if "." not in target:
             return None
@@ -320,15 +321,15 @@ CLEAN = {
     "runner/__init__.py": "",
     "runner/plugin.py": "import os\nfrom sandbox.spec import SandboxSpec\n",
     "runner/cli/__init__.py": "from runner import plugin\nfrom runner.cli import exec\n",
-    "runner/cli/exec.py": "from sandbox import plan\n",
+    "runner/cli/exec.py": "from sandbox.plan import plan\n",
     "runner/contracts/__init__.py": "",
     "runner/contracts/nexo/__init__.py": "",
     "runner/contracts/nexo/manifest.py": "import pydantic\nfrom runner.plugin import Plugin\n",
     "runner/contracts/mcp/__init__.py": "",
     "runner/contracts/mcp/manifest.py": "from pydantic import BaseModel\n",
     "sandbox/__init__.py": "",
-    "sandbox/host.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
-    "sandbox/plan.py": "from sandbox import host\nfrom sandbox.spec import Grant\n",
+    "sandbox/plan/find_bwrap.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
+    "sandbox/plan/plan.py": "from sandbox.plan import find_bwrap as host\nfrom sandbox.spec import Grant\n",
     "sandbox/spawner.py": "import ctypes\n",
     "sandbox/spec.py": "from dataclasses import dataclass\n",
 }
@@ -342,15 +343,15 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
     ("file", "text", "complaint"),
     [
         ("sandbox/spec.py", "import runner.plugin", "sandbox/ never imports runner/"),
-        ("sandbox/plan.py", "def f():\n    from runner import plugin", "sandbox/ never imports runner/"),
+        ("sandbox/plan/plan.py", "def f():\n    from runner import plugin", "sandbox/ never imports runner/"),
         (
-            "sandbox/plan.py",
+            "sandbox/plan/plan.py",
             "import importlib\nimportlib.import_module('runner.plugin')",
             "never imports runner/",
         ),
-        ("sandbox/spec.py", "from sandbox.plan import x", "sandbox.plan, which is a higher layer"),
-        ("sandbox/spec.py", "from . import plan", "sandbox.plan, which is a higher layer"),
-        ("sandbox/spec.py", "from .plan import x", "sandbox.plan, which is a higher layer"),
+        ("sandbox/spec.py", "from sandbox.plan.plan import x", "sandbox.plan.plan, which is a higher layer"),
+        ("sandbox/spec.py", "from .plan import plan", "sandbox.plan.plan, which is a higher layer"),
+        ("sandbox/spec.py", "from .plan.plan import x", "sandbox.plan.plan, which is a higher layer"),
         ("runner/plugin.py", "from runner.cli import exec", "runner.cli.exec, which is a higher layer"),
         (
             "runner/plugin.py",
@@ -367,11 +368,11 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
         ("runner/contracts/nexo/dialect.py", "from ..mcp import manifest", "knows no other contract"),
         ("runner/contracts/nexo/dialect.py", "import pydantic", "imports pydantic: only"),
         ("runner/plugin.py", "from pydantic import BaseModel", "imports pydantic: only"),
-        ("sandbox/plan.py", "import trio", "imports trio: only"),
+        ("sandbox/plan/plan.py", "import trio", "imports trio: only"),
         ("runner/cli/exec.py", "import trio.lowlevel", "imports trio: only"),
         ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "imports pyroute2: only"),
-        ("sandbox/host.py", "import psutil", "imports psutil when it is loaded"),
-        ("sandbox/plan.py", "import requests", "requests, which is no dependency"),
+        ("sandbox/plan/find_bwrap.py", "import psutil", "imports psutil when it is loaded"),
+        ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),
         ("sandbox/spawner.py", "from sandbox import spec", "the standard library only"),
         ("sandbox/spawner.py", "import prctl", "the standard library only"),
         ("sandbox/vault.py", "", "sandbox.vault has no place"),
@@ -437,4 +438,4 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     assert "runner.cli" in loaded  # or nothing was measured
     assert _slow(loaded) == set()
     # Who may write to no folder of the host does not pay for the question whose the files are.
-    assert not loaded & {"sandbox.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}
+    assert not loaded & {"sandbox.plan.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}

@@ -13,7 +13,7 @@ from typing import TextIO
 from runner.report import EXIT, USAGE_ERROR
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.host import Finding, Status
+from sandbox.plan.find_bwrap import Finding, Status
 from sandbox.policy.load import load_policy
 
 NAME = "doctor"

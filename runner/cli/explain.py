@@ -15,10 +15,10 @@ from runner.plugin import Plugin
 from runner.plumbing import foreseen
 from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
-from sandbox import bwrap
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denylist import normal
-from sandbox.plan import LaunchPlan, ShownPath
+from sandbox.plan import bwrap
+from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial
 from sandbox.units import format_limit
@@ -26,7 +26,7 @@ from sandbox.units import format_limit
 if TYPE_CHECKING:
     import argparse
 
-    from sandbox.owners import Ownership
+    from sandbox.plan.owners import Ownership
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.doctor.trial import Note, Outcome, in_child
-from sandbox.host import Finding, Status
 from sandbox.limits.assign import Budget, assign
 from sandbox.limits.block_devices import whole_disks
 from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, made
@@ -26,6 +25,7 @@ from sandbox.limits.cgroup_survey import (
     survey,
 )
 from sandbox.paths.mounts import Mounts, read_mounts
+from sandbox.plan.find_bwrap import Finding, Status
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawner import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from sandbox import cache
 from sandbox.doctor.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.doctor.trial import in_child, system_call
-from sandbox.host import Finding
 from sandbox.paths import shims
 from sandbox.paths.denylist import homes, lexical_hit
+from sandbox.plan.find_bwrap import Finding
 
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _SECCOMP_MODE_FILTER = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from sandbox.host import Finding
 from sandbox.identity.uids import DYNAMIC_USER_RANGE, id_is_mapped, is_leased, list_reservations, occupancy
+from sandbox.plan.find_bwrap import Finding
 
 _NEARLY_FULL = 0.9
 

@@ -29,8 +29,8 @@ from sandbox.doctor.trial import (
     system_call_number,
     user_namespace,
 )
-from sandbox.host import Bwrap, BwrapUnusable, Finding, find_bwrap
 from sandbox.identity.uids import DEFAULT_RANGE, LEASES, usable_range
+from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, Finding, find_bwrap
 from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
 from sandbox.value import NamedTuple

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Callable
 
 from sandbox.doctor.trial import Run, run_bwrap
-from sandbox.host import Finding
-from sandbox.layers import INSIDE_ID as INSIDE_NUMBER
-from sandbox.plan import PROC_MASKS
+from sandbox.plan.find_bwrap import Finding
+from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
+from sandbox.plan.plan import PROC_MASKS
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 

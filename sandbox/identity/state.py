@@ -340,7 +340,7 @@ class _AccountClaim(_OwnClaim):
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
-        from sandbox.owners import state_refusal
+        from sandbox.plan.owners import state_refusal
 
         if (refusal := state_refusal(self._path, self._account)) is not None:
             raise StateRefused(*refusal)

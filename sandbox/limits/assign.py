@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 
-from sandbox.layers import LayerUnavailable
 from sandbox.limits.cgroup_survey import Lack, Site, Survey
 from sandbox.limits.rlimits import COUNTED_BESIDE
+from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.spec import Grant, Limits
 from sandbox.value import NamedTuple

@@ -260,7 +260,7 @@ def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
 
 # A bwrap that takes its time before it does anything.
 SLOW = """
-from sandbox.host import Bwrap
+from sandbox.plan.find_bwrap import Bwrap
 import runner.prepare
 runner.prepare.find_bwrap = lambda environ: Bwrap({path!r})
 """

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sandbox.layers import available_layers
-from sandbox.owners import Decision
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.plan import LaunchPlan, OpenPlan, Request, open_plan
+from sandbox.plan.layers import available_layers
+from sandbox.plan.owners import Decision
+from sandbox.plan.plan import LaunchPlan, OpenPlan, Request, open_plan
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
 from tests import elsewhere
@@ -100,10 +100,10 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.bare import bare_cell
     from sandbox.cell import launched
     from sandbox.identity.state import Owner
-    from sandbox.layers import available_layers
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
-    from sandbox.plan import Request, open_plan
+    from sandbox.plan.layers import available_layers
+    from sandbox.plan.plan import Request, open_plan
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 

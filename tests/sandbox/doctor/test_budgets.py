@@ -13,11 +13,11 @@ import pytest
 
 from sandbox.doctor import budgets
 from sandbox.doctor.trial import Outcome
-from sandbox.host import Finding
 from sandbox.limits import cgroup as cgroups
 from sandbox.limits.cgroup import Cgroup, CgroupFault
 from sandbox.limits.cgroup_survey import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.paths.mounts import read_mounts
+from sandbox.plan.find_bwrap import Finding
 from sandbox.policy.policy import LimitRule
 
 REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in budgets.TRIED]

@@ -24,8 +24,8 @@ from sandbox.doctor.refusal import (
     refusal,
 )
 from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
-from sandbox.host import Finding
 from sandbox.identity.uids import Occupancy, id_is_mapped
+from sandbox.plan.find_bwrap import Finding
 from sandbox.policy import policy
 from tests.conftest import SPARE_UID, SYSTEM_PATH
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandbox import bwrap
 from sandbox.doctor import rehearsal
-from sandbox.plan import Bind, Text
+from sandbox.plan import bwrap
+from sandbox.plan.plan import Bind, Text
 from tests.sandbox.cages import compiled, request
 
 # Not a wall but a way to hand something over; if bwrap did not know one of them, no launch would work.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.layers import LayerUnavailable
 from sandbox.limits import assign as budgets
 from sandbox.limits.assign import Budget, Budgets, assign
 from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
+from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import LimitMode, LimitRule, Policy
 from sandbox.spec import Grant, Limits
 from tests.sandbox import cages

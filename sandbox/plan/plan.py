@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sandbox import mentions
-from sandbox.layers import Layers, LayerUnavailable
 from sandbox.paths import program as programs
 from sandbox.paths.access import unreachable
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.paths.source import Identity, Missing, Refused, Source, open_source
+from sandbox.plan import mentions
+from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spawner import FOLDERS_ROOT
@@ -26,7 +26,7 @@ from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, 
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.owners import Asked, Decision
+    from sandbox.plan.owners import Asked, Decision
 
 DEFAULT_TMP = 64 << 20
 DEFAULT_SHM = 16 << 20
@@ -337,7 +337,7 @@ def _compile(
 
 
 def _written(opened: Mapping[str, _Opened]) -> list[Asked]:
-    from sandbox.owners import Asked
+    from sandbox.plan.owners import Asked
 
     return [Asked(held.source, held.where) for held in opened.values() if held.access == "write"]
 
@@ -348,7 +348,7 @@ def _owners(
     """Whose what it writes will be. Where no uid is dropped it is the caller's, as the plugin is."""
     if layers.uid_range is None or not any(held.access == "write" for held in opened.values()):
         return None
-    from sandbox.owners import decide
+    from sandbox.plan.owners import decide
 
     return _allowed(
         decide(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import bwrap
 from sandbox.cell import _nul_separated
-from sandbox.layers import Layers
 from sandbox.paths.source import Identity
-from sandbox.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
+from sandbox.plan import bwrap
+from sandbox.plan.layers import Layers
+from sandbox.plan.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Limits
 from tests.conftest import SYSTEM_PATH, Caller

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from sandbox.layers import INSIDE_ID
-from sandbox.plan import (
+from sandbox.plan.layers import INSIDE_ID
+from sandbox.plan.plan import (
     Bind,
     Dev,
     LaunchPlan,

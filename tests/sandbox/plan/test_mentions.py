@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.mentions import NOTES_SHOWN, outside
+from sandbox.plan.mentions import NOTES_SHOWN, outside
 
 Write = Callable[..., Path]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import layers as module
-from sandbox.layers import Layers, LayerUnavailable, available_layers, listed
+from sandbox.plan import layers as module
+from sandbox.plan.layers import Layers, LayerUnavailable, available_layers, listed
 from sandbox.seccomp import filter as seccomp_filter
 from tests.sandbox.cages import grant, policy
 

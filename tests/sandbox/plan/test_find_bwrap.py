@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import host
-from sandbox.host import BwrapUnusable, find_bwrap, trusted_program
+from sandbox.plan import find_bwrap as host
+from sandbox.plan.find_bwrap import BwrapUnusable, find_bwrap, trusted_program
 from tests.conftest import ROOT, SYSTEM_PATH
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
@@ -186,7 +186,7 @@ def test_finding_it_starts_no_process_and_loads_nothing_slow() -> None:
         "started = []\n"
         "sys.addaudithook(lambda event, _: started.append(event) if event.startswith(('os.fork', 'os.exec',"
         " 'os.posix_spawn', 'subprocess')) else None)\n"
-        "from sandbox.host import find_bwrap\n"
+        "from sandbox.plan.find_bwrap import find_bwrap\n"
         "find_bwrap({})\n"
         "slow = sys.modules.keys() & {'subprocess', 'ctypes', 'psutil', 'json', 'sandbox.doctor.probes'}\n"
         "print(started, sorted(slow))\n"

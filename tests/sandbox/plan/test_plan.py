@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sandbox.layers import LayerUnavailable
-from sandbox.owners import Decision
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import contains
 from sandbox.paths.program import ProgramFault
-from sandbox.plan import (
+from sandbox.plan.layers import LayerUnavailable
+from sandbox.plan.owners import Decision
+from sandbox.plan.plan import (
     DEFAULT_SHM,
     DEFAULT_TMP,
     Bind,
@@ -141,11 +141,11 @@ def test_sizes_of_the_cages_own_places(plugin: Path) -> None:
 
 def described(directory: str, paths: list[str]) -> list[Any]:
     """Everything of a plan that a launch uses, compiled in a process of its own."""
-    from sandbox import bwrap
-    from sandbox.layers import available_layers
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
-    from sandbox.plan import Request, Text, open_plan
+    from sandbox.plan import bwrap
+    from sandbox.plan.layers import available_layers
+    from sandbox.plan.plan import Request, Text, open_plan
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
