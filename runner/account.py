@@ -23,7 +23,7 @@ from sandbox.spec import Denial, Limits, Note
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
 _KILLED = 128 + 9
 

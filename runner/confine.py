@@ -28,7 +28,7 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     from runner.inspection import Inspection
     from sandbox.limits.disk import DiskMeter
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
 # The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
 _BACKUP = 0.5

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 from runner.dialect import Setting, Violation
 from runner.frames import LineFramer
 from runner.report import Phase
-from sandbox.feed import Feed
 from sandbox.limits.meter import VIOLATION, Meter
-from sandbox.relay import Relay
 from sandbox.spec import Limits
-from sandbox.streams import PIECE, sink_for
+from sandbox.streams.endpoints import PIECE, sink_for
+from sandbox.streams.feed import Feed
+from sandbox.streams.relay import Relay
 from sandbox.value import NamedTuple
 
 _BUFFER = 64 << 10
@@ -497,7 +497,7 @@ class _ToHost:
                 self.abandoned = True
                 return True
             except OSError:
-                # A full disk, a terminal that hung up: we cannot hand the error over; see sandbox/relay.py.
+                # A full disk, a terminal that hung up: we cannot hand the error over; see sandbox/streams/relay.py.
                 self.passed += start
                 self._buffer.clear()
                 return True

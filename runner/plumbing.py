@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from sandbox.handover import Handover, forget, handed_over
 from sandbox.limits.meter import Meter
 from sandbox.spec import Limits
+from sandbox.streams.handover import Handover, forget, handed_over
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.inspection import Inspection
-    from sandbox.feed import Feed
-    from sandbox.relay import Relay
+    from sandbox.streams.feed import Feed
+    from sandbox.streams.relay import Relay
 
 NAMES = ("stdin", "stdout", "stderr")
 Way = Literal["direct", "relayed", "inspected", "session"]
@@ -136,7 +136,7 @@ def of_caller(limits: Limits, *, inspect: Inspect | None = None, tty: bool = Fal
 
 
 def _relay(stack: ExitStack, sink: int, limits: Limits) -> Relay:
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
     relay = Relay(sink, size=limits.output, lines=limits.output_lines)
     stack.callback(relay.finish, _PATIENCE)  # the second time there is nothing left
@@ -144,7 +144,7 @@ def _relay(stack: ExitStack, sink: int, limits: Limits) -> Relay:
 
 
 def _feed(stack: ExitStack) -> Feed:
-    from sandbox.feed import Feed
+    from sandbox.streams.feed import Feed
 
     feed = Feed(0)
     stack.callback(feed.close)

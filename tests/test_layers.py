@@ -65,8 +65,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.limits.cgroup_meters",),
     ("sandbox.identity.all_states",),
     ("sandbox.network.*", "sandbox.limits.cgroup", "sandbox.secrets", "sandbox.identity.state"),
-    ("sandbox.limits.disk", "sandbox.feed", "sandbox.relay"),
-    ("sandbox.handover", "sandbox.streams"),
+    ("sandbox.limits.disk", "sandbox.streams.feed", "sandbox.streams.relay"),
+    ("sandbox.streams.handover", "sandbox.streams.endpoints"),
     (
         "sandbox.limits.block_devices",
         "sandbox.limits.disk_usage",
@@ -74,7 +74,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.limits.deleted_files",
         "sandbox.limits.socket_meter",
     ),
-    ("sandbox.descriptor_flags", "sandbox.limits.meter"),
+    ("sandbox.streams.descriptor_flags", "sandbox.limits.meter"),
     ("sandbox.plan.bwrap", "sandbox.launcher"),
     ("sandbox.plan.plan",),
     ("sandbox.plan.mentions", "sandbox.plan.owners"),
@@ -109,6 +109,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.policy",
         "sandbox.limits",
         "sandbox.plan",
+        "sandbox.streams",
     ),
     ("policies",),
 )

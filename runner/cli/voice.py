@@ -19,7 +19,7 @@ from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.spec import Note
-from sandbox.streams import sink_for
+from sandbox.streams.endpoints import sink_for
 from sandbox.writing import write_all
 
 # Of a plugin's last words, so many lines make the point.

@@ -207,7 +207,7 @@ def test_a_plugin_lives_while_its_runner_is_stopped(box: Box) -> None:
 # A runner that looks at a plugin's stderr, and is lost in thought over it until a file appears.
 LOST = """
 import os
-from sandbox.relay import Relay
+from sandbox.streams.relay import Relay
 look = Relay.look
 def lost(self, ready, now):
     os.write(self._sink.fd, b"lost\\n")

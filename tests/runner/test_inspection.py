@@ -28,8 +28,8 @@ from runner.dialect import Setting
 from runner.inspection import Inspection, Inspector
 from runner.plugin import Plugin
 from sandbox.limits.meter import VIOLATION
-from sandbox.relay import Relay
 from sandbox.spec import Limits, SandboxSpec
+from sandbox.streams.relay import Relay
 from tests.conftest import Caller
 from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 

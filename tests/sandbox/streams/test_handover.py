@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.handover import handed_over
+from sandbox.streams.handover import handed_over
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.relay import Relay
+from sandbox.streams.relay import Relay
 from tests import elsewhere
 from tests.bounds import BOUND_SECONDS
 from tests.conftest import Caller
@@ -616,7 +616,7 @@ def relay_to_foreign(fd: int) -> list[Any]:
     import os
     import select
 
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
     try:
         os.close(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK))
@@ -668,7 +668,7 @@ def lose_foreign(fd: int) -> list[Any]:
     import sys
     import time
 
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
     relay = Relay(fd, size=100, lines=None)
     os.write(relay.source, b"hello")
@@ -712,7 +712,7 @@ def relay_after_su(fd: int) -> list[Any]:
     import select
     import termios
 
-    from sandbox.relay import Relay
+    from sandbox.streams.relay import Relay
 
     fcntl.ioctl(fd, termios.TIOCSCTTY, 0)
     try:

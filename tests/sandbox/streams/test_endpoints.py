@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.streams import Source, source_for
+from sandbox.streams.endpoints import Source, source_for
 
 Make = Callable[[Path], tuple[int, int]]  # where to read, where to write
 

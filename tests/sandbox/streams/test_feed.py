@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.feed import Feed
+from sandbox.streams.feed import Feed
 from tests.bounds import BOUND_SECONDS
 
 

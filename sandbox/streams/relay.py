@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from sandbox.limits.meter import Meter
-from sandbox.streams import PIECE, sink_for
+from sandbox.streams.endpoints import PIECE, sink_for
 
 # What is held here at most. With what the plugin's pipe holds (as much again) it is what a plugin can have
 # written that nobody has read.

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from sandbox.descriptor_flags import SETTABLE, restored
+from sandbox.streams.descriptor_flags import SETTABLE, restored
 
 _MOST_FILES = 4096  # of the process that started us. Who has more is not looked through
 

@@ -14,7 +14,7 @@ import select
 from collections.abc import Callable, Mapping
 
 from sandbox.limits.meter import Meter
-from sandbox.streams import source_for
+from sandbox.streams.endpoints import source_for
 
 _BUFFER = 64 << 10
 # When to try again, if there is something to read and we are in the background.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.descriptor_flags import restored
+from sandbox.streams.descriptor_flags import restored
 from tests import elsewhere
 from tests.conftest import Caller
 
