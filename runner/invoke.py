@@ -7,7 +7,7 @@ import os
 
 from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
 from runner.watch import End
-from sandbox.launcher import Verdict
+from sandbox.spawn.launcher import Verdict
 from sandbox.spec import Limits
 
 _TICKS_ASIDE = 0.75

@@ -45,7 +45,7 @@ from sandbox.plan.plan import (
 from sandbox.policy.grant import Overrides, grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
-from sandbox.spawner import can_join_keyring
+from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import STATE_DIR_TOKEN, Denial, Grant, Project
 from sandbox.value import NamedTuple
 

@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
 from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
-from sandbox.launcher import Verdict, failure, verdict
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan
-from sandbox.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
+from sandbox.spawn.launcher import Verdict, failure, verdict
+from sandbox.spawn.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from sandbox import launcher, spawner
 from sandbox.identity.state import Owner
-from sandbox.launcher import Verdict
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit, rlimits
 from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
+from sandbox.spawn import launcher, spawner
+from sandbox.spawn.launcher import Verdict
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 

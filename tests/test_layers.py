@@ -75,7 +75,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.limits.socket_meter",
     ),
     ("sandbox.streams.descriptor_flags", "sandbox.limits.meter"),
-    ("sandbox.plan.bwrap", "sandbox.launcher"),
+    ("sandbox.plan.bwrap", "sandbox.spawn.launcher"),
     ("sandbox.plan.plan",),
     ("sandbox.plan.mentions", "sandbox.plan.owners"),
     ("sandbox.limits.assign",),
@@ -90,7 +90,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.paths.program", "sandbox.paths.access", "sandbox.paths.source"),
     ("sandbox.paths.denylist",),
     ("sandbox.paths.mounts", "sandbox.paths.shims"),
-    ("sandbox.plan.find_bwrap", "sandbox.spawner"),
+    ("sandbox.plan.find_bwrap", "sandbox.spawn.spawner"),
     ("sandbox.document.read",),
     ("sandbox.document.json", "sandbox.document.toml"),
     ("sandbox.document.positions",),
@@ -110,6 +110,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.limits",
         "sandbox.plan",
         "sandbox.streams",
+        "sandbox.spawn",
     ),
     ("policies",),
 )
@@ -152,7 +153,7 @@ MAY_IMPORT: Mapping[str, Use] = {
 FACES = ("runner",)
 
 # Runs between fork and exec, alone in its process: no module of ours and none of anybody else's.
-STANDARD_LIBRARY_ONLY = ("sandbox.spawner",)
+STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner",)
 
 
 class Import(NamedTuple):
@@ -331,7 +332,7 @@ CLEAN = {
     "sandbox/__init__.py": "",
     "sandbox/plan/find_bwrap.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
     "sandbox/plan/plan.py": "from sandbox.plan import find_bwrap as host\nfrom sandbox.spec import Grant\n",
-    "sandbox/spawner.py": "import ctypes\n",
+    "sandbox/spawn/spawner.py": "import ctypes\n",
     "sandbox/spec.py": "from dataclasses import dataclass\n",
 }
 
@@ -374,8 +375,8 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
         ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "imports pyroute2: only"),
         ("sandbox/plan/find_bwrap.py", "import psutil", "imports psutil when it is loaded"),
         ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),
-        ("sandbox/spawner.py", "from sandbox import spec", "the standard library only"),
-        ("sandbox/spawner.py", "import prctl", "the standard library only"),
+        ("sandbox/spawn/spawner.py", "from sandbox import spec", "the standard library only"),
+        ("sandbox/spawn/spawner.py", "import prctl", "the standard library only"),
         ("sandbox/vault.py", "", "sandbox.vault has no place"),
         ("runner/plugin.py", "import sandbox.spec, policies.missing", "policies.missing does not exist"),
     ],

@@ -18,7 +18,7 @@ from runner.prepare import Prepared, ready
 from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.plan.plan import OpenPlan
-from sandbox.spawner import SpawnError
+from sandbox.spawn.spawner import SpawnError
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

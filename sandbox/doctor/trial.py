@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sandbox.spawner import Order, SpawnError, spawn
+from sandbox.spawn.spawner import Order, SpawnError, spawn
 from sandbox.value import NamedTuple
 from sandbox.writing import write_all
 
@@ -328,7 +328,7 @@ def run_bwrap(
 def run_spawned(
     argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TIMEOUT
 ) -> Run:
-    """Run a program by way of sandbox.spawner, as every plugin is.
+    """Run a program by way of sandbox.spawn.spawner, as every plugin is.
 
     `uid`: the one root really becomes; None for an ordinary user. The spawner's pid namespace also keeps the
     trial clean: when its first process is killed, the kernel ends everything in it.

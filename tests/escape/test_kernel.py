@@ -210,7 +210,7 @@ def test_the_session_keyring_is_not_the_callers(cage: Cage) -> None:
     def keyrings(probe: str, keyctl: str) -> list[str]:
         import os
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         found = []
         for keyring in (False, True):

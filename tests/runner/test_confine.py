@@ -36,7 +36,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.report import Failure
     from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
-    from sandbox.spawner import CgroupDoors, SpawnError
+    from sandbox.spawn.spawner import CgroupDoors, SpawnError
     from sandbox.spec import Limits
 
     doors = Cgroup.doors

@@ -15,8 +15,8 @@ from runner.invoke import deaf, gone, judge, left, limits_hit
 from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell import Exit, Usage
-from sandbox.launcher import Verdict
 from sandbox.limits.cgroup import Counters
+from sandbox.spawn.launcher import Verdict
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)

@@ -30,7 +30,7 @@ command = "{command}"
 # Between the look at the program and its start, somebody does this to it.
 MEANWHILE = """
 import os
-from sandbox import spawner, bare
+from sandbox import bare; from sandbox.spawn import spawner
 def meanwhile(path=None, spawn=spawner.spawn):
     def act(*words):
         path = {path!r}

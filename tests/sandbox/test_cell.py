@@ -50,7 +50,7 @@ def vanishing(given: dict[str, Any], path: str) -> list[Any]:
     import os
     from contextlib import contextmanager
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     spawn = spawner.spawn
 
@@ -84,7 +84,7 @@ def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
     import os
     from contextlib import contextmanager
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     spawn = spawner.spawn
 

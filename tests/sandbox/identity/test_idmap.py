@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import spawner
 from sandbox.identity import idmap
 from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.paths.source import MOST_STRANGERS, open_source
 from sandbox.seccomp import syscalls
+from sandbox.spawn import spawner
 from tests.conftest import SPARE_UID
 
 ALICE, PLUGIN = Owner(SPARE_UID + 27, SPARE_UID + 28), Owner(SPARE_UID + 29, SPARE_UID + 30)

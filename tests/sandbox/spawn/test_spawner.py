@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import spawner
+from sandbox.spawn import spawner
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
 from tests.sandbox.limits.own_cgroups import pen
@@ -42,7 +42,7 @@ def output_of(given: dict[str, Any]) -> str:
     """Carry out an order with a pipe as its stdout; what it printed, and its exit code as the last line."""
     import os
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     read, write = os.pipe()
     saved = os.dup(1)
@@ -82,7 +82,7 @@ def test_ids_are_really_changed(runner_as: Caller) -> None:
         import os
         import signal
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         os.setgroups([4, 24]) if os.geteuid() == 0 else None
         pid = spawner.spawn(spawner.Order(**given))
@@ -215,7 +215,7 @@ def test_what_it_uses_is_not_counted_as_roots(runner_as_root: Caller) -> None:
         import signal
         import struct
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         pid = spawner.spawn(spawner.Order(**given))
         with open(f"/proc/{pid}/ns/user", "rb") as namespace:
@@ -259,7 +259,7 @@ def test_many_launches_leak_no_descriptor(runner_as: Caller) -> None:
     def launch(given: dict[str, Any], missing: dict[str, Any]) -> list[int]:
         import os
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         before = len(os.listdir("/proc/self/fd"))
         for number in range(24):  # what leaks, leaks at each
@@ -284,7 +284,7 @@ def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
     import resource
     import signal
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     if preparation == "no stdin":
         os.set_inheritable(0, False)
@@ -393,7 +393,7 @@ def test_every_stage_has_a_name(runner_as: Caller) -> None:
     def count(given: dict[str, Any]) -> list[int]:
         import ctypes
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         numbers = spawner._SYSCALLS["x86_64"]
         order = spawner.Order(**given)
@@ -413,7 +413,7 @@ def paused_at(given: dict[str, Any], stage: int) -> None:
     import os
     import select
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     # Readable only after the kernel has told our children of our death; the pipes close before that.
     us = os.pidfd_open(os.getpid())
@@ -465,7 +465,7 @@ def before_the_mapping(given: dict[str, Any]) -> None:
     import os
     import select
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     us = os.pidfd_open(os.getpid())  # not always the process that maps
 
@@ -499,7 +499,7 @@ def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: st
         import os
         import signal
 
-        from sandbox import spawner
+        from sandbox.spawn import spawner
 
         setattr(spawner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         return failing(given)
@@ -512,7 +512,7 @@ def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: st
 def spawned(given: dict[str, Any]) -> None:
     import os
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     os.waitpid(spawner.spawn(spawner.Order(**given)), 0)
 
@@ -534,7 +534,7 @@ def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def test_a_machine_nobody_has_numbers_for(runner_as_user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     monkeypatch.setattr(spawner, "_SYSCALLS", {})
     assert spawner.can_join_keyring() is False
@@ -580,10 +580,10 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     import os
     import signal
 
-    from sandbox import spawner
     from sandbox.limits.cgroup import made
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
+    from sandbox.spawn import spawner
     from sandbox.spec import Limits
 
     def lines(pid: int) -> set[str]:
@@ -661,10 +661,10 @@ def born(refuse: bool) -> dict[str, Any]:
     import json
     import os
 
-    from sandbox import spawner
     from sandbox.limits.cgroup import made
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
+    from sandbox.spawn import spawner
     from sandbox.spec import Limits
 
     if refuse:  # as a container's filter does
@@ -714,7 +714,7 @@ def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
     import os
     import time
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     read, write = os.pipe()
     started = time.monotonic()
@@ -778,7 +778,7 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     import signal
     import time
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     held, ending = os.memfd_create("held"), os.pipe()
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
@@ -821,7 +821,7 @@ def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
     """What comes out of a descriptor given for stderr, and out of our own."""
     import os
 
-    from sandbox import spawner
+    from sandbox.spawn import spawner
 
     said_r, said_w = os.pipe()
     own_r, own_w = os.pipe()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import launcher
+from sandbox.spawn import launcher
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
