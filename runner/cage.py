@@ -25,7 +25,7 @@ from runner.plugin_codec import decode
 from runner.prepare import Invocation
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.zygote import Errand
-from sandbox.cell import KILL_SECONDS
+from sandbox.cell.cell import KILL_SECONDS
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note
 from sandbox.value import NamedTuple

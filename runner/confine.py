@@ -15,7 +15,7 @@ from runner.plumbing import Inspect, Plumbing, of_caller, of_session
 from runner.prepare import Prepared
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.watch import Clocks, End
-from sandbox.cell import Bounds, Cell, launched
+from sandbox.cell.cell import Bounds, Cell, launched
 from sandbox.limits.cgroup import Cgroup, OomAround
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
@@ -139,7 +139,7 @@ def confine(
             plumbing.ends,
         )
         if prepared.grant.unsandboxed:
-            from sandbox.bare import bare_cell
+            from sandbox.cell.unsandboxed import bare_cell
 
             cell = stack.enter_context(bare_cell(opened.plan, bounds))
         else:

@@ -45,7 +45,7 @@ from runner.minutes import Minutes
 from runner.outbox import Letter, Outbox
 from runner.report import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.waiting import OnProgress, Waiter, first_of
-from sandbox.cell import KILL_SECONDS
+from sandbox.cell.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
 _IN_A_THREAD = 256 << 10  # longer frames would hold up everybody else while they are read

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from sandbox.cell import KILL_SECONDS, Cell, Exit
+from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.value import NamedTuple
 

@@ -56,8 +56,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.faults", "runner.table"),
     ("runner.plugin", "runner.report"),
     ("runner",),
-    ("sandbox.bare", "sandbox.doctor.probes"),
-    ("sandbox.cell",),
+    ("sandbox.cell.unsandboxed", "sandbox.doctor.probes"),
+    ("sandbox.cell.cell",),
     ("sandbox.doctor.launching",),
     ("sandbox.doctor.budgets", "sandbox.doctor.conditions", "sandbox.doctor.ids", "sandbox.doctor.rehearsal"),
     ("sandbox.doctor.refusal",),
@@ -111,6 +111,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sandbox.plan",
         "sandbox.streams",
         "sandbox.spawn",
+        "sandbox.cell",
     ),
     ("policies",),
 )

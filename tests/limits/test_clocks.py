@@ -298,7 +298,7 @@ def test_a_launch_that_is_slow_but_in_time(box: Box) -> None:
 # The time for the launch is over at once, but is not looked at before the program runs.
 PATIENT = """
 import time
-from sandbox.cell import Cell
+from sandbox.cell.cell import Cell
 runs = Cell.runs
 def patient(self):
     until = time.monotonic() + {seconds}

@@ -26,8 +26,8 @@ TIMEOUT = ("timeout", "invocation", "deadline")
 
 # What would take ten seconds, and two for each group, takes one here.
 BRISK = """
-import runner.watch, sandbox.cell, sandbox.limits.cgroup
-runner.watch.KILL_SECONDS = sandbox.cell.KILL_SECONDS = 0.5
+import runner.watch, sandbox.cell.cell, sandbox.limits.cgroup
+runner.watch.KILL_SECONDS = sandbox.cell.cell.KILL_SECONDS = 0.5
 runner.watch.PATIENCE = 0.2
 sandbox.limits.cgroup._REMOVE_SECONDS = 0.1
 """

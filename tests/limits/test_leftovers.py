@@ -101,7 +101,7 @@ def test_groups_are_named_after_their_runner(box: Penned) -> None:
 SUICIDE = """
 import os, signal
 import fcntl
-import sandbox.limits.cgroup, sandbox.spawn.spawner, sandbox.cell
+import sandbox.limits.cgroup, sandbox.spawn.spawner, sandbox.cell.cell
 
 def dies(module, name, nth=1, before=False, only=lambda *words: True):
     real, count = getattr(module, name), [0]
@@ -125,7 +125,7 @@ MOMENTS = {
     "limited": "dies(sandbox.limits.cgroup, '_write', only=group)",
     "just before the launch": "dies(sandbox.spawn.spawner, 'spawn', before=True)",
     "just launched": "dies(sandbox.spawn.spawner, 'spawn')",
-    "the plugin is gone": "dies(sandbox.cell.Cell, 'wait')",
+    "the plugin is gone": "dies(sandbox.cell.cell.Cell, 'wait')",
     "half removed": "dies(os, 'rmdir', nth=1, only=group)",
 }
 

@@ -307,7 +307,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     import trio
 
     from runner.cage import aclose_zygote, open_cage
-    from sandbox.cell import descendants
+    from sandbox.cell.cell import descendants
 
     async def main() -> list[Any]:
         out = ""
@@ -360,7 +360,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
     import trio
 
     from runner.cage import aclose_zygote, open_cage
-    from sandbox.cell import children
+    from sandbox.cell.cell import children
 
     reached = [0, 0, 0]
 
@@ -406,7 +406,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
     import trio
 
     from runner.cage import aclose_zygote, open_cage
-    from sandbox.cell import children
+    from sandbox.cell.cell import children
 
     said: list[str] = []
 

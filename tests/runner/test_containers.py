@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import cell
+from sandbox.cell import cell
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 

@@ -14,7 +14,7 @@ from runner.inspection import Breach
 from runner.invoke import deaf, gone, judge, left, limits_hit
 from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
-from sandbox.cell import Exit, Usage
+from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
 from sandbox.spawn.launcher import Verdict
 from sandbox.spec import Limits

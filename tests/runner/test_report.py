@@ -16,7 +16,7 @@ from runner.invoke import judge
 from runner.prepare import Invocation, Prepared
 from runner.report import EXIT, SCHEMA, Code, Phase, schema
 from runner.watch import End, Reason
-from sandbox.cell import Exit, Usage
+from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.assign import Budget
 from sandbox.spec import SIZES, Grant, Limits, Network
 from tests.conftest import ROOT, Caller

@@ -282,7 +282,7 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
     from runner.failures import PluginFailure
     from runner.opening import open_session
     from runner.prepare import Invocation
-    from sandbox.cell import children
+    from sandbox.cell.cell import children
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 

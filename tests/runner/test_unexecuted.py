@@ -30,7 +30,7 @@ command = "{command}"
 # Between the look at the program and its start, somebody does this to it.
 MEANWHILE = """
 import os
-from sandbox import bare; from sandbox.spawn import spawner
+from sandbox.cell import unsandboxed as bare; from sandbox.spawn import spawner
 def meanwhile(path=None, spawn=spawner.spawn):
     def act(*words):
         path = {path!r}

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from runner import watch
-from sandbox.cell import Cell, Exit, Usage
+from sandbox.cell.cell import Cell, Exit, Usage
 from sandbox.limits.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller

@@ -236,7 +236,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
 
     from runner.cage import aclose_zygote, open_cage
     from runner.report import Failure
-    from sandbox.cell import children
+    from sandbox.cell.cell import children
 
     async def once() -> list[Any]:
         try:

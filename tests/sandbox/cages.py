@@ -97,8 +97,8 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     import os
     import shutil
 
-    from sandbox.bare import bare_cell
-    from sandbox.cell import launched
+    from sandbox.cell.cell import launched
+    from sandbox.cell.unsandboxed import bare_cell
     from sandbox.identity.state import Owner
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts

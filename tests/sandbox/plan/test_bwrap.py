@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.cell import _nul_separated
+from sandbox.cell.cell import _nul_separated
 from sandbox.paths.source import Identity
 from sandbox.plan import bwrap
 from sandbox.plan.layers import Layers

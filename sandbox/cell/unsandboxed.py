@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
-from sandbox.cell import Bounds, Cell, Exit, Usage, descendants
+from sandbox.cell.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import cell
+from sandbox.cell import cell
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages

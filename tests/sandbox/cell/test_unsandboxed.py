@@ -171,8 +171,8 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
     import os
     from contextlib import contextmanager
 
-    from sandbox import bare
-    from sandbox.cell import Bounds
+    from sandbox.cell import unsandboxed
+    from sandbox.cell.cell import Bounds
     from sandbox.limits.cgroup import made
     from sandbox.limits.cgroup_survey import survey
     from sandbox.limits.rlimits import rlimits
@@ -181,7 +181,7 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
     said, errors = os.memfd_create("said"), os.memfd_create("errors")
     saved = os.dup(1), os.dup(2)
-    real = bare.bare_cell
+    real = unsandboxed.bare_cell
     with made(survey(read_mounts()).sites, Limits(pids=20, memory=256 << 20, cpu=0.5)) as cgroup:
         doors = cgroup.doors
 
@@ -197,7 +197,7 @@ def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
         if how.startswith("a door"):
             cgroup.doors = broken  # type: ignore[method-assign]
         bounds = Bounds(rlimits(Limits(open_files=64)), cgroup, None, (0, 1, errors))
-        bare.bare_cell = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
+        unsandboxed.bare_cell = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
         os.dup2(said, 1)
         try:
             with contextmanager(cage)(given) as cell:
