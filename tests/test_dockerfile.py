@@ -164,10 +164,10 @@ def test_its_names_are_calls() -> None:
 def test_the_image_carries_the_filter() -> None:
     source = str(container_filter.OUTPUT.relative_to(ROOT))
     [copied] = [step for step in IMAGE.instructions if step.word == "COPY" and source in step.words]
-    from sandbox.doctor import refusal
+    from sandbox.doctor import user_namespaces
 
-    assert copied.words[-1] in refusal.container_remedy("docker")
-    assert source == refusal.FILTER
+    assert copied.words[-1] in user_namespaces.container_remedy("docker")
+    assert source == user_namespaces.FILTER
 
 
 def test_the_container_test_says_what_it_needs(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What this machine can enforce, found by trying: only for `runner doctor`, never on the way of a launch.
 
-trial.py does things in throw-away children, refusal.py says who forbade one, rehearsal.py builds a whole cage
-and looks around in it, budgets.py makes the groups of a plugin, conditions.py reads what weakens a cage from
+trial.py does things in throw-away children, user_namespaces.py says who forbade one, rehearsal.py builds a whole cage
+and looks around in it, limits.py makes the groups of a plugin, conditions.py reads what weakens a cage from
 outside, probes.py asks all of them.
 """

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping
 
 from sandbox import cache
-from sandbox.doctor.refusal import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.doctor.trial import in_child, system_call
+from sandbox.doctor.user_namespaces import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.paths import shims
 from sandbox.paths.denylist import homes, lexical_hit
 from sandbox.plan.find_bwrap import Finding

@@ -12,9 +12,9 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox.doctor import budgets, conditions, ids
+from sandbox.doctor import conditions, ids
+from sandbox.doctor import limits as budgets
 from sandbox.doctor.launching import launching
-from sandbox.doctor.refusal import FILTER, Surroundings, look_around, refusal
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
     PR_SET_NO_NEW_PRIVS,
@@ -29,6 +29,7 @@ from sandbox.doctor.trial import (
     system_call_number,
     user_namespace,
 )
+from sandbox.doctor.user_namespaces import FILTER, Surroundings, look_around, refusal
 from sandbox.identity.uids import DEFAULT_RANGE, LEASES, usable_range
 from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, Finding, find_bwrap
 from sandbox.policy.policy import LimitRule

@@ -15,7 +15,8 @@ import pytest
 from sandbox import cache
 from sandbox.doctor import conditions, ids, probes, rehearsal
 from sandbox.doctor.launching import launching
-from sandbox.doctor.refusal import (
+from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
+from sandbox.doctor.user_namespaces import (
     FILTER,
     Surroundings,
     apparmor_remedy,
@@ -23,7 +24,6 @@ from sandbox.doctor.refusal import (
     container_remedy,
     refusal,
 )
-from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
 from sandbox.identity.uids import Occupancy, id_is_mapped
 from sandbox.plan.find_bwrap import Finding
 from sandbox.policy import policy

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.doctor import budgets
+from sandbox.doctor import limits
 from sandbox.doctor.trial import Outcome
 from sandbox.limits import cgroup as cgroups
 from sandbox.limits.cgroup import Cgroup, CgroupFault
@@ -20,7 +20,7 @@ from sandbox.paths.mounts import read_mounts
 from sandbox.plan.find_bwrap import Finding
 from sandbox.policy.policy import LimitRule
 
-REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in budgets.TRIED]
+REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in limits.TRIED]
 EVERYTHING = frozenset({"memory", "pids", "cpu", "io"})
 
 
@@ -29,7 +29,7 @@ def told(found: list[Finding]) -> dict[str, Finding]:
 
 
 def test_every_budget_that_rests_on_cgroups_is_tried() -> None:
-    assert budgets.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
+    assert limits.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
 
 
 # --- swap ---
@@ -43,9 +43,9 @@ def needs_memory_groups() -> None:
 @pytest.mark.parametrize("swap", [True, False])
 def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     needs_memory_groups()
-    for module in (cgroups, budgets):
+    for module in (cgroups, limits):
         monkeypatch.setattr(module, "has_swap", lambda: swap)
-    found = told(budgets.budgets(REQUIRED))
+    found = told(limits.budgets(REQUIRED))
     assert found["memory_budget"].status == "ok"
     assert found["swap"].status == ("ok" if swap else "info")
 
@@ -62,12 +62,12 @@ def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: 
 
     lost = ("memory.swap.mix", "memory.mumsw.limit_in_bytes")
     monkeypatch.setattr(cgroups, "settings", settings)
-    monkeypatch.setattr(budgets, "_SWAP_FILES", lost)
+    monkeypatch.setattr(limits, "_SWAP_FILES", lost)
     monkeypatch.setattr(
         cgroups, "_is_optional", lambda file, error: file in lost and error.errno == errno.ENOENT and not swap
     )
-    monkeypatch.setattr(budgets, "has_swap", lambda: swap)
-    found = told(budgets.budgets(REQUIRED))
+    monkeypatch.setattr(limits, "has_swap", lambda: swap)
+    found = told(limits.budgets(REQUIRED))
     memory = found["memory_budget"]
     assert (memory.status, found["pids_budget"].status) == ("missing" if swap else "ok", "ok")
     if swap:
@@ -80,8 +80,8 @@ def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: 
 
 def machine(monkeypatch: pytest.MonkeyPatch, found: Survey) -> None:
     """A survey of another machine. Groups cannot be made there, so that is left out."""
-    monkeypatch.setattr(budgets, "survey", lambda mounts: found)
-    monkeypatch.setattr(budgets, "_try", lambda found, disks, note: note("kills", 1))
+    monkeypatch.setattr(limits, "survey", lambda mounts: found)
+    monkeypatch.setattr(limits, "_try", lambda found, disks, note: note("kills", 1))
 
 
 def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
@@ -94,9 +94,9 @@ def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
     def ready(found: Survey, disks: object, note: object) -> None:
         seen.append(found)
 
-    monkeypatch.setattr(budgets, "in_child", lambda act: (act(None), Outcome({}))[1])
-    monkeypatch.setattr(budgets, "_try", ready)
-    found = told(budgets.budgets(REQUIRED))
+    monkeypatch.setattr(limits, "in_child", lambda act: (act(None), Outcome({}))[1])
+    monkeypatch.setattr(limits, "_try", ready)
+    found = told(limits.budgets(REQUIRED))
     (tried,) = seen[0].sites
     assert (tried.controllers, tried.enable, tried.leave) == (frozenset({"pids"}), (), False)
     assert found["memory_budget"].status == found["pids_budget"].status == "ok"
@@ -107,9 +107,9 @@ def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
 def test_the_remedy_is_the_surveys(monkeypatch: pytest.MonkeyPatch) -> None:
     lack = Lack("/user.slice is not ours: nothing was delegated", DELEGATE)
     machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), False))
-    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: ())
-    for name, finding in told(budgets.budgets(REQUIRED)).items():
-        if name in budgets.LAYERS:
+    monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: ())
+    for name, finding in told(limits.budgets(REQUIRED)).items():
+        if name in limits.LAYERS:
             assert (finding.status, finding.cause) == ("missing", "cgroup")
             assert "systemd-run --user --scope -p Delegate=yes" in finding.remedy
             assert f'mode = "prefer" under [limits.{name.removesuffix("_budget")}]' in finding.remedy
@@ -120,27 +120,25 @@ def test_a_container_with_cgroup_v2_is_told_its_option(monkeypatch: pytest.Monke
     lack = Lack("/ is not ours: nothing was delegated", DELEGATE)
     machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), True))
     own = Hierarchy(2, EVERYTHING, "/proc", "/proc", "0::/")
-    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: (own,))
-    assert (
-        told(budgets.budgets(REQUIRED))["memory_budget"].cause == "cgroup"
-    )  # the control: it can be written
+    monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: (own,))
+    assert told(limits.budgets(REQUIRED))["memory_budget"].cause == "cgroup"  # the control: it can be written
 
     class ReadOnly:
         f_flag = 1
 
     monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
-    found = told(budgets.budgets(REQUIRED))["memory_budget"]
+    found = told(limits.budgets(REQUIRED))["memory_budget"]
     assert found.cause == "read_only" and "Delegate=yes" not in found.remedy
     assert "--security-opt\nwritable-cgroups=true" in found.remedy and "unmask=/sys/fs/cgroup" in found.remedy
 
 
 def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, Survey((Site(1, EVERYTHING, "/own", "1:io:/own"),), (), True))
-    monkeypatch.setattr(budgets, "own_hierarchies", lambda mounts: ())
-    monkeypatch.setattr(budgets, "whole_disks", lambda devices: ((8, 0),))
-    assert told(budgets.budgets(REQUIRED))["io_budget"].status == "ok"  # the control
-    monkeypatch.setattr(budgets, "whole_disks", lambda devices: ())
-    found = told(budgets.budgets(REQUIRED))["io_budget"]
+    monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: ())
+    monkeypatch.setattr(limits, "whole_disks", lambda devices: ((8, 0),))
+    assert told(limits.budgets(REQUIRED))["io_budget"].status == "ok"  # the control
+    monkeypatch.setattr(limits, "whole_disks", lambda devices: ())
+    found = told(limits.budgets(REQUIRED))["io_budget"]
     assert (found.status, "no disk of their own" in found.summary) == ("missing", True)
 
 
@@ -148,9 +146,9 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_trial_that_does_not_end_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "in_child", lambda act: Outcome({}, late=True))
+    monkeypatch.setattr(limits, "in_child", lambda act: Outcome({}, late=True))
     with pytest.raises(RuntimeError):
-        budgets.budgets(())
+        limits.budgets(())
 
 
 @pytest.mark.needs("root")
@@ -159,18 +157,16 @@ def test_a_group_that_nobody_can_join_is_no_group(monkeypatch: pytest.MonkeyPatc
     site = found.site("pids")
     if site is None or site.controllers != {"pids"}:
         pytest.skip("needs the pids controller in a hierarchy of its own")
-    real = budgets._join
+    real = limits._join
 
     def refused(cgroup: Cgroup) -> None:
         for group in cgroup.groups:
             if group.site == site:
-                raise CgroupFault(
-                    site, site.controllers, f"{budgets._NO_MEMBERS}: {group.path}", errno.EACCES
-                )
+                raise CgroupFault(site, site.controllers, f"{limits._NO_MEMBERS}: {group.path}", errno.EACCES)
         real(cgroup)
 
-    monkeypatch.setattr(budgets, "_join", refused)
-    told_of = told(budgets.budgets(REQUIRED))
+    monkeypatch.setattr(limits, "_join", refused)
+    told_of = told(limits.budgets(REQUIRED))
     assert told_of["pids_budget"].status == "missing"
     assert "may not be moved" in told_of["pids_budget"].summary
     assert told_of["memory_budget"].status == "ok"
