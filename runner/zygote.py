@@ -25,8 +25,8 @@ from runner.manifest import contract, contract_names
 from runner.prepare import Invocation
 from runner.warden import Gear, Order
 from sandbox import CODE_ROOT
+from sandbox.files import write_all
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 _GEAR = len(Gear._fields)
 _START = "import sys; sys.path[:] = sys.argv[2:]; from runner.zygote import main; main(int(sys.argv[1]))"

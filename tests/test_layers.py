@@ -98,7 +98,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.cache", "sandbox.document.diagnostic", "sandbox.fingerprint", "sandbox.units"),
     ("sandbox.spec",),
     ("sandbox.identity.idmap", "sandbox.identity.removal"),
-    ("sandbox.value", "sandbox.writing"),
+    ("sandbox.value", "sandbox.files"),
     (
         "sandbox",
         "sandbox.doctor",

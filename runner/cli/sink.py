@@ -8,8 +8,8 @@ import os
 import stat
 from typing import Any
 
+from sandbox.files import write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
-from sandbox.writing import write_all
 
 
 class SinkError(Exception):

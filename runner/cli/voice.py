@@ -18,9 +18,9 @@ from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
 from runner.report import outcome_document
 from sandbox.document.diagnostic import printable, quoted
+from sandbox.files import write_all
 from sandbox.spec import Note
 from sandbox.streams.endpoints import sink_for
-from sandbox.writing import write_all
 
 # Of a plugin's last words, so many lines make the point.
 _LAST_LINES, _LAST_WIDTH = 12, 500

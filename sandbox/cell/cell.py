@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
+from sandbox.files import write_all
 from sandbox.identity.state import Owner
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit, rlimits
@@ -20,7 +21,6 @@ from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.launcher import Verdict
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 _COMPLAINT_LIMIT = 4 << 10  # of its complaint, if it has one

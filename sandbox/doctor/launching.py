@@ -6,10 +6,10 @@ import os
 
 from sandbox.doctor.rehearsal import foundation, told
 from sandbox.doctor.trial import run_bwrap
+from sandbox.files import write_all
 from sandbox.plan.bwrap import LAUNCHER
 from sandbox.plan.find_bwrap import Finding
 from sandbox.spawn import launcher
-from sandbox.writing import write_all
 
 _REMEDY = (
     "let bubblewrap execute files without a name: an allowlist of programs (fapolicyd, IMA, a profile of "

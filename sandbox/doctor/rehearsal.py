@@ -12,11 +12,11 @@ import struct
 from collections.abc import Callable
 
 from sandbox.doctor.trial import Run, run_bwrap
+from sandbox.files import write_all
 from sandbox.plan.find_bwrap import Finding
 from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan.plan import PROC_MASKS
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"

@@ -15,9 +15,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from sandbox.files import write_all
 from sandbox.spawn.spawner import Order, SpawnError, spawn
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from sandbox.files import write_all
 from sandbox.identity import uids
 from sandbox.identity.removal import first_owned_by
 from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 if TYPE_CHECKING:
     from sandbox.identity.accounts import Account

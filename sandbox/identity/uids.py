@@ -24,10 +24,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from sandbox.files import write_all
 from sandbox.fingerprint import fingerprint
 from sandbox.identity.removal import first_owned_by
 from sandbox.value import NamedTuple
-from sandbox.writing import write_all
 
 _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
 

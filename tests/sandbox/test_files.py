@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sandbox import writing
+from sandbox import files
 
 
 def test_a_slow_reader_of_a_descriptor_that_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_slow_reader_of_a_descriptor_that_does_not_block(monkeypatch: pytest.M
 
     thread = threading.Thread(target=reader)
     thread.start()
-    writing.write_all(write, data)
+    files.write_all(write, data)
     os.close(write)
     thread.join()
     os.close(read)
@@ -30,10 +30,10 @@ def test_a_slow_reader_of_a_descriptor_that_does_not_block(monkeypatch: pytest.M
 
 
 def test_a_reader_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_READER_SECONDS", 0.01)
+    monkeypatch.setattr(files, "_READER_SECONDS", 0.01)
     read, write = os.pipe()
     os.set_blocking(write, False)
     with pytest.raises(BlockingIOError):
-        writing.write_all(write, bytes(1 << 20))
+        files.write_all(write, bytes(1 << 20))
     os.close(read)
     os.close(write)
