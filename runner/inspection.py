@@ -497,7 +497,7 @@ class _ToHost:
                 self.abandoned = True
                 return True
             except OSError:
-                # A full disk, a terminal that hung up: we cannot hand the error over; see sandbox/streams/relay.py.
+                # A full disk, a terminal that hung up: we cannot hand the error over (streams/relay.py).
                 self.passed += start
                 self._buffer.clear()
                 return True

@@ -1,6 +1,6 @@
 """The process that stands between a session and its plugin: launches it, watches over it, tells how it ended.
 
-A session lives in a host with threads, and a launch must not (sandbox/spawn/spawner.py says why). So each plugin of
+A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each plugin of
 a session has a warden: one process, one thread, that does what `runner exec` does. The plugin's streams are
 pipes whose other ends the host has; not a byte of them passes through here. What is left is the control
 socket:
