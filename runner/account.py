@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner import __version__
 from runner.confine import Confined
 from runner.invoke import TIMEOUT, limits_hit
-from runner.manifest import position
+from runner.manifest.load import position
 from runner.plumbing import NAMES
 from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document

@@ -20,8 +20,8 @@ import trio
 
 from runner import zygote
 from runner.confine import unlaunched
+from runner.manifest.plugin_codec import decode
 from runner.plugin import Plugin
-from runner.plugin_codec import decode
 from runner.prepare import Invocation
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from runner.zygote import Errand

@@ -19,7 +19,7 @@ import trio
 from runner.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.hostcalls import Services
-from runner.manifest import Loaded, contract_at, load
+from runner.manifest.load import Loaded, contract_at, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation

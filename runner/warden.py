@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from runner.account import explained, notes, report
 from runner.confine import Confined, confine, diagnosed, unlaunched
 from runner.invoke import TIMEOUT, judge
-from runner.plugin_codec import encode
+from runner.manifest.plugin_codec import encode
 from runner.prepare import Invocation, Prepared, ready
 from runner.report import EXEC_DEADLINE, Failure, Outcome
 from runner.watch import End, wait

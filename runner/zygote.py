@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from runner import warden
-from runner.manifest import contract, contract_names
+from runner.manifest.load import contract, contract_names
 from runner.prepare import Invocation
 from runner.warden import Gear, Order
 from sandbox import CODE_ROOT

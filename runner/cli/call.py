@@ -150,7 +150,7 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
     """ValueError: the plugin's contract does not know such a thing. Said before anything is started."""
     if args.kind == "tool" and not context:
         return  # all of them do
-    from runner.manifest import contract_at
+    from runner.manifest.load import contract_at
 
     name = contract_at(args.manifest, args.contract)
     if name is None:

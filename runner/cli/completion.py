@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from runner.cli import VERBS, verb_parser
-from runner.manifest import contract_names
+from runner.manifest.load import contract_names
 from sandbox.policy.load import policy_names
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.value import NamedTuple

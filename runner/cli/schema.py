@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from runner.manifest import contract_manifest, contract_names
+from runner.manifest.load import contract_manifest, contract_names
 from sandbox.document.diagnostic import printable
 
 NAME = "schema"

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from runner import requests, shape
-from runner.faults import Faults
+from runner.manifest import model, sandbox_request
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
-from runner.table import Item, Table
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.document.read import Document
 from sandbox.spec import (
@@ -51,7 +51,7 @@ _PATHS_SCHEMA: dict[str, Any] = {
 
 
 class _Table(BaseModel):
-    model_config = shape.TABLE
+    model_config = model.TABLE
 
 
 def _paths(description: str) -> Any:
@@ -71,7 +71,7 @@ class XSandboxTable(_Table):
         },
     )
     env: list[str] | None = Field(default=None, description="Names of variables to pass on from the host.")
-    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema())
+    limits: Any = Field(default=None, json_schema_extra=sandbox_request.limits_schema())
     seccomp: SeccompProfile | None = Field(default=None, description="System calls: strict, default, compat.")
 
 
@@ -126,7 +126,7 @@ def read(
         return None, faults.diagnostics()
     name, entry = chosen
     _check_name(faults, entry.keys, name)
-    shape.check(faults, ServerTable, document.data["mcpServers"][name], entry.keys, _strict)  # type: ignore[index]
+    model.check(faults, ServerTable, document.data["mcpServers"][name], entry.keys, _strict)  # type: ignore[index]
     if not isinstance(document.data["mcpServers"][name], dict):  # type: ignore[index]
         return None, faults.diagnostics()
     if entry.string("url") is not None or entry.string("type") in REMOTE:
@@ -137,7 +137,7 @@ def read(
     entrypoint, env = _entrypoint(faults, entry, os.path.dirname(document.path), home)
     spec = _spec(faults, entry.table("x-sandbox"), env, home)
     words = (*entry.strings("args"), *(item for _, item in entry.pairs("env")))
-    state = requests.own_state(words)
+    state = sandbox_request.own_state(words)
     spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
@@ -173,7 +173,7 @@ def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project 
 def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str, Table] | None:
     entries = document.data.get("mcpServers")
     if not isinstance(entries, dict):
-        found = f"is {shape.type_name(entries)}" if "mcpServers" in document.data else "is missing"
+        found = f"is {model.type_name(entries)}" if "mcpServers" in document.data else "is missing"
         faults.error(("mcpServers",), "servers_missing", f"the object mcpServers {found}")
         return None
     names = tuple(entries)
@@ -220,7 +220,7 @@ def _entrypoint(
         # normpath keeps a second slash at the beginning.
         directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
     command = entry.string("command")
-    requests.check_vector(faults, Item(entry.at("command"), command or ""), args, pairs)
+    sandbox_request.check_vector(faults, Item(entry.at("command"), command or ""), args, pairs)
     if command is None or not command.strip():
         if "command" not in entry or command is not None:
             faults.error(entry.at("command"), "command_missing", "the server has no command")
@@ -238,12 +238,12 @@ def _expanded(path: str, home: str) -> str:
 def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
     named = {request.name for request in env}
     for item in sandbox.strings("env"):
-        requests.check_env_name(faults, item.keys, item.text)
+        sandbox_request.check_env_name(faults, item.keys, item.text)
         if item.text not in named:
             named.add(item.text)
             env.append(EnvRequest(item.text, where=item.keys))
-    budgets, where = requests.limits(faults, sandbox, "limits")
-    seccomp, where = requests.seccomp(sandbox, where)
+    budgets, where = sandbox_request.limits(faults, sandbox, "limits")
+    seccomp, where = sandbox_request.seccomp(sandbox, where)
     return SandboxSpec(
         enabled=True,
         paths=(
@@ -263,7 +263,7 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
     if value is None:
         return []
     if not isinstance(value, list):
-        message = f"'{access}' has to be an array, not {shape.type_name(value)}"
+        message = f"'{access}' has to be an array, not {model.type_name(value)}"
         faults.error(sandbox.at(access), "invalid_type", message)
         return []
     found: dict[PathRequest, None] = {}
@@ -276,13 +276,13 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
                 continue
         if not isinstance(entry, str):
             message = (
-                f"item {index} of '{access}' has to be a string or an object, not {shape.type_name(entry)}"
+                f"item {index} of '{access}' has to be a string or an object, not {model.type_name(entry)}"
             )
             faults.error(keys, "invalid_type", message)
             continue
         path = _expanded(entry, home)
         hint = "write it absolute, or starting with ~/"
-        requests.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
+        sandbox_request.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
         found[PathRequest(path, access, required=not optional, where=keys)] = None
     return list(found)
 
@@ -294,7 +294,7 @@ def _path_object(faults: Faults, entry: Table) -> tuple[str | None, bool]:
             faults.error(entry.at(key), UNKNOWN, f"the key {quoted(key)} is unknown", hint)
     optional = entry.data.get("optional", False)
     if not isinstance(optional, bool):
-        message = f"'optional' has to be true or false, not {shape.type_name(optional)}"
+        message = f"'optional' has to be true or false, not {model.type_name(optional)}"
         faults.error(entry.at("optional"), "invalid_type", message)
     path = entry.string("path")
     if path is None:
@@ -310,16 +310,18 @@ def _network(faults: Faults, sandbox: Table) -> Network | None:
     if isinstance(value, list):
         if not all(isinstance(item, str) for item in value):
             faults.error(keys, "invalid_type", "'network' as an array has to hold strings")
-        return Network("allowlist", requests.hosts(faults, sandbox.strings("network"), keys, '"none"'), keys)
+        return Network(
+            "allowlist", sandbox_request.hosts(faults, sandbox.strings("network"), keys, '"none"'), keys
+        )
     if value == "none":
         return Network("none", where=keys)
     if value == "host":
         return Network("host", where=keys)
-    given = quoted(value) if isinstance(value, str) else shape.type_name(value)
+    given = quoted(value) if isinstance(value, str) else model.type_name(value)
     message = f"'network' is {given}; possible are 'none', 'host' and a list of \"name:port\""
     faults.error(keys, "invalid_value", message)
     return None
 
 
 def json_schema() -> dict[str, object]:
-    return shape.editor_schema(Manifest, "mcp.json", closed=("XSandboxTable",))
+    return model.editor_schema(Manifest, "mcp.json", closed=("XSandboxTable",))

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from runner import requests, shape
 from runner.contracts.nexo import exports, rules, topics
-from runner.faults import Faults
+from runner.manifest import model, sandbox_request
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
-from runner.table import Item, Table
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, SandboxSpec, SeccompProfile
@@ -27,9 +27,9 @@ TIMEOUTS = (("handshake", 5.0), ("call", 60.0), ("teardown", 6.0))
 
 # The words the contract's authors have set aside for [plugin.limits]. Each is a plain number of its unit.
 LIMIT_WORDS = {
-    "cpu_pct": requests.Word("cpu", "%", "Processor, in percent of one core. The same as cpu."),
-    "mem_mb": requests.Word("memory", "M", "Memory, in MiB. The same as memory."),
-    "startup_timeout_ms": requests.Word(
+    "cpu_pct": sandbox_request.Word("cpu", "%", "Processor, in percent of one core. The same as cpu."),
+    "mem_mb": sandbox_request.Word("memory", "M", "Memory, in MiB. The same as memory."),
+    "startup_timeout_ms": sandbox_request.Word(
         "handshake", "ms", "Time to its first answer, in milliseconds. The same as handshake."
     ),
 }
@@ -46,7 +46,7 @@ _LEGACY_TABLES = (
 
 
 class _Table(BaseModel):
-    model_config = shape.TABLE
+    model_config = model.TABLE
 
 
 def _text(description: str) -> Any:
@@ -449,7 +449,7 @@ class PluginTable(_Table):
     tools: ToolsTable | None = None
     supervisor: SupervisorTable | None = None
     sandbox: SandboxTable | None = None
-    limits: Any = Field(default=None, json_schema_extra=requests.limits_schema(LIMIT_WORDS))
+    limits: Any = Field(default=None, json_schema_extra=sandbox_request.limits_schema(LIMIT_WORDS))
     config: ConfigTable | None = None
     config_schema: ConfigSchemaTable | None = None
     credentials_schema: CredentialsSchemaTable | None = None
@@ -487,7 +487,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     faults = Faults(document)
     if not _is_current(faults, document):
         return None, faults.diagnostics()
-    shape.check(faults, Manifest, document.data, (), _strict)
+    model.check(faults, Manifest, document.data, (), _strict)
     plugin = Table(document.data).table("plugin")
     rules.check(faults, plugin)
     entrypoint, env = _entrypoint(faults, plugin, os.path.dirname(document.path))
@@ -559,11 +559,11 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
     pairs = rules.environment(faults, plugin)
     args = table.strings("args")
     command = table.string("command")
-    requests.check_vector(faults, Item(table.at("command"), command or ""), args, pairs)
+    sandbox_request.check_vector(faults, Item(table.at("command"), command or ""), args, pairs)
     env = [EnvRequest(name, item.text, where=item.keys) for name, item in pairs]
     named = {name for name, _ in pairs}
     for item in plugin.table("requires").strings("env"):
-        requests.check_env_name(faults, item.keys, item.text)
+        sandbox_request.check_env_name(faults, item.keys, item.text)
         if item.text not in named:
             named.add(item.text)
             env.append(EnvRequest(item.text, required=False, where=item.keys))
@@ -577,10 +577,10 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
 
 def _spec(faults: Faults, plugin: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
     sandbox = plugin.table("sandbox")
-    budgets, where = requests.limits(faults, plugin, "limits", LIMIT_WORDS)
+    budgets, where = sandbox_request.limits(faults, plugin, "limits", LIMIT_WORDS)
     entrypoint = plugin.table("entrypoint")
     words = (*entrypoint.strings("args"), *(item for _, item in entrypoint.pairs("env")))
-    state = requests.own_state(words)
+    state = sandbox_request.own_state(words)
     if not sandbox.flag("enabled", False):
         return SandboxSpec(enabled=False, paths=state, env=tuple(env), limits=budgets, where=where)
     spec = _enabled_spec(faults, sandbox, env, home, budgets, where)
@@ -593,17 +593,17 @@ def _enabled_spec(
     env: list[EnvRequest],
     home: str,
     budgets: Limits,
-    where: requests.Where,
+    where: sandbox_request.Where,
 ) -> SandboxSpec:
     paths: list[PathRequest] = []
     for item in sandbox.strings("fs_read_paths"):
-        requests.check_path(faults, item, item.text, home, write=False)
+        sandbox_request.check_path(faults, item, item.text, home, write=False)
         # The browser plugin lists four places where Chrome might be: none of them is a must.
         paths.append(PathRequest(item.text, "read", required=False, where=item.keys))
     for item in sandbox.strings("fs_write_paths"):
-        requests.check_path(faults, item, item.text, home, write=True)
+        sandbox_request.check_path(faults, item, item.text, home, write=True)
         paths.append(PathRequest(item.text, "write", where=item.keys))
-    seccomp, where = requests.seccomp(sandbox, where)
+    seccomp, where = sandbox_request.seccomp(sandbox, where)
     if not sandbox.flag("drop_user", True):
         message = "drop_user = false has no effect: every plugin runs under a user of its own"
         faults.warn(sandbox.at("drop_user"), "drop_user_ignored", message)
@@ -623,7 +623,7 @@ def _network(faults: Faults, sandbox: Table) -> Network:
     allowlist = sandbox.strings("network_allowlist")
     if mode == "allowlist":
         keys = sandbox.at("network_allowlist" if "network_allowlist" in sandbox else "network")
-        hosts = requests.hosts(faults, allowlist, keys, 'network = "deny"')
+        hosts = sandbox_request.hosts(faults, allowlist, keys, 'network = "deny"')
         return Network("allowlist", hosts, where=sandbox.at("network"))
     if "network_allowlist" in sandbox:
         message = f"network_allowlist has no effect while network is {quoted(mode or 'deny')}"
@@ -673,4 +673,4 @@ def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def json_schema() -> dict[str, object]:
-    return shape.editor_schema(Manifest, "nexo-plugin.toml", closed=("SandboxTable",))
+    return model.editor_schema(Manifest, "nexo-plugin.toml", closed=("SandboxTable",))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from runner.contracts.nexo.semver import Triple, admits, is_version
-from runner.faults import Faults
-from runner.table import Item, Table
+from runner.manifest.faults import Faults
+from runner.manifest.semver import Triple, admits, is_version
+from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import DocumentError, quoted
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from runner import requests, shape
-from runner.faults import Faults
+from runner.manifest import model, sandbox_request
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
-from runner.table import Item, Table
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
@@ -24,7 +24,7 @@ ANY_OBJECT = {"type": "object", "additionalProperties": True}  # the schema of w
 
 
 class _Table(BaseModel):
-    model_config = shape.TABLE
+    model_config = model.TABLE
 
 
 class ProcessTable(_Table):
@@ -67,7 +67,7 @@ class Manifest(_Table):
 def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin a bundle describes (None if there is an error), and everything to say about it."""
     faults = Faults(document)
-    shape.check(faults, Manifest, document.data, (), lambda _: None)
+    model.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)
     _identity(faults, manifest)
     capabilities = _capabilities(manifest)
@@ -78,7 +78,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     if faults.failed:
         return None, faults.diagnostics()
     plugin_id = (manifest.string("plugin_id") or "").strip()
-    state = requests.own_state((*process.strings("args"), *process.strings("env")))
+    state = sandbox_request.own_state((*process.strings("args"), *process.strings("env")))
     plugin = Plugin(
         id=plugin_id,
         version=(manifest.string("plugin_version") or "").strip(),
@@ -174,7 +174,7 @@ def _process(faults: Faults, process: Table, root: str) -> tuple[Entrypoint | No
     elif "/" in command and not command.startswith("/"):
         # Hangs on the bundle, not on the working directory, as the reference joins it.
         command = _inside(faults, process, "command", command, root)
-    requests.check_vector(faults, Item(process.at("command"), command), args, list(pairs.items()))
+    sandbox_request.check_vector(faults, Item(process.at("command"), command), args, list(pairs.items()))
     env = [EnvRequest(name, item.text, where=item.keys) for name, item in pairs.items()]
     arguments = tuple(item.text for item in args)
     return Entrypoint(command, arguments, directory, bare_environment=True), env
@@ -243,4 +243,4 @@ def _described(name: str, tool: Table) -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, object]:
-    return shape.editor_schema(Manifest, "rterm-plugin.json", closed=())
+    return model.editor_schema(Manifest, "rterm-plugin.json", closed=())

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner import shape
 from runner.contracts import nexo
 from runner.contracts.nexo import manifest, rules
-from runner.contracts.nexo.semver import admits, is_version
+from runner.manifest import model
+from runner.manifest.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
@@ -736,7 +736,7 @@ def test_the_manifest_of_every_table_really_has_every_key_of_the_model() -> None
     own = {"network_allowlist", "seccomp"}
     for name, field in manifest.PluginTable.model_fields.items():
         assert name in data
-        table = shape._bare(field.annotation)
+        table = model._bare(field.annotation)
         if hasattr(table, "model_fields"):
             keys = {inner.alias or key for key, inner in table.model_fields.items()}
             assert keys - own == set(data[name]) - own, name

@@ -42,7 +42,7 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.manifest import load
+from runner.manifest.load import load
 from runner.plugin import Entrypoint, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT

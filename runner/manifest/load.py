@@ -2,7 +2,7 @@
 
 Contracts are found by looking into runner/contracts/ and imported by name, one at a time: importing one
 contract's models costs a launch more than everything else it does, so an unchanged manifest is answered from
-the cache (see manifest_cache.py) and imports none.
+the cache (see cache.py) and imports none.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 import stat
 from typing import Any
 
-from runner import manifest_cache
+from runner.manifest import cache
 from runner.plugin import Plugin
+from sandbox import CODE_ROOT
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
@@ -36,7 +37,7 @@ class Loaded(NamedTuple):
 
 def contract_names() -> tuple[str, ...]:
     """The contracts there are: the folders of runner/contracts/."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contracts")
+    folder = os.path.join(CODE_ROOT, "runner", "contracts")
     return tuple(
         sorted(
             name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "__init__.py"))
@@ -147,8 +148,8 @@ def load(path: str, *, contract: str | None = None, server: str | None = None) -
         found = find(path, contract)
         raw = read_bounded(found.path)
         home = _home()
-        key = manifest_cache.key(found.path, raw, found.contract, server, home)
-        cached = manifest_cache.load(key)
+        key = cache.key(found.path, raw, found.contract, server, home)
+        cached = cache.load(key)
         if cached is not None:
             plugin, diagnostics = cached
             return Loaded(plugin, found.diagnostics + diagnostics)
@@ -157,7 +158,7 @@ def load(path: str, *, contract: str | None = None, server: str | None = None) -
         return Loaded(None, error.diagnostics)
     loaded = _read(name, document, server, home)
     if loaded.plugin is not None:
-        manifest_cache.store(key, loaded.plugin, loaded.diagnostics)
+        cache.store(key, loaded.plugin, loaded.diagnostics)
     return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 

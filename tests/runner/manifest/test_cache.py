@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import manifest_cache, plugin_codec
-from runner.manifest import load
+from runner.manifest import cache as manifest_cache
+from runner.manifest import plugin_codec
+from runner.manifest.load import load
 from runner.plugin import Entrypoint, Plugin
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic
@@ -369,7 +370,7 @@ def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
     path = tmp_path / "plugin.toml"
     path.write_text(NEXO)
     program = (
-        "import sys; from runner import manifest; from sandbox import cache;"
+        "import sys; from runner.manifest import load as manifest; from sandbox import cache;"
         f"cache.directory = lambda: {str(tmp_path / 'cache')!r};"
         f"assert manifest.load({str(path)!r}).plugin;"
         "print(*(name for name in ('pydantic', 'tomllib', 'hashlib') if name in sys.modules))"

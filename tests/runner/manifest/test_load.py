@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import manifest
-from runner.manifest import Loaded, find, load, load_all
+from runner.manifest import load as manifest
+from runner.manifest.load import Loaded, find, load, load_all
 from sandbox.document.diagnostic import DocumentError
 
 NEXO = """\

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.faults import Faults
-from runner.requests import LIMITS, Word, Words, limits, limits_schema, parse_host
-from runner.table import Table
+from runner.manifest.faults import Faults
+from runner.manifest.sandbox_request import LIMITS, Word, Words, limits, limits_schema, parse_host
+from runner.manifest.table import Table
 from sandbox.document.read import parse
 from sandbox.spec import Limits
 

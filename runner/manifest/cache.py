@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from runner import __version__
+from runner.manifest.plugin_codec import decode, encode
 from runner.plugin import Plugin
-from runner.plugin_codec import decode, encode
 from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.fingerprint import fingerprint
@@ -18,12 +18,12 @@ SCHEMA = 3
 
 # Besides the contracts' own. Paths below CODE_ROOT.
 _MODULES = (
-    "runner/requests.py",
-    "runner/shape.py",
-    "runner/table.py",
-    "runner/faults.py",
+    "runner/manifest/sandbox_request.py",
+    "runner/manifest/model.py",
+    "runner/manifest/table.py",
+    "runner/manifest/faults.py",
     "runner/plugin.py",
-    "runner/plugin_codec.py",
+    "runner/manifest/plugin_codec.py",
     "sandbox/document/read.py",
     "sandbox/document/json.py",
     "sandbox/document/toml.py",

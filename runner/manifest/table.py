@@ -1,7 +1,7 @@
 """A look at one table of a document that may hold anything.
 
 Rules run whether or not the document's shape is right, so that one pass finds every fault. A value of the
-wrong type has its own complaint already (see shape.py) and reads as absent here.
+wrong type has its own complaint already (see model.py) and reads as absent here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
 
-from runner.faults import Faults
+from runner.manifest.faults import Faults
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
 

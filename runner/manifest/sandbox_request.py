@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runner import shape
-from runner.faults import Faults
-from runner.table import Item, Table
+from runner.manifest import model
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.paths.denylist import lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
@@ -259,7 +259,7 @@ def limits(faults: Faults, parent: Table, name: str, words: Words | None = None)
     """
     value = parent.data.get(name)
     if value is not None and not isinstance(value, dict):
-        message = f"{name} has to be a table, not {shape.type_name(value)}"
+        message = f"{name} has to be a table, not {model.type_name(value)}"
         faults.error(parent.at(name), "invalid_type", message)
     table = parent.table(name)
     own = words or {}
@@ -288,7 +288,7 @@ def _limit(value: object, limit: str, word: Word | None) -> int | float:
     if word is None:
         return parse_limit(limit, value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"it has to be a number, not {shape.type_name(value)}")
+        raise ValueError(f"it has to be a number, not {model.type_name(value)}")
     if not 0 < value < 1e12:  # also NaN
         raise ValueError("it has to be more than 0" if value <= 0 else "that is not a possible number")
     return parse_limit(limit, f"{value}{word.unit}")
