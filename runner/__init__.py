@@ -9,10 +9,10 @@ TYPE_CHECKING = False  # typing is imported by whoever needs more of it
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from runner.dialect import Identity, Notice, Progress
     from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
-    from runner.hostcalls import Completion, HostError, Services
     from runner.library import OpenPlugin, Result, open_plugin, run
+    from runner.protocol.dialect import Identity, Notice, Progress
+    from runner.protocol.host_services import Completion, HostError, Services
     from runner.report import Outcome
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Identity": "runner.dialect",
-    "Notice": "runner.dialect",
-    "Progress": "runner.dialect",
-    "Completion": "runner.hostcalls",
-    "HostError": "runner.hostcalls",
-    "Services": "runner.hostcalls",
+    "Identity": "runner.protocol.dialect",
+    "Notice": "runner.protocol.dialect",
+    "Progress": "runner.protocol.dialect",
+    "Completion": "runner.protocol.host_services",
+    "HostError": "runner.protocol.host_services",
+    "Services": "runner.protocol.host_services",
     "OpenPlugin": "runner.library",
     "Result": "runner.library",
     "open_plugin": "runner.library",

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from runner.dialect import Notice, Progress
-from runner.holdings import EVENTS, Charge, Share, size_of
+from runner.protocol.dialect import Notice, Progress
+from runner.protocol.memory import EVENTS, Charge, Share, size_of
 
 MOST_EVENTS = 256
 

@@ -207,8 +207,8 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
 
 
 def _inspect(prepared: Prepared, limits: Limits) -> Inspect:
-    from runner.dialect import Setting
     from runner.inspection import Inspection, inspector_of
+    from runner.protocol.dialect import Setting
 
     assert prepared.plugin is not None and prepared.policy is not None
     prepared.budgets = prepared.budgets.inspected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.dialect import Refusal
+from runner.protocol.dialect import Refusal
 from runner.report import Code, Outcome
 from sandbox.document.diagnostic import printable
 

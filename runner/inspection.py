@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from runner.dialect import Setting, Violation
-from runner.frames import LineFramer
+from runner.protocol.dialect import Setting, Violation
+from runner.protocol.frames import LineFramer
 from runner.report import Phase
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits

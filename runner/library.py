@@ -16,13 +16,13 @@ from typing import Any, TypedDict, Unpack
 
 import trio
 
-from runner.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.hostcalls import Services
 from runner.manifest.load import Loaded, contract_at, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.prepare import Invocation
+from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
+from runner.protocol.host_services import Services
 from runner.report import Outcome
 from runner.session import Session
 from runner.waiting import OnProgress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from runner.dialect import Identity
+from runner.protocol.dialect import Identity
 from runner.report import Phase
 from sandbox.spec import Limits
 

@@ -10,10 +10,10 @@ from typing import Any
 import trio
 
 from runner.cage import Ended, open_cage
-from runner.dialect import Answer, Call, Dialect, Setting
 from runner.failures import PluginError, PluginFailure
-from runner.hostcalls import Gate, Services
 from runner.prepare import Invocation
+from runner.protocol.dialect import Answer, Call, Dialect, Setting
+from runner.protocol.host_services import Gate, Services
 from runner.report import EXIT, Failure, Outcome, with_outcome
 from runner.session import Session
 from runner.zygote import Errand

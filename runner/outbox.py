@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import trio
 
-from runner.dialect import Lane, Send
+from runner.protocol.dialect import Lane, Send
 
 EVENTS = 64  # that wait. More are dropped
 REPLIES = 256  # that wait before nothing more is read of what the plugin asks

@@ -14,10 +14,14 @@ from typing import Any, Literal
 
 import trio
 
-from runner import invoke, settlement, wire
+from runner import invoke, settlement
 from runner.backlog import Backlog
 from runner.cage import Cage, Ended, Prepared
-from runner.dialect import (
+from runner.failures import InvalidCall, PluginError, PluginFailure
+from runner.minutes import Minutes
+from runner.outbox import Letter, Outbox
+from runner.protocol import wire
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -38,11 +42,8 @@ from runner.dialect import (
     Send,
     Violation,
 )
-from runner.failures import InvalidCall, PluginError, PluginFailure
-from runner.holdings import QUESTION, QUESTIONS, Charge, Share
-from runner.hostcalls import Gate
-from runner.minutes import Minutes
-from runner.outbox import Letter, Outbox
+from runner.protocol.host_services import Gate
+from runner.protocol.memory import QUESTION, QUESTIONS, Charge, Share
 from runner.report import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.waiting import OnProgress, Waiter, first_of
 from sandbox.cell.cell import KILL_SECONDS

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from runner.dialect import Refusal, Reply, Violation
+from runner.protocol.dialect import Refusal, Reply, Violation
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     sent = ordered(invocation) if args.repeat is None else None
     from runner.cli.conversation import Request
     from runner.cli.voice import Voice
-    from runner.dialect import Call
+    from runner.protocol.dialect import Call
 
     request = Request(
         invocation, Call(args.kind, args.name, given, context or {}), seconds, config, sink, sent
@@ -157,7 +157,7 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         return  # the launch says what is wrong with the manifest
     from importlib import import_module
 
-    from runner.dialect import Call, stray_context
+    from runner.protocol.dialect import Call, stray_context
 
     dialect = import_module(f"runner.contracts.{name}.dialect")
     if args.kind not in dialect.KINDS:
@@ -196,7 +196,7 @@ def _document(option: str, word: str | None) -> Any:
     """JSON, by the rules that hold for plugins too. ValueError says what is wrong with it."""
     if word is None:
         return None
-    from runner import wire
+    from runner.protocol import wire
 
     if word == "-" or word.startswith("@"):
         try:

@@ -16,10 +16,10 @@ import trio
 from runner import settlement
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
-from runner.dialect import Call, Notice
 from runner.failures import PluginError, PluginFailure
 from runner.opening import bare_report, open_session
 from runner.prepare import Invocation
+from runner.protocol.dialect import Call, Notice
 from runner.report import EXIT, Outcome, Phase, with_outcome
 from runner.session import Session
 from runner.zygote import Errand

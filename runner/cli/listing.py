@@ -8,9 +8,9 @@ from typing import Any
 
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
-from runner.dialect import Call
 from runner.failures import PluginError
 from runner.opening import dialect_of
+from runner.protocol.dialect import Call
 from runner.session import Session
 from sandbox.document.diagnostic import printable
 

@@ -10,8 +10,8 @@ import trio
 
 from runner.cli.conversation import Request, interrupted, interruptible, running, unheard
 from runner.cli.voice import Voice
-from runner.dialect import Notice
 from runner.failures import PluginError, PluginFailure
+from runner.protocol.dialect import Notice
 from runner.report import EXIT
 from runner.session import Session
 

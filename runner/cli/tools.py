@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from runner.cli.conversation import Request
     from runner.cli.listing import list_all
     from runner.cli.voice import Voice
-    from runner.dialect import Call
+    from runner.protocol.dialect import Call
 
     request = Request(invocation, Call("list", "tools"), None, None, sink, sent)
     return list_all(request, Voice("tools", as_json=args.json, events=args.events))

@@ -14,8 +14,8 @@ from typing import Any
 
 import trio
 
-from runner.dialect import Notice, Progress
 from runner.failures import PluginError, PluginFailure
+from runner.protocol.dialect import Notice, Progress
 from runner.report import outcome_document
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.files import write_all

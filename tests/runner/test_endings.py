@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from runner import zygote
-from runner.dialect import Notice
 from runner.library import OpenPlugin, PluginFailure, open_plugin
+from runner.protocol.dialect import Notice
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.runner.test_idle import has_silent_plugin
 from tests.runner.test_report import faults

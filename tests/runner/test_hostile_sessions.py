@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 from runner.cli.voice import Voice
-from runner.dialect import Call, Notice
 from runner.failures import PluginFailure
-from runner.hostcalls import Services
 from runner.opening import open_session
 from runner.prepare import Invocation
+from runner.protocol.dialect import Call, Notice
+from runner.protocol.host_services import Services
 from runner.session import Session
 from tests.conftest import ROOT
 from tests.runner.test_session import (
@@ -402,7 +402,7 @@ say(id=hear()["id"], result={})
 
 _INTERRUPTED = """
 import os, sys, trio, trio.testing
-from runner.dialect import Call
+from runner.protocol.dialect import Call
 from runner.opening import open_session
 from runner.prepare import Invocation
 

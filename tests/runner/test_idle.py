@@ -191,9 +191,9 @@ def hold(told: dict[str, Any]) -> None:
 
     import trio
 
-    from runner.dialect import Call
     from runner.opening import open_session
     from runner.prepare import Invocation
+    from runner.protocol.dialect import Call
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from runner.contracts.mcp.inspect import make as make_mcp
 from runner.contracts.nexo.inspect import make as make_nexo
 from runner.contracts.rune.inspect import make as make_rune
-from runner.dialect import Setting
 from runner.inspection import Inspection, Inspector
 from runner.plugin import Plugin
+from runner.protocol.dialect import Setting
 from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay
@@ -797,7 +797,7 @@ def test_without_the_option_nothing_is_imported(runner_as_user: Caller, rune_dir
     python = [*runner_as_user.prefix, *runner_as_user.python]
     code = "import sys; sys.argv = ['runner', *sys.argv[1:]]; from runner.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
-    code += "rare = ('runner.inspection', 'runner.dialect', 'runner.wire')\n"
+    code += "rare = ('runner.inspection', 'runner.protocol.dialect', 'runner.protocol.wire')\n"
     code += "print(sorted(name for name in rare if name in sys.modules), file=sys.stderr)\n"
     for option, expected in (((), "[]"), (("--inspect",), "runner.inspection")):
         said = subprocess.run(

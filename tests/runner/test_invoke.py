@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from runner.dialect import Violation
 from runner.inspection import Breach
 from runner.invoke import deaf, gone, judge, left, limits_hit
+from runner.protocol.dialect import Violation
 from runner.report import Code, Outcome, Phase
 from runner.watch import End, Reason
 from sandbox.cell.cell import Exit, Usage

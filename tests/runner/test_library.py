@@ -15,9 +15,9 @@ import trio
 
 import runner
 from runner import zygote
-from runner.dialect import Progress
-from runner.hostcalls import Completion, Services
 from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, open_plugin, run
+from runner.protocol.dialect import Progress
+from runner.protocol.host_services import Completion, Services
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.wards import is_sound

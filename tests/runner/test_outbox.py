@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from runner.dialect import Lane, Send
 from runner.outbox import EVENTS, REPLIES, REPLY_BYTES, Letter, Outbox
+from runner.protocol.dialect import Lane, Send
 
 pytestmark = pytest.mark.trio
 

@@ -25,7 +25,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from pydantic import FileUrl
 
 from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin, zygote
-from runner.hostcalls import Completion
+from runner.protocol.host_services import Completion
 from runner.report import EXIT
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.peers import EVERY_SERVER, Peers

@@ -16,11 +16,11 @@ import trio
 
 from runner import zygote
 from runner.contracts.mcp.dialect import Mcp
-from runner.dialect import Call, Message
 from runner.failures import PluginFailure
-from runner.hostcalls import Services
 from runner.opening import open_session
 from runner.prepare import Invocation
+from runner.protocol.dialect import Call, Message
+from runner.protocol.host_services import Services
 from runner.report import EXIT
 from runner.session import Session
 from sandbox.policy.grant import Overrides
@@ -278,10 +278,10 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
     import trio
 
     from runner.cage import aclose_zygote
-    from runner.dialect import Call
     from runner.failures import PluginFailure
     from runner.opening import open_session
     from runner.prepare import Invocation
+    from runner.protocol.dialect import Call
     from sandbox.cell.cell import children
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.dialect import Event, Notice, Reply, Violation
-from runner.holdings import COMPILED, Share, Shelf
+from runner.protocol.dialect import Event, Notice, Reply, Violation
+from runner.protocol.memory import COMPILED, Share, Shelf
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
-    from runner.schemas import Schema
+    from runner.protocol.schema import Schema
 
 
 class Catalogue:
@@ -70,7 +70,7 @@ class Catalogue:
 
     def _compile(self, name: str, document: Any) -> list[Event]:
         """A schema we cannot use is no fault of a result. It is said once, and the results go unchecked."""
-        from runner.schemas import Schema, SchemaFault  # few tools have one
+        from runner.protocol.schema import Schema, SchemaFault  # few tools have one
 
         try:
             schema = Schema(document)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runner import wire
 from runner.contracts.mcp import era, flight
 from runner.contracts.mcp.catalogue import Catalogue
 from runner.contracts.mcp.flight import Ask, Flight, More, Step
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
-from runner.dialect import (
+from runner.protocol import wire
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -32,9 +32,8 @@ from runner.dialect import (
     Violation,
     stray_context,
 )
-from runner.frames import LineFramer, line
-from runner.holdings import STANDING, Share
-from runner.jsonrpc import (
+from runner.protocol.frames import LineFramer, line
+from runner.protocol.jsonrpc import (
     IDENTITY,
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -48,6 +47,7 @@ from runner.jsonrpc import (
     Result,
     Stray,
 )
+from runner.protocol.memory import STANDING, Share
 from runner.report import Code
 
 KINDS: Final = ("tool", "prompt", "resource", "method")

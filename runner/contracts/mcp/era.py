@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runner import __version__
-from runner.dialect import Identity
+from runner.protocol.dialect import Identity
 from sandbox.value import NamedTuple
 
 # Newest first.

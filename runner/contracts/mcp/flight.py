@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 from runner.contracts.mcp.era import Era
-from runner.dialect import Call, CallRefused, Refusal, Reply, Violation
-from runner.holdings import Share
-from runner.jsonrpc import INVALID_PARAMS
+from runner.protocol.dialect import Call, CallRefused, Refusal, Reply, Violation
+from runner.protocol.jsonrpc import INVALID_PARAMS
+from runner.protocol.memory import Share
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 

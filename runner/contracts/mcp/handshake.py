@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 
 from runner.contracts.mcp import era
 from runner.contracts.mcp.era import Era
-from runner.dialect import Event, Identity, Ready, Send, Setting, Violation
-from runner.frames import line
-from runner.jsonrpc import Error, Peer, Result
+from runner.protocol.dialect import Event, Identity, Ready, Send, Setting, Violation
+from runner.protocol.frames import line
+from runner.protocol.jsonrpc import Error, Peer, Result
 from sandbox.document.diagnostic import printable, quoted
 
 # Interpreters that load some hundred files from a cold disk are slow to say the first word.

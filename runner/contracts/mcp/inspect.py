@@ -13,8 +13,8 @@ from typing import Any
 from runner.contracts.mcp import era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
 from runner.contracts.mcp.handshake import SECONDS
-from runner.dialect import Setting, Violation
-from runner.overheard import Answered, Overheard
+from runner.protocol.dialect import Setting, Violation
+from runner.protocol.observer import Answered, Overheard
 
 # What is read of an answer that makes a conversation.
 _WORDS = frozenset(("protocolVersion", "capabilities", "serverInfo", "supportedVersions"))

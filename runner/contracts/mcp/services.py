@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runner.dialect import Answer
-from runner.hostcalls import Emit, HostError, Services, Why
-from runner.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from runner.protocol.dialect import Answer
+from runner.protocol.host_services import Emit, HostError, Services, Why
+from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 
 METHODS: Final[Mapping[str, str]] = {
     "roots/list": "roots",

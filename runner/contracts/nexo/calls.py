@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.dialect import Call, CallRefused, Refusal, Violation
 from runner.plugin import Plugin
+from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.value import NamedTuple
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from runner import wire
 from runner.contracts.nexo import exports
-from runner.holdings import Shelf
 from runner.plugin import Plugin
-from runner.schemas import Schema, SchemaFault
+from runner.protocol import wire
+from runner.protocol.memory import Shelf
+from runner.protocol.schema import Schema, SchemaFault
 from sandbox.document.diagnostic import printable, quoted
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal
 
-from runner import frames, jsonrpc, wire
 from runner.contracts.nexo import (
     calls,
     catalogue,
@@ -26,7 +25,8 @@ from runner.contracts.nexo import (
     rules,
     topics,
 )
-from runner.dialect import (
+from runner.protocol import frames, jsonrpc, wire
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -49,9 +49,9 @@ from runner.dialect import (
     Violation,
     stray_context,
 )
-from runner.holdings import COMPILED, STANDING, Shelf
+from runner.protocol.memory import COMPILED, STANDING, Shelf
+from runner.protocol.schema import Schema
 from runner.report import Code
-from runner.schemas import Schema
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple

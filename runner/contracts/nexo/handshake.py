@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner import wire
 from runner.contracts.nexo import catalogue, exports
-from runner.dialect import Identity
 from runner.plugin import Plugin
-from runner.schemas import Schema, SchemaFault
+from runner.protocol import wire
+from runner.protocol.dialect import Identity
+from runner.protocol.schema import Schema, SchemaFault
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from runner.contracts.nexo import clocks, handshake, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
-from runner.dialect import Setting, Violation
-from runner.overheard import Answered, Overheard, odd_key
+from runner.protocol.dialect import Setting, Violation
+from runner.protocol.observer import Answered, Overheard, odd_key
 from sandbox.document.diagnostic import quoted
 
 # What is read of the plugin's messages, here and in handshake.py.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.dialect import Refusal
+from runner.protocol.dialect import Refusal
 from sandbox.document.diagnostic import printable
 from sandbox.value import NamedTuple
 

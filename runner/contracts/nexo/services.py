@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.dialect import Answer
-from runner.hostcalls import Completion, Emit, HostError, LanguageModel, MemoryService, Services, Why
+from runner.protocol.dialect import Answer
+from runner.protocol.host_services import (
+    Completion,
+    Emit,
+    HostError,
+    LanguageModel,
+    MemoryService,
+    Services,
+    Why,
+)
 from sandbox.document.diagnostic import quoted
 
 METHODS: Mapping[str, str] = {"memory.recall": "memory", "llm.complete": "llm", "broker.publish": "broker"}

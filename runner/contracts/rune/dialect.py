@@ -4,7 +4,7 @@ The contract is what its first host does, so each check stands where that host h
 decides. Its JSON is Go's: null is the empty value of whatever was expected, a known field of another type
 spoils the whole line, an unknown one is nobody's business. Where we differ on purpose: a line is refused as
 soon as it is too long and not after it was read whole, nothing is lost or judged by what comes after the
-response, keys are told apart by their case, and JSON is as strict as runner/wire.py is.
+response, keys are told apart by their case, and JSON is as strict as runner/protocol/wire.py is.
 
 The plugin's word on what it may do is held against what its bundle lists *and* the policy lets it declare.
 """
@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NoReturn
 
-from runner import frames, wire
-from runner.dialect import (
+from runner.plugin import Plugin
+from runner.protocol import frames, wire
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -34,9 +35,8 @@ from runner.dialect import (
     Violation,
     stray_context,
 )
-from runner.frames import FrameFault, Framer
-from runner.holdings import STANDING
-from runner.plugin import Plugin
+from runner.protocol.frames import FrameFault, Framer
+from runner.protocol.memory import STANDING
 from runner.report import Code
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner import wire
 from runner.contracts.rune.dialect import LINE_LIMIT, RuneDialect
-from runner.dialect import Setting, Violation
-from runner.overheard import hides, odd_key
+from runner.protocol import wire
+from runner.protocol.dialect import Setting, Violation
+from runner.protocol.observer import hides, odd_key
 
 # What is read of a handshake and of a response.
 _WORDS = frozenset(

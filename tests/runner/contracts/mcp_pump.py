@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from runner.contracts.mcp import dialect as mcp
-from runner.dialect import (
+from runner.plugin import Entrypoint, Plugin
+from runner.protocol.dialect import (
     Answer,
     Call,
     Dialect,
@@ -27,7 +28,6 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.plugin import Entrypoint, Plugin
 from sandbox.spec import Limits, SandboxSpec
 
 # Until something that must come has come, on a machine that has other things to do.

@@ -14,7 +14,7 @@ from runner import __version__
 from runner.contracts.mcp import dialect as mcp
 from runner.contracts.mcp import flight, handshake
 from runner.contracts.mcp.dialect import FRAME_LIMIT, Mcp
-from runner.dialect import (
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -32,8 +32,8 @@ from runner.dialect import (
     Send,
     Violation,
 )
-from runner.holdings import STANDING
-from runner.jsonrpc import MOST_TICKETS
+from runner.protocol.jsonrpc import MOST_TICKETS
+from runner.protocol.memory import STANDING
 from tests.runner.contracts.mcp_pump import setting
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runner.contracts.mcp.inspect import Inspector, make
-from runner.dialect import Setting, Violation
 from runner.plugin import Plugin
+from runner.protocol.dialect import Setting, Violation
 from sandbox.spec import SandboxSpec
 
 PLUGIN = Plugin("noted", "", "mcp", "noted", "", "/p/mcp.json", None, None, SandboxSpec())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.dialect import (
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,

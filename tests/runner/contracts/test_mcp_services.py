@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runner.contracts.mcp import services as mcp
-from runner.dialect import Answer, HostCall
-from runner.hostcalls import CONCURRENT, Gate, HostError, Services
+from runner.protocol.dialect import Answer, HostCall
+from runner.protocol.host_services import CONCURRENT, Gate, HostError, Services
 
 ROOTS, SAMPLING, ELICITATION = "roots/list", "sampling/createMessage", "elicitation/create"
 QUESTION = {"messages": [], "maxTokens": 5}

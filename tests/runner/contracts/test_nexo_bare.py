@@ -13,7 +13,7 @@ import pytest
 
 from runner.contracts.nexo import manifest
 from runner.contracts.nexo.dialect import CONTINUE, make
-from runner.dialect import (
+from runner.protocol.dialect import (
     Answer,
     Call,
     Event,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from runner.contracts.nexo import catalogue, manifest
 from runner.contracts.nexo.dialect import CONTINUE, FRAME_LIMIT, KINDS, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
-from runner.dialect import (
+from runner.plugin import Plugin
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -32,10 +33,9 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.holdings import Shelf
-from runner.jsonrpc import MOST_TICKETS
-from runner.plugin import Plugin
-from runner.schemas import Schema
+from runner.protocol.jsonrpc import MOST_TICKETS
+from runner.protocol.memory import Shelf
+from runner.protocol.schema import Schema
 from sandbox.document.read import parse
 
 MANIFEST = """\

@@ -9,8 +9,8 @@ import pytest
 import trio.testing
 
 from runner.contracts.nexo import services
-from runner.dialect import Answer, HostCall
-from runner.hostcalls import CONCURRENT, WAITING, Completion, Gate, HostError, Services
+from runner.protocol.dialect import Answer, HostCall
+from runner.protocol.host_services import CONCURRENT, WAITING, Completion, Gate, HostError, Services
 
 pytestmark = pytest.mark.trio
 

@@ -26,7 +26,9 @@ from runner.contracts.rune.dialect import (
     make,
     objection,
 )
-from runner.dialect import (
+from runner.manifest.load import load
+from runner.plugin import Entrypoint, Plugin
+from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
@@ -42,8 +44,6 @@ from runner.dialect import (
     Setting,
     Violation,
 )
-from runner.manifest.load import load
-from runner.plugin import Entrypoint, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
 

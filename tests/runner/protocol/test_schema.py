@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner import schemas
-from runner.schemas import MOST_FAULTS, Schema, SchemaFault
+from runner.protocol import schema as schemas
+from runner.protocol.schema import MOST_FAULTS, Schema, SchemaFault
 from tests.conftest import ROOT
 
 TREE = {
@@ -386,5 +386,5 @@ def test_what_the_graph_does_not_see_is_refused_by_the_retriever(monkeypatch: py
 
 
 def test_importing_us_does_not_import_the_validator() -> None:
-    program = "import sys, runner.schemas; sys.exit('jsonschema_rs' in sys.modules)"
+    program = "import sys, runner.protocol.schema; sys.exit('jsonschema_rs' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

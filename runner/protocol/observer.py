@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from runner import wire
-from runner.dialect import Violation
-from runner.jsonrpc import IDENTITY
+from runner.protocol import wire
+from runner.protocol.dialect import Violation
+from runner.protocol.jsonrpc import IDENTITY
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 

@@ -14,12 +14,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import holdings, jsonrpc, outbox, schemas, wire
+from runner import outbox
 from runner.backlog import MOST_EVENTS, Backlog
 from runner.contracts.mcp import dialect as mcp_dialect
-from runner.dialect import Notice
-from runner.holdings import Charge, Share, Shelf, size_of
-from runner.hostcalls import Services
+from runner.protocol import jsonrpc, memory, schema, wire
+from runner.protocol.dialect import Notice
+from runner.protocol.host_services import Services
+from runner.protocol.memory import Charge, Share, Shelf, size_of
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.runner.test_hostile_sessions import hosted
@@ -114,7 +115,7 @@ def test_a_flood_of_questions_and_events(
     runner_as.give(plugin_dir)
     held = elsewhere.run(runner_as, flooded, str(manifest), True, timeout=280)
     # Not even all that these two kinds may take is reached: it is reckoned with more than they take.
-    assert held["grown"] < holdings.QUESTIONS + holdings.EVENTS
+    assert held["grown"] < memory.QUESTIONS + memory.EVENTS
     few = range(1, 6)
     assert FRAMES - held["busy"] in few
     assert held["rest"] == [FRAMES - held["busy"], "again", "done"]  # there is room again
@@ -128,7 +129,7 @@ def test_a_flood_of_questions_and_events(
 
     # The same with nothing to hold it: all of it stays, which is more than a session may ever hold.
     loose = elsewhere.run(runner_as, flooded, str(manifest), False, timeout=280)
-    assert loose["grown"] > holdings.MOST_HELD
+    assert loose["grown"] > memory.MOST_HELD
     assert loose["busy"] == 0 and len(loose["told"]) == 2 * FRAMES
 
 
@@ -201,7 +202,7 @@ async def test_each_question_of_a_batch_counts(plugin_dir: Path, write_file: Wri
             answer = await session.call(TOUCH)
             assert session._asked.held == 0
     assert answer["structuredContent"] == {"good": 40}
-    assert held[0] > 40 * holdings.QUESTION
+    assert held[0] > 40 * memory.QUESTION
 
 
 NOISY = """
@@ -234,26 +235,26 @@ async def test_noise_counts_by_what_is_told_of_it(
 
 def test_the_shares_are_within_the_bound() -> None:
     shares = (
-        holdings.QUESTIONS,
-        holdings.EVENTS,
-        holdings.STANDING,
-        holdings.COMPILED,
-        holdings.FRAME,
-        holdings.REPLIES,
-        holdings.IDS,
+        memory.QUESTIONS,
+        memory.EVENTS,
+        memory.STANDING,
+        memory.COMPILED,
+        memory.FRAME,
+        memory.REPLIES,
+        memory.IDS,
     )
-    assert sum(shares) <= holdings.MOST_HELD
-    assert holdings.IDS == jsonrpc.MOST_IDS
-    assert outbox.REPLY_BYTES + MEBI <= holdings.REPLIES
-    assert holdings.FRAME >= wire.MOST_MEMORY + 3 * mcp_dialect.FRAME_LIMIT
-    largest = schemas._NODE * schemas.MOST_NODES + schemas._CHARACTER * schemas.MOST_TEXT
-    assert largest + schemas._PATTERN * schemas.MOST_PATTERNS <= holdings.COMPILED
+    assert sum(shares) <= memory.MOST_HELD
+    assert memory.IDS == jsonrpc.MOST_IDS
+    assert outbox.REPLY_BYTES + MEBI <= memory.REPLIES
+    assert memory.FRAME >= wire.MOST_MEMORY + 3 * mcp_dialect.FRAME_LIMIT
+    largest = schema._NODE * schema.MOST_NODES + schema._CHARACTER * schema.MOST_TEXT
+    assert largest + schema._PATTERN * schema.MOST_PATTERNS <= memory.COMPILED
 
 
 def test_the_documents_have_the_number() -> None:
     text = (ROOT / "SECURITY.md").read_text()
-    assert f"{holdings.MOST_HELD >> 20} MiB" in text
-    assert f"{holdings.QUESTIONS >> 20} MiB" in text and f"{holdings.EVENTS >> 20} MiB" in text
+    assert f"{memory.MOST_HELD >> 20} MiB" in text
+    assert f"{memory.QUESTIONS >> 20} MiB" in text and f"{memory.EVENTS >> 20} MiB" in text
 
 
 def test_a_frame_is_charged_once() -> None:
@@ -300,7 +301,7 @@ def test_the_oldest_makes_room() -> None:
 @pytest.mark.trio
 async def test_events_that_are_read_make_room() -> None:
     backlog = Backlog()
-    weight = holdings.EVENTS // 2
+    weight = memory.EVENTS // 2
     large = Notice("log", list(range(1000)))
     for _ in range(3):
         backlog.tell(large, backlog.charge(weight))
@@ -333,7 +334,7 @@ async def test_who_waits_gets_an_event_of_any_size() -> None:
             assert await anext(backlog) == large
 
         await trio.testing.wait_all_tasks_blocked()
-        backlog.tell(large, backlog.charge(2 * holdings.EVENTS))
+        backlog.tell(large, backlog.charge(2 * memory.EVENTS))
     assert (backlog.dropped, backlog.share.held) == (0, 0)
 
 

@@ -2,7 +2,7 @@
 
 A plugin decides how long its messages are, what is in them, and whether it waits for an answer. JSON takes up
 to fifty times as much memory as it takes on the wire. So what is held is counted as it is in memory
-(runner/wire.py weighs each frame) and not by its length.
+(runner/protocol/wire.py weighs each frame) and not by its length.
 
     MOST_HELD        everything below, at any time; no two sessions share it
       QUESTIONS      what the plugin asked or published and the host has not dealt with yet; more is answered
@@ -13,7 +13,7 @@ to fifty times as much memory as it takes on the wire. So what is held is counte
       COMPILED       schemas of its tools, ready for use; the oldest is forgotten, and made again when needed
       FRAME          the frame being read, its bytes and its values (wire.MOST_MEMORY); more is a fault
       REPLIES        what waits to be written to it; until that is read, nothing more is (runner/outbox.py)
-      IDS            of its open questions, a second time, as bytes (runner/jsonrpc.py); more is a fault
+      IDS            of its open questions, a second time, as bytes (runner/protocol/jsonrpc.py); more is a fault
 
 The shares are fixed: events nobody reads never stand in the way of a question or an answer.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Generic, TypeVar
 
-from runner import wire
+from runner.protocol import wire
 
 _MEBI = 1 << 20
 
@@ -32,7 +32,7 @@ MOST_HELD = 384 * _MEBI
 QUESTIONS = 48 * _MEBI
 EVENTS = 32 * _MEBI
 STANDING = 32 * _MEBI
-COMPILED = 54 * _MEBI  # at least what the largest schema takes (runner/schemas.py)
+COMPILED = 54 * _MEBI  # at least what the largest schema takes (runner/protocol/schema.py)
 # The longest frame of any contract has 16 MiB: as it grows, as one piece, and what an allocator keeps of it.
 FRAME = wire.MOST_MEMORY + 3 * 16 * _MEBI
 REPLIES = 5 * _MEBI  # and one more, begun before it was full

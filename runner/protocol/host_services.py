@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import trio
 
-from runner.dialect import Answer, HostCall
+from runner.protocol.dialect import Answer, HostCall
 from sandbox.value import NamedTuple
 
 # For one plugin: how many of its questions are answered at once, and how many may wait for their turn. Who

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.frames import FrameFault, Framer, HeaderFramer, LineFramer, line, with_header
+from runner.protocol.frames import FrameFault, Framer, HeaderFramer, LineFramer, line, with_header
 
 LIMIT, HEADER_LIMIT = 8, 40
 

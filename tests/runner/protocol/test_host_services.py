@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from runner.dialect import Answer, HostCall
-from runner.hostcalls import CONCURRENT, WAITING, Emit, Gate, HostError, Services, Why
+from runner.protocol.dialect import Answer, HostCall
+from runner.protocol.host_services import CONCURRENT, WAITING, Emit, Gate, HostError, Services, Why
 
 
 class Everything:

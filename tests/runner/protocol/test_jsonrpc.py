@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import jsonrpc
-from runner.jsonrpc import (
+from runner.protocol import jsonrpc
+from runner.protocol.jsonrpc import (
     INTERNAL_ERROR,
     MOST_TICKETS,
     Error,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner import holdings, wire
 from runner.contracts.mcp.dialect import FRAME_LIMIT
-from runner.wire import MOST_DEPTH, MOST_MEMORY, MOST_VALUES, WireFault, decode, encode, message
+from runner.protocol import memory, wire
+from runner.protocol.wire import MOST_DEPTH, MOST_MEMORY, MOST_VALUES, WireFault, decode, encode, message
 from tests import elsewhere
 from tests.conftest import ROOT
 
@@ -362,7 +362,7 @@ def peaks(frames: dict[str, list[str]], length: int, chunk: int | None) -> dict[
     import os
     import resource
 
-    from runner import wire
+    from runner.protocol import wire
 
     if chunk is not None:
         setattr(wire, "_CHUNK", chunk)  # noqa: B010 -- not exported
@@ -401,11 +401,11 @@ def test_no_frame_takes_more_than_its_share_while_it_is_read() -> None:
     assert {name: cause for name, (_, cause) in found.items()} == {
         name: row[-1] for name, row in HOSTILE.items()
     }
-    assert {name: grown >> 20 for name, (grown, _) in found.items() if grown > holdings.FRAME} == {}
+    assert {name: grown >> 20 for name, (grown, _) in found.items() if grown > memory.FRAME} == {}
     assert all(grown > FRAME_LIMIT // 2 for grown, _ in found.values())  # so it is measured
 
     # The same, taken apart in one piece.
     names = ("lone surrogates", "four brackets in strings")
     loose = peaks_elsewhere({name: HOSTILE[name] for name in names}, 1 << 40)
-    assert all(grown > holdings.FRAME for grown, _ in loose.values())
+    assert all(grown > memory.FRAME for grown, _ in loose.values())
     assert [cause for _, cause in loose.values()] == [found[name][1] for name in names]
