@@ -17,10 +17,10 @@ from typing import Any, TypedDict, Unpack
 import trio
 
 from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
+from runner.launch.prepare import Invocation
 from runner.manifest.load import Loaded, contract_at, load
 from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
-from runner.prepare import Invocation
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Services
 from runner.report import Outcome

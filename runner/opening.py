@@ -9,14 +9,14 @@ from typing import Any
 
 import trio
 
-from runner.cage import Ended, open_cage
 from runner.failures import PluginError, PluginFailure
-from runner.prepare import Invocation
+from runner.launch.forkserver import Errand
+from runner.launch.prepare import Invocation
+from runner.launch.remote_cell import Ended, open_cage
 from runner.protocol.dialect import Answer, Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.report import EXIT, Failure, Outcome, with_outcome
 from runner.session import Session
-from runner.zygote import Errand
 
 
 def dialect_of(contract: str) -> Any:
@@ -148,7 +148,7 @@ def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) ->
 
 def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
     """Where nobody was left to write one: what was asked, and what is known of its end."""
-    from runner.account import report
-    from runner.prepare import Prepared
+    from runner.launch.prepare import Prepared
+    from runner.launch.report import report
 
     return report(Prepared(invocation), outcome, None, EXIT[outcome.code])

@@ -1,7 +1,7 @@
 """One live plugin: a Cage, a Dialect, and the tasks that read, write and watch.
 
 The dialect says what bytes mean, the cage says how the process fares; here is time. Every wait is bounded,
-the first cause of a failure stays the cause (runner/invoke.py words it), and a caller that gives up a call
+the first cause of a failure stays the cause (runner/launch/verdict.py words it), and a caller that gives up a call
 loses that call and not the session.
 """
 
@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import trio
 
-from runner import invoke, settlement
+from runner import settlement
 from runner.backlog import Backlog
-from runner.cage import Cage, Ended, Prepared
 from runner.failures import InvalidCall, PluginError, PluginFailure
+from runner.launch import verdict
+from runner.launch.remote_cell import Cage, Ended, Prepared
 from runner.minutes import Minutes
 from runner.outbox import Letter, Outbox
 from runner.protocol import wire
@@ -177,7 +178,7 @@ class Session:
         await self.close()
         ended = self._cage.has_ended
         if self._verdict is None and farewell.counts and ended is not None:
-            outcome = invoke.concluded(ended.outcome, self._minutes.forced, self._exit_seconds(farewell))
+            outcome = verdict.concluded(ended.outcome, self._minutes.forced, self._exit_seconds(farewell))
             self._verdict = outcome if outcome.code != "ok" else None
         if self._verdict is not None:
             raise PluginFailure(self._verdict)
@@ -214,7 +215,7 @@ class Session:
     @property
     def _over_because(self) -> Outcome:
         ended = self._verdict or self._left or _CLOSED
-        return invoke.gone(ended, "call", self._minutes.stderr)
+        return verdict.gone(ended, "call", self._minutes.stderr)
 
     def _without_plugin(self, token: int, call: Call) -> Any:
         """Some contracts have an answer for a plugin that is gone: of a nexo hook the policy says which."""
@@ -248,9 +249,9 @@ class Session:
         # What has only waited for its turn is nobody's stall: other calls may have more time.
         unsent = [self._outbox.withdraw(letter) for letter in letters if not letter.written]
         if not all(unsent):
-            outcome = invoke.stalled(seconds)
+            outcome = verdict.stalled(seconds)
         else:
-            outcome = invoke.expired("call", seconds, hint=self._minutes.noise, limited=limited)
+            outcome = verdict.expired("call", seconds, hint=self._minutes.noise, limited=limited)
         self._give_up(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             self._fail(outcome)  # half a frame is in the pipe: nothing can be said any more
@@ -400,7 +401,7 @@ class Session:
             with trio.move_on_after(seconds) as clock:
                 self._minutes.timings.update(await self._cage.launched())
             if clock.cancelled_caught:
-                self._fail(invoke.expired("launch", seconds))
+                self._fail(verdict.expired("launch", seconds))
         except Failure as failure:
             self._fail(failure.outcome)
         self._require_no_verdict()
@@ -420,7 +421,7 @@ class Session:
             limited = granted is not None and granted <= contract
             if limited:
                 self._minutes.limits_hit.append("handshake")
-            self._fail(invoke.expired("handshake", seconds, hint=self._minutes.noise, limited=limited))
+            self._fail(verdict.expired("handshake", seconds, hint=self._minutes.noise, limited=limited))
         if not self._ready.is_set():
             self._require_no_verdict()
         self._phase = "run"
@@ -534,7 +535,7 @@ class Session:
         self._minutes.wrote(stream, data)
         overdrawn = self._minutes.overdrawn(self.prepared.limits)
         if overdrawn is not None:
-            self._fail(invoke.overdrawn(overdrawn, self.prepared.limits, self._phase))
+            self._fail(verdict.overdrawn(overdrawn, self.prepared.limits, self._phase))
 
     @_UNINTERRUPTED
     async def _write(self) -> None:
@@ -546,7 +547,7 @@ class Session:
             if not self._closing:
                 await trio.sleep(_LINGER)
                 if self._is_awaited:
-                    self._fail(invoke.deaf(self._phase, "stdin", self._minutes.stderr))
+                    self._fail(verdict.deaf(self._phase, "stdin", self._minutes.stderr))
         finally:
             self._flushed.set()
 
@@ -566,11 +567,11 @@ class Session:
         if self._verdict is not None or self._closing:
             return
         if self._is_awaited:
-            self._verdict = invoke.gone(ended.outcome, self._phase, self._minutes.stderr)
+            self._verdict = verdict.gone(ended.outcome, self._phase, self._minutes.stderr)
         elif self._dialect.one_shot:
             self._left = ended.outcome  # which is expected, after its answer
         else:
-            self._verdict = invoke.left(ended.outcome, self._minutes.stderr)
+            self._verdict = verdict.left(ended.outcome, self._minutes.stderr)
         self._end_waiting()
 
     @_UNINTERRUPTED
@@ -578,7 +579,7 @@ class Session:
         await self._eof.wait()
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
-            self._fail(invoke.deaf(self._phase, "stdout", self._minutes.stderr))
+            self._fail(verdict.deaf(self._phase, "stdout", self._minutes.stderr))
 
     @_UNINTERRUPTED
     async def _watch_stdin(self) -> None:
@@ -588,7 +589,7 @@ class Session:
             await trio.lowlevel.wait_readable(errors.fileno())
         await trio.sleep(_LINGER)
         if not self._closing and self._is_awaited and self._cage.has_ended is None:
-            self._fail(invoke.deaf(self._phase, "stdin", self._minutes.stderr))
+            self._fail(verdict.deaf(self._phase, "stdin", self._minutes.stderr))
 
     @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:
@@ -597,7 +598,7 @@ class Session:
         limited = granted is not None and seconds >= granted
         if self._verdict is None and limited:
             self._minutes.limits_hit.append("call")
-        self._fail(invoke.expired("invocation", seconds, limited=limited))
+        self._fail(verdict.expired("invocation", seconds, limited=limited))
 
     @_UNINTERRUPTED
     async def _watch_silence(self) -> None:
@@ -626,7 +627,7 @@ class Session:
             if left <= 0:
                 self._minutes.limits_hit.append("idle")
                 self._phase = "idle"
-                self._fail(invoke.expired("idle", seconds, limited=True))
+                self._fail(verdict.expired("idle", seconds, limited=True))
                 return
             await trio.sleep(left)
 

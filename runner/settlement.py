@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from runner.launch.wait import Reason
 from runner.report import Outcome, Phase
-from runner.watch import Reason
 
 # "cancelled": whoever had opened the session gave it up.
 SessionReason = Reason | Literal["cancelled"]

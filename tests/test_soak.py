@@ -83,10 +83,10 @@ def launch(manifest: str, state_dir: str) -> int:
     import os
     import time
 
-    from runner.confine import confine
-    from runner.invoke import judge
-    from runner.prepare import Invocation, Prepared, ready
-    from runner.watch import wait, watched_caller, watched_signals
+    from runner.launch.prepare import Invocation, Prepared, ready
+    from runner.launch.start import confine
+    from runner.launch.verdict import judge
+    from runner.launch.wait import wait, watched_caller, watched_signals
 
     started = time.monotonic()
     prepared = Prepared(Invocation(manifest, state_dir=state_dir))

@@ -14,8 +14,8 @@ from sandbox.document.diagnostic import printable, quoted
 if TYPE_CHECKING:
     import argparse
 
-    from runner.prepare import Invocation
-    from runner.zygote import Errand
+    from runner.launch.forkserver import Errand
+    from runner.launch.prepare import Invocation
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -168,13 +168,13 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
 
 def ordered(invocation: Invocation) -> Errand | None:
     """The launch under way, by a copy of this process as it is now. None: then later, and slower."""
-    from runner import zygote
+    from runner.launch import forkserver
 
     try:
-        maker = zygote.by_fork()
+        maker = forkserver.by_fork()
         if maker is None:
             return None
-        errand = zygote.Errand(invocation, environ=os.environ)
+        errand = forkserver.Errand(invocation, environ=os.environ)
         errand.send(maker)
     except OSError:
         return None  # the second try says why

@@ -17,12 +17,12 @@ from runner import settlement
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
 from runner.failures import PluginError, PluginFailure
+from runner.launch.forkserver import Errand
+from runner.launch.prepare import Invocation
 from runner.opening import bare_report, open_session
-from runner.prepare import Invocation
 from runner.protocol.dialect import Call, Notice
 from runner.report import EXIT, Outcome, Phase, with_outcome
 from runner.session import Session
-from runner.zygote import Errand
 from sandbox.value import NamedTuple
 
 _T = TypeVar("_T")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.confine import Confined, confine, diagnosed, unlaunched
-from runner.invoke import TIMEOUT, judge
-from runner.prepare import Prepared, ready
+from runner.launch.prepare import Prepared, ready
+from runner.launch.start import Confined, confine, diagnosed, unlaunched
+from runner.launch.verdict import TIMEOUT, judge
+from runner.launch.wait import End, wait, watched_caller, watched_signals
 from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
-from runner.watch import End, wait, watched_caller, watched_signals
 from sandbox.plan.plan import OpenPlan
 from sandbox.spawn.spawner import SpawnError
 from sandbox.value import NamedTuple
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     with suppress(OSError):
         try:
             if sink.wanted:
-                from runner.account import report
+                from runner.launch.report import report
 
                 end, confined = (lived.end, lived.confined) if lived is not None else (None, None)
                 sink.write(report(prepared, outcome, end, status, confined))
@@ -96,8 +96,8 @@ def _is_heard() -> bool:
 
 
 def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
-    from runner.account import notes
     from runner.cli import printing
+    from runner.launch.report import notes
 
     with suppress(OSError):  # nobody reads it: the report says so too
         for note in notes(prepared):

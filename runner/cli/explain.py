@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.account import described_layers, notes, place, report
 from runner.cli import printing
 from runner.cli.options import add_invocation, invocation_of
+from runner.launch.prepare import Prepared, ready
+from runner.launch.report import described_layers, notes, place, report
+from runner.launch.stdio import foreseen
 from runner.plugin import Plugin
-from runner.plumbing import foreseen
-from runner.prepare import Prepared, ready
 from runner.report import EXIT, Failure, Outcome
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denylist import normal

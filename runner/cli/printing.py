@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from runner.account import explained
-from runner.prepare import Prepared
+from runner.launch.prepare import Prepared
+from runner.launch.report import explained
 from runner.report import Outcome
 from sandbox.document.diagnostic import printable
 from sandbox.spec import Note

@@ -91,7 +91,7 @@ def _meant(word: str, known: Sequence[State]) -> list[State]:
 
 def _unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
     """States an older version made, which knew no manifests: found by the name it gives them."""
-    from runner.prepare import state_name
+    from runner.launch.prepare import state_name
 
     names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
     return [state for state in known if not state.manifest and state.name in names]

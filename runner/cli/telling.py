@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from runner import invoke
 from runner.cli.conversation import Request, converse
 from runner.cli.voice import Voice
 from runner.failures import PluginFailure
+from runner.launch import verdict
 from runner.opening import dialect_of
 from runner.session import Session
 
@@ -27,6 +27,6 @@ def tell_event(request: Request, voice: Voice) -> int:
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(letter.written for letter in letters):
-            raise PluginFailure(invoke.stalled(seconds))
+            raise PluginFailure(verdict.stalled(seconds))
 
     return converse(request, voice, f"event {request.call.name}", work)

@@ -206,7 +206,7 @@ def swapped_after_it_was_made_ready(manifest: str, state: str, swap: str) -> lis
     import os
     from contextlib import contextmanager
 
-    from runner import prepare
+    from runner.launch import prepare
     from runner.report import Failure
 
     @contextmanager

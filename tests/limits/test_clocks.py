@@ -261,8 +261,8 @@ def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
 # A bwrap that takes its time before it does anything.
 SLOW = """
 from sandbox.plan.find_bwrap import Bwrap
-import runner.prepare
-runner.prepare.find_bwrap = lambda environ: Bwrap({path!r})
+import runner.launch.prepare
+runner.launch.prepare.find_bwrap = lambda environ: Bwrap({path!r})
 """
 
 
@@ -333,7 +333,7 @@ def test_a_launch_limit_for_a_root_that_may_not_look(
 
 # --- the time to end ---------------------------------------------------------------------------------------
 
-IMPATIENT = "from runner import watch\nwatch.GRACE = {seconds}\n"
+IMPATIENT = "from runner.launch import wait as watch\nwatch.GRACE = {seconds}\n"
 
 
 def test_a_plugin_that_does_not_hear_has_its_teardown(box: Box) -> None:

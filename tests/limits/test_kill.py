@@ -26,9 +26,9 @@ TIMEOUT = ("timeout", "invocation", "deadline")
 
 # What would take ten seconds, and two for each group, takes one here.
 BRISK = """
-import runner.watch, sandbox.cell.cell, sandbox.limits.cgroup
-runner.watch.KILL_SECONDS = sandbox.cell.cell.KILL_SECONDS = 0.5
-runner.watch.PATIENCE = 0.2
+import runner.launch.wait, sandbox.cell.cell, sandbox.limits.cgroup
+runner.launch.wait.KILL_SECONDS = sandbox.cell.cell.KILL_SECONDS = 0.5
+runner.launch.wait.PATIENCE = 0.2
 sandbox.limits.cgroup._REMOVE_SECONDS = 0.1
 """
 # How long a runner may take then, on a machine that is slow. A runner that waits for ever takes longer.

@@ -12,11 +12,11 @@ import pytest
 import trio
 
 import runner
-from runner import zygote
+from runner.launch import forkserver
 from runner.library import InvalidCall, NotOnTrio, PluginError, PluginFailure, open_plugin
 from tests.conftest import Caller
+from tests.runner.launch.test_report import faults
 from tests.runner.test_endings import ENVIRON, NAME, NEXO, PLUGIN, SECONDS, Write
-from tests.runner.test_report import faults
 from tests.tables import Line, check_rows, run_lines
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -33,7 +33,7 @@ def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[
     write_file(plugin_dir / "nowhere.toml", NEXO.replace("./run", "/nowhere"))
     write_file(plugin_dir / "nowhere.json", NOWHERE)
     yield plugin_dir
-    zygote.close()
+    forkserver.close()
 
 
 # --- before anything is started ----------------------------------------------------------------------------

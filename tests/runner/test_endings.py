@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import trio
 
-from runner import zygote
+from runner.launch import forkserver
 from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.runner.launch.monitored_plugins import is_sound
+from tests.runner.launch.test_report import faults
 from tests.runner.test_idle import has_silent_plugin
-from tests.runner.test_report import faults
-from tests.runner.wards import is_sound
 from tests.tables import Line, check_rows, run_lines, wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -87,7 +87,7 @@ def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[
     write_file(plugin_dir / "own/mcp.json", json.dumps({"mcpServers": {"own": {"command": str(run)}}}))
     write_file(plugin_dir / "abort.toml", POLICY)
     yield plugin_dir / "own"
-    zygote.close()
+    forkserver.close()
 
 
 def opened(manifest: Path, *args: str, **more: Any) -> Any:

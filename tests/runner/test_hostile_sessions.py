@@ -18,8 +18,8 @@ import trio.testing
 
 from runner.cli.voice import Voice
 from runner.failures import PluginFailure
+from runner.launch.prepare import Invocation
 from runner.opening import open_session
-from runner.prepare import Invocation
 from runner.protocol.dialect import Call, Notice
 from runner.protocol.host_services import Services
 from runner.session import Session
@@ -404,7 +404,7 @@ _INTERRUPTED = """
 import os, sys, trio, trio.testing
 from runner.protocol.dialect import Call
 from runner.opening import open_session
-from runner.prepare import Invocation
+from runner.launch.prepare import Invocation
 
 async def main():
     call = Call("tool", "echo", {})

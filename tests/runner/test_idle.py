@@ -21,7 +21,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.limits.cage import policy
-from tests.runner.wards import below
+from tests.runner.launch.monitored_plugins import below
 from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -191,8 +191,8 @@ def hold(told: dict[str, Any]) -> None:
 
     import trio
 
+    from runner.launch.prepare import Invocation
     from runner.opening import open_session
-    from runner.prepare import Invocation
     from runner.protocol.dialect import Call
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits

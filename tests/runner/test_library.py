@@ -14,13 +14,13 @@ import pytest
 import trio
 
 import runner
-from runner import zygote
+from runner.launch import forkserver
 from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, open_plugin, run
 from runner.protocol.dialect import Progress
 from runner.protocol.host_services import Completion, Services
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
-from tests.runner.wards import is_sound
+from tests.runner.launch.monitored_plugins import is_sound
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SECONDS = 60.0
@@ -37,7 +37,7 @@ def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
     for path in plugin_dir.rglob("*"):
         path.chmod(0o755)
     yield plugin_dir
-    zygote.close()
+    forkserver.close()
 
 
 def opened(path: Path, **more: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
             is_sound(plugin.report)
             assert plugin.report["outcome"]["code"] == "crashed"
             assert plugin.stderr == "cannot open the database\n"
-    zygote.close()
+    forkserver.close()
 
 
 # --- What can be wrong -------------------------------------------------------------------------------------

@@ -24,12 +24,13 @@ import trio
 from mcp import Client, StdioServerParameters, stdio_client
 from pydantic import FileUrl
 
-from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin, zygote
+from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin
+from runner.launch import forkserver
 from runner.protocol.host_services import Completion
 from runner.report import EXIT
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.peers import EVERY_SERVER, Peers
-from tests.runner.test_report import faults
+from tests.runner.launch.test_report import faults
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -43,7 +44,7 @@ LEGACY, MODERN = "2025-11-25", "2026-07-28"
 def sessions(nothing_left: None) -> Iterator[None]:
     """Sessions of this process, which leave nothing behind but the zygote."""
     yield
-    zygote.close()
+    forkserver.close()
 
 
 def policy(folder: Path, *host: str) -> Path:

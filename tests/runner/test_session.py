@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import trio
 
-from runner import zygote
 from runner.contracts.mcp.dialect import Mcp
 from runner.failures import PluginFailure
+from runner.launch import forkserver
+from runner.launch.prepare import Invocation
 from runner.opening import open_session
-from runner.prepare import Invocation
 from runner.protocol.dialect import Call, Message
 from runner.protocol.host_services import Services
 from runner.report import EXIT
@@ -28,7 +28,7 @@ from sandbox.spec import Limits
 from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
-from tests.runner.wards import is_sound
+from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import REPEAT
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.launches
 def sessions(nothing_left: None) -> Iterator[None]:
     """Sessions of this process, which leave nothing behind but the zygote."""
     yield
-    zygote.close()
+    forkserver.close()
 
 
 def invocation(manifest: Path, **limits: Any) -> Invocation:
@@ -198,7 +198,7 @@ def surveyed() -> Mapping[tuple[str, str], Seen]:
     before = descendants()
     with _public_directory() as folder:
         trio.run(main, folder)
-    zygote.close()
+    forkserver.close()
     assert vanished(descendants() - before), "processes left behind"
     return found
 
@@ -277,10 +277,10 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
 
     import trio
 
-    from runner.cage import aclose_zygote
     from runner.failures import PluginFailure
+    from runner.launch.prepare import Invocation
+    from runner.launch.remote_cell import aclose_zygote
     from runner.opening import open_session
-    from runner.prepare import Invocation
     from runner.protocol.dialect import Call
     from sandbox.cell.cell import children
     from sandbox.policy.grant import Overrides

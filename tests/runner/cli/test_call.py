@@ -21,7 +21,7 @@ from runner.cli.call import KINDS
 from runner.report import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
-from tests.runner.test_report import faults
+from tests.runner.launch.test_report import faults
 from tests.tables import Done, Line, check_rows, run_lines, wait_for
 from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 

@@ -1,7 +1,7 @@
 """The process wardens are forked from: everything imported, no threads, nothing of the host's.
 
 One for each host process. It is told what to launch by messages of one byte and six descriptors (the Gear of
-runner/warden.py), forks a warden for each, and ends when its host does. Wardens do not need it: a plugin
+runner/launch/monitor.py), forks a warden for each, and ends when its host does. Wardens do not need it: a plugin
 outlives the zygote it came from, and the next launch starts another one.
 """
 
@@ -20,16 +20,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
-from runner import warden
+from runner.launch import monitor
+from runner.launch.monitor import Gear, Order
+from runner.launch.prepare import Invocation
 from runner.manifest.load import contract, contract_names
-from runner.prepare import Invocation
-from runner.warden import Gear, Order
 from sandbox import CODE_ROOT
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
 
 _GEAR = len(Gear._fields)
-_START = "import sys; sys.path[:] = sys.argv[2:]; from runner.zygote import main; main(int(sys.argv[1]))"
+_START = "import sys; sys.path[:] = sys.argv[2:]; from runner.launch.forkserver import main; main(int(sys.argv[1]))"
 # What decides how names are turned into bytes; it must be the same on both sides.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
@@ -77,7 +77,7 @@ def _fork(gear: Gear, orders: socket.socket) -> None:
     try:
         pid = os.fork()
     except OSError as error:
-        warden.refuse(gear.control, error)
+        monitor.refuse(gear.control, error)
         return
     if pid == 0:
         try:
@@ -85,7 +85,7 @@ def _fork(gear: Gear, orders: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _be_called("runner-warden")
-            warden.keep(gear)
+            monitor.keep(gear)
         finally:
             os._exit(1)
 
@@ -200,7 +200,7 @@ def by_exec() -> Zygote:
     if not sys.executable:
         raise OSError(errno.ENOENT, "this process does not know the Python it runs")
     # All that the host itself would import from, but for places relative to where it happens to be. They are
-    # what no plugin may write to (runner/prepare.py).
+    # what no plugin may write to (runner/launch/prepare.py).
     path = [place for place in sys.path if place.startswith("/")]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from runner import __version__, account
-from runner.invoke import judge
-from runner.prepare import Invocation, Prepared
+from runner import __version__
+from runner.launch import report as account
+from runner.launch.prepare import Invocation, Prepared
+from runner.launch.verdict import judge
+from runner.launch.wait import End, Reason
 from runner.report import EXIT, SCHEMA, Code, Phase, schema
-from runner.watch import End, Reason
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.assign import Budget
 from sandbox.spec import SIZES, Grant, Limits, Network

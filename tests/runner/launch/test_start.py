@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runner.confine import _clocks
-from runner.watch import Clocks
+from runner.launch.start import _clocks
+from runner.launch.wait import Clocks
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
@@ -31,8 +31,8 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     import time
     from contextlib import ExitStack, contextmanager, suppress
 
-    from runner import confine
-    from runner.prepare import Invocation, Prepared, ready
+    from runner.launch import start
+    from runner.launch.prepare import Invocation, Prepared, ready
     from runner.report import Failure
     from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
@@ -44,7 +44,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     errors, saved = os.pipe(), [os.dup(fd) for fd in (0, 1, 2)]  # `runner exec` gives 0 and 1 away
     os.set_blocking(errors[0], False)
     bounds: list[Any] = []
-    real: Any = getattr(confine, "launched")  # noqa: B009 -- imported there, not exported
+    real: Any = getattr(start, "launched")  # noqa: B009 -- imported there, not exported
 
     @contextmanager
     def nowhere(self: Cgroup) -> Iterator[CgroupDoors]:
@@ -58,7 +58,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         bounds.append(words[3])
         return real(*words)
 
-    setattr(confine, "launched", noted)  # noqa: B010
+    setattr(start, "launched", noted)  # noqa: B010
     invocation = Invocation(
         given["folder"],
         policy=given["policy"],
@@ -75,7 +75,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     prepared = Prepared(invocation)
     os.dup2(errors[1], 2)
     try:
-        with ready(prepared, os.environ) as opened, confine.confine(prepared, opened, started) as found:
+        with ready(prepared, os.environ) as opened, start.confine(prepared, opened, started) as found:
             result |= {
                 "meters": [type(meter).__name__ for meter in found.meters],
                 "relay": found.relay is not None,

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from runner.contracts.mcp.inspect import make as make_mcp
 from runner.contracts.nexo.inspect import make as make_nexo
 from runner.contracts.rune.inspect import make as make_rune
-from runner.inspection import Inspection, Inspector
+from runner.launch.inspection import Inspection, Inspector
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting
 from sandbox.limits.meter import VIOLATION
@@ -797,9 +797,9 @@ def test_without_the_option_nothing_is_imported(runner_as_user: Caller, rune_dir
     python = [*runner_as_user.prefix, *runner_as_user.python]
     code = "import sys; sys.argv = ['runner', *sys.argv[1:]]; from runner.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
-    code += "rare = ('runner.inspection', 'runner.protocol.dialect', 'runner.protocol.wire')\n"
+    code += "rare = ('runner.launch.inspection', 'runner.protocol.dialect', 'runner.protocol.wire')\n"
     code += "print(sorted(name for name in rare if name in sys.modules), file=sys.stderr)\n"
-    for option, expected in (((), "[]"), (("--inspect",), "runner.inspection")):
+    for option, expected in (((), "[]"), (("--inspect",), "runner.launch.inspection")):
         said = subprocess.run(
             [*python, "-c", code, "exec", *option, os.fspath(rune_dir), "--", "gone"],
             env=runner_as_user.environ,

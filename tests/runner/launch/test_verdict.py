@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from runner.inspection import Breach
-from runner.invoke import deaf, gone, judge, left, limits_hit
+from runner.launch.inspection import Breach
+from runner.launch.verdict import deaf, gone, judge, left, limits_hit
+from runner.launch.wait import End, Reason
 from runner.protocol.dialect import Violation
 from runner.report import Code, Outcome, Phase
-from runner.watch import End, Reason
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
 from sandbox.spawn.launcher import Verdict

@@ -27,7 +27,7 @@ SLEEPS = "#!/bin/sh\necho runs\nexec sleep 1000\n"
 
 
 def invocation(given: dict[str, Any]) -> Any:
-    from runner.prepare import Invocation
+    from runner.launch.prepare import Invocation
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
@@ -41,7 +41,7 @@ def in_cage(given: dict[str, Any], act: Any) -> Any:
 
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
 
     async def main() -> Any:
         try:

@@ -1,6 +1,6 @@
 """A confined plugin, as a session sees it: three streams, a few words about how far it has come, and an end.
 
-The work is done by its warden (runner/warden.py), a process of its own that the zygote (runner/zygote.py)
+The work is done by its warden (runner/launch/monitor.py), a process of its own that the zygote (runner/launch/forkserver.py)
 forks for us. Here is the trio side: nothing blocks, and whatever happens inside `open_cage`, nothing of the
 plugin is left after it.
 """
@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import trio
 
-from runner import zygote
-from runner.confine import unlaunched
+from runner.launch import forkserver
+from runner.launch.forkserver import Errand
+from runner.launch.prepare import Invocation
+from runner.launch.start import unlaunched
 from runner.manifest.plugin_codec import decode
 from runner.plugin import Plugin
-from runner.prepare import Invocation
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
-from runner.zygote import Errand
 from sandbox.cell.cell import KILL_SECONDS
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note
@@ -163,7 +163,7 @@ class Cage:
         with trio.move_on_after(_BIRTH_SECONDS) as waiting:
             await self._was_heard.wait()
         if waiting.cancelled_caught and self._errand.zygote is not None:
-            zygote.close(self._errand.zygote)
+            forkserver.close(self._errand.zygote)
 
     def _take(self, said: Mapping[str, Any]) -> None:
         self._was_heard.set()
@@ -312,10 +312,10 @@ async def _send(errand: Errand) -> None:
     async with turn:  # two tasks cannot wait for the same socket
         for _ in range(_ATTEMPTS):
             try:
-                taker = zygote.current()
+                taker = forkserver.current()
                 await _send_to(taker, errand)
             except (ConnectionError, trio.ClosedResourceError):
-                zygote.close(taker)
+                forkserver.close(taker)
             except OSError as error:
                 if error.errno != errno.EBADF:  # closed by somebody in another thread
                     raise Failure(*unlaunched(error)) from None
@@ -325,7 +325,7 @@ async def _send(errand: Errand) -> None:
     raise Failure(Outcome("launch_failed", "launch", message, "spawn", _KILLED), EXEC_NO_CAGE)
 
 
-async def _send_to(taker: zygote.Zygote, errand: Errand) -> None:
+async def _send_to(taker: forkserver.Zygote, errand: Errand) -> None:
     while True:
         try:
             errand.send(taker)
@@ -338,7 +338,7 @@ async def _send_to(taker: zygote.Zygote, errand: Errand) -> None:
 async def aclose_zygote() -> None:
     """For who wants no process of ours while no plugin is open. The next plugin starts another one."""
     await trio.lowlevel.checkpoint()
-    zygote.close()
+    forkserver.close()
 
 
 def _outcome(said: Mapping[str, Any]) -> Outcome:

@@ -21,7 +21,7 @@ from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.inspection import Breach
+    from runner.launch.inspection import Breach
 
 # How long a plugin may take to end after it was asked to, before all of it is killed; unless its `teardown`
 # limit says otherwise.

@@ -22,7 +22,7 @@ from sandbox.streams.handover import Handover, forget, handed_over
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.inspection import Inspection
+    from runner.launch.inspection import Inspection
     from sandbox.streams.feed import Feed
     from sandbox.streams.relay import Relay
 

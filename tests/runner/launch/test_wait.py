@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from runner import watch
+from runner.launch import wait as watch
 from sandbox.cell.cell import Cell, Exit, Usage
 from sandbox.limits.meter import Meter
 from tests import elsewhere
@@ -45,7 +45,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     import time
     from contextlib import contextmanager
 
-    from runner import watch
+    from runner.launch import wait as watch
 
     watch.GRACE = how.get("grace", 1000.0)
     for number in how.get("ignored", ()):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from runner.launch.placeholders import Placeholders
 from runner.manifest.load import Loaded, contract, load
-from runner.placeholders import Placeholders
 from runner.plugin import Plugin
 from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import CODE_ROOT, cache

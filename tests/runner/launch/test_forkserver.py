@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runner.prepare import Invocation
-from runner.zygote import Errand
+from runner.launch.forkserver import Errand
+from runner.launch.prepare import Invocation
 from sandbox.policy.grant import Overrides
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
-from tests.runner import wards
-from tests.runner.wards import CAT, in_cage, invocation, line, settled, summed, zygote_pid
+from tests.runner.launch import monitored_plugins
+from tests.runner.launch.monitored_plugins import CAT, in_cage, invocation, line, settled, summed, zygote_pid
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 
@@ -34,7 +34,7 @@ def replaced(given: dict[str, Any]) -> list[Any]:
 
     import trio
 
-    from runner.cage import open_cage
+    from runner.launch.remote_cell import open_cage
 
     async def act(cage: Any) -> list[Any]:
         await line(cage.stdout)
@@ -57,7 +57,13 @@ def replaced(given: dict[str, Any]) -> list[Any]:
 
 def test_a_plugin_outlives_the_zygote_it_came_from(box: Box) -> None:
     six = ["crashed", "run", "exit:6", 6]
-    assert wards.run(box, replaced, wards.given(box, WAITS)) == [True, True, six, six, False]
+    assert monitored_plugins.run(box, replaced, monitored_plugins.given(box, WAITS)) == [
+        True,
+        True,
+        six,
+        six,
+        False,
+    ]
 
 
 def halted(given: dict[str, Any]) -> list[Any]:
@@ -65,7 +71,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
     import os
     import signal
 
-    from runner import cage as module
+    from runner.launch import remote_cell as module
     from runner.report import Failure
 
     module._BIRTH_SECONDS = 2.0
@@ -88,7 +94,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
 
 
 def test_a_zygote_that_does_not_get_on_is_replaced(box: Box) -> None:
-    told = wards.run(box, halted, wards.given(box, WAITS))
+    told = monitored_plugins.run(box, halted, monitored_plugins.given(box, WAITS))
     assert told == [["launch_failed", "spawn"], "runs", ["crashed", "run", "exit:6", 6]]
 
 
@@ -99,15 +105,15 @@ def crowded(given: dict[str, Any]) -> list[Any]:
 
     import trio.testing
 
-    from runner import zygote
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch import forkserver
+    from runner.launch.remote_cell import aclose_zygote, open_cage
 
     async def main() -> list[Any]:
-        first = zygote.current()
+        first = forkserver.current()
         signal.pidfd_send_signal(first.pidfd, signal.SIGSTOP)
         taken = 0
         while True:
-            errand = zygote.Errand(invocation(given), environ={})
+            errand = forkserver.Errand(invocation(given), environ={})
             try:
                 errand.send(first)
             except BlockingIOError:
@@ -137,7 +143,7 @@ def crowded(given: dict[str, Any]) -> list[Any]:
 
 
 def test_who_waits_for_a_zygote_that_is_closed(box: Box) -> None:
-    assert wards.run(box, crowded, wards.given(box, WAITS)) == [True, [], ["runs"]]
+    assert monitored_plugins.run(box, crowded, monitored_plugins.given(box, WAITS)) == [True, [], ["runs"]]
 
 
 WORDS = {
@@ -187,7 +193,7 @@ def adopted(given: dict[str, Any]) -> list[Any]:
 
 
 def test_no_zombie_is_left_to_a_host_that_inherits_orphans(box: Box) -> None:
-    assert wards.run(box, adopted, wards.given(box, WAITS)) == []
+    assert monitored_plugins.run(box, adopted, monitored_plugins.given(box, WAITS)) == []
 
 
 def in_vain(given: dict[str, Any]) -> list[Any]:
@@ -197,11 +203,11 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
 
     import trio
 
-    from runner import zygote
-    from runner.cage import open_cage
+    from runner.launch import forkserver
+    from runner.launch.remote_cell import open_cage
     from runner.report import Failure
 
-    real = zygote.by_exec
+    real = forkserver.by_exec
 
     def doomed() -> Any:
         made = real()
@@ -209,7 +215,7 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
         os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
         return made
 
-    zygote.by_exec = doomed
+    forkserver.by_exec = doomed
 
     async def main() -> list[Any]:
         before = len(os.listdir("/proc/self/fd"))
@@ -224,7 +230,12 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
 
 
 def test_a_zygote_that_cannot_live(box: Box) -> None:
-    assert wards.run(box, in_vain, wards.given(box, CAT)) == ["launch_failed", "spawn", 125, 0]
+    assert monitored_plugins.run(box, in_vain, monitored_plugins.given(box, CAT)) == [
+        "launch_failed",
+        "spawn",
+        125,
+        0,
+    ]
 
 
 def starved(given: dict[str, Any], what: str) -> list[Any]:
@@ -234,7 +245,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
 
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
     from runner.report import Failure
     from sandbox.cell.cell import children
 
@@ -275,7 +286,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
 def test_what_is_short_fails_one_launch_and_no_more(box: Box, what: str, expected: list[Any]) -> None:
     if what == "processes" and box.caller.uid == 0:
         pytest.skip("root's processes are not counted")
-    told = wards.run(box, starved, wards.given(box, "#!/bin/sh\n"), what)
+    told = monitored_plugins.run(box, starved, monitored_plugins.given(box, "#!/bin/sh\n"), what)
     assert told == [expected, "ok", 0]
 
 
@@ -288,7 +299,7 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     import signal
     import time
 
-    from runner import zygote
+    from runner.launch import forkserver
 
     os.chdir(given["folder"])
     secret = os.open("secret", os.O_RDWR | os.O_CREAT, 0o600)
@@ -297,8 +308,8 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     os.environ["SECRET"] = "in the environment"
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
-    made = zygote.by_fork() if how == "fork" else zygote.current()
-    assert made is not None and zygote.current() is made
+    made = forkserver.by_fork() if how == "fork" else forkserver.current()
+    assert made is not None and forkserver.current() is made
 
     with open(f"/proc/self/fdinfo/{made.pidfd}") as file:
         pid = next(int(text.split()[1]) for text in file if text.startswith("Pid:"))
@@ -327,14 +338,14 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
         "caught": int(status["SigCgt"], 16),
         "environ": environ,
     }
-    zygote.close()
+    forkserver.close()
     os.unlink("secret")
     return {**told, "gone": not os.path.exists(f"/proc/{pid}")}
 
 
 @pytest.mark.parametrize("how", ["exec", "fork"])
 def test_it_has_nothing_of_its_host(box: Box, how: str) -> None:
-    told = wards.run(box, looked_at, {"folder": str(box.caller.home)}, how)
+    told = monitored_plugins.run(box, looked_at, {"folder": str(box.caller.home)}, how)
     held = told.pop("held")
     assert [held.pop(number) for number in "012"] == ["/dev/null"] * 3
     ((_, only),) = held.items()
@@ -358,9 +369,9 @@ def misled(given: dict[str, Any]) -> list[Any]:
     import os
     import sys
 
-    import runner.cage
+    import runner.launch.remote_cell
 
-    assert runner.cage.__file__
+    assert runner.launch.remote_cell.__file__
     os.chdir(given["folder"])
     sys.path.insert(0, "")
     try:
@@ -378,14 +389,14 @@ def misled(given: dict[str, Any]) -> list[Any]:
 
 
 def test_it_imports_nothing_from_the_hosts_folder(box: Box) -> None:
-    given = wards.given(box, "#!/bin/sh\n", folder=str(box.folder / "trap"))
+    given = monitored_plugins.given(box, "#!/bin/sh\n", folder=str(box.folder / "trap"))
     trap = box.folder / "trap"
     trap.mkdir()
     names = ["fcntl.py", "hashlib.py", "runner.py", "sandbox.py", "trap.py"]
     for name in names:
         (trap / name).write_text(f"open({str(trap / 'imported')!r}, 'w')\nraise SystemExit(3)\n")
     box.caller.give(trap)
-    ended, found = wards.run(box, misled, given)
+    ended, found = monitored_plugins.run(box, misled, given)
     assert ended == ["ok", "run", "", 0]
     assert sorted(set(found) - {"__pycache__"}) == names
 
@@ -395,18 +406,18 @@ def forked(given: dict[str, Any]) -> list[Any]:
     import os
     import sys
 
-    from runner import zygote
+    from runner.launch import forkserver
 
     assert "trio" not in sys.modules
-    made = zygote.by_fork()
+    made = forkserver.by_fork()
     assert made is not None
-    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     errand.send(made)
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
 
-    refused = zygote.by_fork() is None  # from now on
+    refused = forkserver.by_fork() is None  # from now on
 
     async def main() -> list[Any]:
         async with open_cage(invocation(given), environ={}, sent=errand) as cage:
@@ -427,19 +438,25 @@ def forked(given: dict[str, Any]) -> list[Any]:
 
 
 def test_a_launch_ordered_before_trio_is_there(box: Box) -> None:
-    assert wards.run(box, forked, wards.given(box, CAT)) == ["hello", "again", True, True, 6]
+    assert monitored_plugins.run(box, forked, monitored_plugins.given(box, CAT)) == [
+        "hello",
+        "again",
+        True,
+        True,
+        6,
+    ]
 
 
 def test_no_fork_beside_threads() -> None:
     import threading
 
-    from runner import zygote
+    from runner.launch import forkserver
 
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
     try:
-        assert zygote.by_fork() is None
+        assert forkserver.by_fork() is None
     finally:
         over.set()
         thread.join()
@@ -449,7 +466,7 @@ def test_no_fork_beside_threads() -> None:
 
 
 def test_it_ends_with_its_host(box: Box) -> None:
-    with wards.host(box, wards.given(box, WAITS)) as host:
+    with monitored_plugins.host(box, monitored_plugins.given(box, WAITS)) as host:
         host.process.kill()
         assert vanished({host.zygote, host.warden}, 30)
 
@@ -458,7 +475,7 @@ def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
     def careless(given: dict[str, Any]) -> list[int]:
         import trio
 
-        from runner.cage import open_cage
+        from runner.launch.remote_cell import open_cage
 
         async def main() -> list[int]:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -467,7 +484,7 @@ def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
 
         return trio.run(main)
 
-    (pid,) = wards.run(box, careless, wards.given(box, WAITS))
+    (pid,) = monitored_plugins.run(box, careless, monitored_plugins.given(box, WAITS))
     assert vanished({pid}, 30)
 
 
@@ -482,8 +499,8 @@ def test_a_host_that_gave_up_its_rights_launches_without_them(
 
         import trio
 
-        from runner import zygote
-        from runner.cage import aclose_zygote, open_cage
+        from runner.launch import forkserver
+        from runner.launch.remote_cell import aclose_zygote, open_cage
 
         async def owner() -> Any:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -491,15 +508,15 @@ def test_a_host_that_gave_up_its_rights_launches_without_them(
                 return os.stat(f"/proc/{cage._pid}").st_uid
 
         first = trio.run(owner)
-        old = zygote.current()
+        old = forkserver.current()
         os.setgroups([])
         os.setresgid(54321, 54321, 54321)
         os.setresuid(54321, 54321, 54321)
         second = trio.run(owner)
-        fresh = zygote.current() is not old
+        fresh = forkserver.current() is not old
         trio.run(aclose_zygote)
         return [first, fresh, second]
 
-    given = wards.given(box, CAT)
+    given = monitored_plugins.given(box, CAT)
     given["policy"] = "dev"  # a file of root's is no policy of others
-    assert wards.run(box, dropped, given) == [0, True, 54321]
+    assert monitored_plugins.run(box, dropped, given) == [0, True, 54321]

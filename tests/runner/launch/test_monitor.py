@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from runner import warden
-from runner.prepare import Invocation
-from runner.warden import Control, Order, decode
+from runner.launch import monitor
+from runner.launch.monitor import Control, Order, decode
+from runner.launch.prepare import Invocation
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
-from tests.runner import wards
-from tests.runner.wards import CAT, SLEEPS, holding, in_cage, invocation, line, summed
+from tests.runner.launch import monitored_plugins
+from tests.runner.launch.monitored_plugins import CAT, SLEEPS, holding, in_cage, invocation, line, summed
 from tests.tables import wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -87,7 +87,7 @@ def test_a_host_that_does_not_listen(
     pair: tuple[Control, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control, host = pair
-    monkeypatch.setattr(warden, "TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(monitor, "TOLD_SECONDS", 0.1)
     assert control.tell("prepared", text="x" * 1000)
     assert not control.tell("ended", text="x" * (8 << 20))
     host.setblocking(False)
@@ -97,7 +97,7 @@ def test_a_host_that_does_not_listen(
 def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.socket]) -> None:
     """Before the launch: whatever we wait for then, nobody else does."""
     control, host = pair
-    before = warden._Interruptible(control)
+    before = monitor._Interruptible(control)
     old = signal.getsignal(signal.SIGIO)
     pid = 0
     try:
@@ -110,21 +110,21 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
             wait_for(lambda: waiting.read_text().rpartition(")")[2].split()[0] == "S")
             host.send(b"\x09")
             os._exit(0)
-        with pytest.raises(warden._Called):
+        with pytest.raises(monitor._Called):
             time.sleep(60)
     finally:
         before.stop()
         signal.signal(signal.SIGIO, old)
         if pid:
             os.waitpid(pid, 0)
-    with pytest.raises(warden._Called):
+    with pytest.raises(monitor._Called):
         before.look()
-    assert warden._called_off(control)[0].cause == "signal:9"
+    assert monitor._called_off(control)[0].cause == "signal:9"
     before.look()  # it has been taken
     host.close()
-    with pytest.raises(warden._Called):
+    with pytest.raises(monitor._Called):
         before.look()
-    assert warden._called_off(control)[0].cause == "caller_died"
+    assert monitor._called_off(control)[0].cause == "caller_died"
 
 
 # --- without trio ------------------------------------------------------------------------------------------
@@ -135,23 +135,23 @@ def spoken(given: dict[str, Any]) -> list[Any]:
     import json
     import os
 
-    from runner import zygote
+    from runner.launch import forkserver
 
-    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
         gear = errand._given
         assert gear is not None
         os.truncate(gear.order, 10)
-    errand.send(zygote.current())
+    errand.send(forkserver.current())
     with open(errand.control, "rb", closefd=False) as control:
         told = [json.loads(text) for text in control]
     errand.close()
-    zygote.close()
+    forkserver.close()
     return told
 
 
 def test_what_is_said_in_which_order(box: Box) -> None:
-    told = wards.run(box, spoken, wards.given(box, "#!/bin/sh\nexit 4\n"))
+    told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, "#!/bin/sh\nexit 4\n"))
     assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
     born, prepared, launched, ended = told
     assert set(born) == {"event", "pid"}
@@ -161,11 +161,11 @@ def test_what_is_said_in_which_order(box: Box) -> None:
     assert set(ended) == {"event", "outcome", "status", "explanation", "report"}
     assert ended["status"] == 4
     assert ended["explanation"] == ["runner: crashed: the plugin ended with status 4"]
-    wards.is_sound(ended["report"])
+    monitored_plugins.is_sound(ended["report"])
 
 
 def test_an_order_that_is_none(box: Box) -> None:
-    told = wards.run(box, spoken, wards.given(box, CAT, spoil=True))
+    told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, CAT, spoil=True))
     assert [event["event"] for event in told] == ["born", "ended"]
     assert told[1]["outcome"]["code"] == "internal" and told[1]["report"] is None
     assert told[1]["explanation"][0].startswith("runner: internal: ")
@@ -175,27 +175,27 @@ def faulty(given: dict[str, Any]) -> list[Any]:
     """A warden whose own code fails, when all is over but the telling."""
     import json
 
-    from runner import warden, zygote
+    from runner.launch import forkserver, monitor
 
     def report(*_: object) -> Any:
         raise KeyError("ours")
 
-    setattr(warden, "report", report)  # noqa: B010 -- not exported there
-    made = zygote.by_fork()
+    setattr(monitor, "report", report)  # noqa: B010 -- not exported there
+    made = forkserver.by_fork()
     assert made is not None
-    errand = zygote.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     errand.send(made)
     with open(errand.control, "rb", closefd=False) as control:
         told = [json.loads(text) for text in control]
     with open(errand.stderr, closefd=False) as stream:
         err = stream.read()
     errand.close()
-    zygote.close()
+    forkserver.close()
     return [told, err]
 
 
 def test_a_fault_of_ours_is_told_too(box: Box) -> None:
-    told, err = wards.run(box, faulty, wards.given(box, "#!/bin/sh\necho mine >&2\n"))
+    told, err = monitored_plugins.run(box, faulty, monitored_plugins.given(box, "#!/bin/sh\necho mine >&2\n"))
     assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
     outcome = told[-1]["outcome"]
     assert (outcome["code"], outcome["message"]) == ("internal", "KeyError: 'ours'")
@@ -208,11 +208,11 @@ def early(given: dict[str, Any], how: str) -> list[Any]:
 
     import trio
 
-    from runner import zygote
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch import forkserver
+    from runner.launch.remote_cell import aclose_zygote, open_cage
 
     async def main() -> list[Any]:
-        taker = zygote.current()
+        taker = forkserver.current()
         signal.pidfd_send_signal(taker.pidfd, signal.SIGSTOP)
         async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
             if how == "signal":
@@ -241,8 +241,8 @@ def test_called_off_before_it_began(box: Box, how: str, expected: list[Any]) -> 
     mark.parent.chmod(0o777)
     policy = f'version = 1\n[write]\nceiling = ["{mark.parent}"]\n'
     code = f"#!/bin/sh\ntouch {mark}\n"
-    given = wards.given(box, code, policy=policy, write=(str(mark.parent),))
-    assert wards.run(box, early, given, how) == [expected]
+    given = monitored_plugins.given(box, code, policy=policy, write=(str(mark.parent),))
+    assert monitored_plugins.run(box, early, given, how) == [expected]
     assert mark.exists() is (how == "")
 
 
@@ -250,7 +250,7 @@ def test_called_off_before_it_began(box: Box, how: str, expected: list[Any]) -> 
 
 
 def test_a_host_that_is_killed_takes_its_plugin_along(box: Box) -> None:
-    with wards.host(box, wards.given(box, SLEEPS)) as host:
+    with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
         family = host.plugin | {host.warden, host.zygote}
         assert len(family) >= 6  # keeper, two bwraps, the program
         host.process.kill()
@@ -259,9 +259,9 @@ def test_a_host_that_is_killed_takes_its_plugin_along(box: Box) -> None:
 
 def test_also_if_a_child_of_the_host_lives_on(box: Box) -> None:
     """It has a copy of the control socket, so that nobody sees that one closed."""
-    with wards.host(box, wards.given(box, SLEEPS, child=True)) as host:
-        assert wards.settled(lambda: len(wards.below(host.process.pid)) < 2) is False
-        (child,) = set(wards.below(host.process.pid)) - {host.zygote}
+    with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS, child=True)) as host:
+        assert monitored_plugins.settled(lambda: len(monitored_plugins.below(host.process.pid)) < 2) is False
+        (child,) = set(monitored_plugins.below(host.process.pid)) - {host.zygote}
         family = host.plugin | {host.warden}
         host.process.kill()
         assert vanished(family, 10)
@@ -270,7 +270,7 @@ def test_also_if_a_child_of_the_host_lives_on(box: Box) -> None:
 
 
 def test_a_warden_that_is_killed_takes_its_plugin_along(box: Box) -> None:
-    with wards.host(box, wards.given(box, SLEEPS)) as host:
+    with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
         family = host.plugin
         os.kill(host.warden, signal.SIGKILL)
         assert vanished(family | {host.warden}, 30)
@@ -285,7 +285,7 @@ def stopped(given: dict[str, Any]) -> int:
 
     import trio
 
-    from runner import cage as module
+    from runner.launch import remote_cell as module
 
     vars(module).update(KILL_SECONDS=1.0, _MARGIN_SECONDS=1.0)
 
@@ -301,10 +301,12 @@ def stopped(given: dict[str, Any]) -> int:
 
 def test_a_warden_that_does_not_answer_is_ended(box: Box) -> None:
     """And its plugin with it, which would not end by itself."""
-    given = wards.given(box, SLEEPS)
-    with elsewhere.start(box.caller, stopped, given, using=wards.TRAVEL, stdin=subprocess.PIPE) as process:
+    given = monitored_plugins.given(box, SLEEPS)
+    with elsewhere.start(
+        box.caller, stopped, given, using=monitored_plugins.TRAVEL, stdin=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
-        keeper = wards.below(pid := int(elsewhere.line(process)))
+        keeper = monitored_plugins.below(pid := int(elsewhere.line(process)))
         assert len(keeper) == 1
         process.stdin.write(b"\n")
         assert int(elsewhere.line(process, 60)) == pid
@@ -312,7 +314,7 @@ def test_a_warden_that_does_not_answer_is_ended(box: Box) -> None:
 
 
 def test_a_warden_obeys_its_host_only(box: Box) -> None:
-    with wards.host(box, wards.given(box, SLEEPS)) as host:
+    with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
         family = host.plugin
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             os.kill(host.warden, number)
@@ -323,8 +325,8 @@ def test_a_warden_obeys_its_host_only(box: Box) -> None:
 
 
 def test_a_stopped_host_does_not_stop_the_clock(box: Box) -> None:
-    given = wards.given(box, SLEEPS, limits={"deadline": 3.0})
-    with wards.host(box, given) as host:
+    given = monitored_plugins.given(box, SLEEPS, limits={"deadline": 3.0})
+    with monitored_plugins.host(box, given) as host:
         family = host.plugin
         os.kill(host.process.pid, signal.SIGSTOP)
         assert vanished(family | {host.warden}, 60)  # told, with nobody listening, and gone
@@ -341,18 +343,18 @@ def test_a_terminals_interrupt_is_not_for_plugins(box: Box) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         holding(given)
 
-    given = wards.given(box, "#!/bin/sh\necho runs\nread word\nexit 6\n")
+    given = monitored_plugins.given(box, "#!/bin/sh\necho runs\nread word\nexit 6\n")
     process = elsewhere.start(
         box.caller,
         heedless,
         given,
-        using=(*wards.TRAVEL, holding),
+        using=(*monitored_plugins.TRAVEL, holding),
         stdin=-1,
         start_new_session=True,
     )
     with process:
         try:
-            host = wards.Host(process)
+            host = monitored_plugins.Host(process)
             own = os.getpgid(process.pid)
             others = host.plugin | {host.warden, host.zygote}
             assert own == process.pid
@@ -367,10 +369,14 @@ def test_a_terminals_interrupt_is_not_for_plugins(box: Box) -> None:
 
 def test_a_warden_has_nothing_of_the_plugins_streams(box: Box) -> None:
     """Or the host would never see their end; and what a warden printed would be the plugin's word."""
-    with wards.host(box, wards.given(box, SLEEPS)) as host:
-        held = wards.descriptors(host.warden)
+    with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
+        held = monitored_plugins.descriptors(host.warden)
         assert {held[number] for number in (0, 1, 2)} == {"/dev/null"}
-        pipes = {name for name in wards.descriptors(host.process.pid).values() if name.startswith("pipe:")}
+        pipes = {
+            name
+            for name in monitored_plugins.descriptors(host.process.pid).values()
+            if name.startswith("pipe:")
+        }
         assert pipes and not pipes & set(held.values())
-        keeper = wards.descriptors(host.keeper)
+        keeper = monitored_plugins.descriptors(host.keeper)
         assert not pipes & set(keeper.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from runner.launch.wait import End
 from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
-from runner.watch import End
 from sandbox.spawn.launcher import Verdict
 from sandbox.spec import Limits
 

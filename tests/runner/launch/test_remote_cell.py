@@ -12,8 +12,19 @@ import pytest
 
 from tests.conftest import Caller
 from tests.limits.cage import Box
-from tests.runner import wards
-from tests.runner.wards import CAT, SLEEPS, in_cage, invocation, is_sound, line, read, run, settled, summed
+from tests.runner.launch import monitored_plugins
+from tests.runner.launch.monitored_plugins import (
+    CAT,
+    SLEEPS,
+    in_cage,
+    invocation,
+    is_sound,
+    line,
+    read,
+    run,
+    settled,
+    summed,
+)
 from tests.tables import REPEAT
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
@@ -60,7 +71,7 @@ def echoes(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_conversation(box: Box) -> None:
-    told = run(box, echoes, wards.given(box, CAT, limits={"deadline": 1000.0}))
+    told = run(box, echoes, monitored_plugins.given(box, CAT, limits={"deadline": 1000.0}))
     assert told["plugin"] == ["plugin", "nexo", "./plugin"]
     assert told["limits"] == 1000.0
     assert told["declare"] == ["tuple", "tuple"] and told["unsandboxed"] is False
@@ -84,7 +95,7 @@ def hears(given: dict[str, Any]) -> list[Any]:
 def test_streams_are_the_plugins_own(box: Box) -> None:
     """Opened anew by name, as shell scripts do, also by a plugin that runs under another uid."""
     code = "#!/bin/sh\necho out\necho more > /dev/stdout\necho err > /dev/stderr\nexit 7\n"
-    out, err, ended = run(box, hears, wards.given(box, code))
+    out, err, ended = run(box, hears, monitored_plugins.given(box, code))
     assert (out, err) == ("out\nmore\n", "err\n")
     assert ended == ["crashed", "run", "exit:7", 7]
 
@@ -92,7 +103,7 @@ def test_streams_are_the_plugins_own(box: Box) -> None:
 def test_what_a_plugin_left_running_is_no_reason_to_wait(box: Box) -> None:
     """stdout ends with the plugin's first process, although a child of it still has the pipe."""
     code = "#!/bin/sh\nsleep 1000 &\necho bye\n"
-    assert run(box, hears, wards.given(box, code)) == ["bye\n", "", ["ok", "run", "", 0]]
+    assert run(box, hears, monitored_plugins.given(box, code)) == ["bye\n", "", ["ok", "run", "", 0]]
 
 
 def test_a_plugin_that_closes_its_stdout_and_lives_is_seen(box: Box) -> None:
@@ -115,7 +126,7 @@ def test_a_plugin_that_closes_its_stdout_and_lives_is_seen(box: Box) -> None:
 
     code = "#!/bin/sh\necho last\nexec >&-\necho closed >&2\nread word\necho $word >&2\n"
     expected = ["last", "closed", True, ["go\n", ""], ["ok", "run", "", 0]]
-    assert run(box, deaf, wards.given(box, code)) == expected
+    assert run(box, deaf, monitored_plugins.given(box, code)) == expected
 
 
 def test_limits_of_a_conversation_are_the_sessions(box: Box) -> None:
@@ -131,7 +142,7 @@ def test_limits_of_a_conversation_are_the_sessions(box: Box) -> None:
 
         return in_cage(given, act)
 
-    err, ended, report = run(box, reported, wards.given(box, code, limits=limits))
+    err, ended, report = run(box, reported, monitored_plugins.given(box, code, limits=limits))
     assert err == "1\n2\n3\n4\n5\n6\n7\n8\n9\n" and ended == ["ok", "run", "", 0]
     is_sound(report)
     held = {budget["name"]: (budget["enforced_by"], budget["effective"]) for budget in report["budgets"]}
@@ -179,7 +190,7 @@ def refused(given: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_a_failure_before_the_launch_is_told_as_exec_tells_it(box: Box, spoil: str, code: str) -> None:
-    given = wards.given(box, CAT, read=("/srv",) if spoil == "ceiling" else ())
+    given = monitored_plugins.given(box, CAT, read=("/srv",) if spoil == "ceiling" else ())
     folder = Path(given["manifest"])
     match spoil:
         case "manifest":
@@ -219,7 +230,9 @@ def test_a_launch_that_fails_tells_why(box: Box) -> None:
         return in_cage(given, act)
 
     # Fewer files than bubblewrap itself needs.
-    err, message, ended = run(box, broken, wards.given(box, "#!/bin/sh\n", limits={"open_files": 3}))
+    err, message, ended = run(
+        box, broken, monitored_plugins.given(box, "#!/bin/sh\n", limits={"open_files": 3})
+    )
     assert err == "" and "it said: bwrap: " in message
     assert ended == ["launch_failed", "launch", "bubblewrap", 125]
 
@@ -264,11 +277,11 @@ FORCED = ["cancelled", "teardown", "signal:15", 143, "signal", True, 15]
     ids=["term", "kill", "obeys", "fails", "ignores", "twice", "then-kill"],
 )
 def test_asked_to_end(box: Box, code: str, numbers: list[int], grace: float, expected: list[Any]) -> None:
-    assert run(box, asked, wards.given(box, code, grace=grace), numbers) == expected
+    assert run(box, asked, monitored_plugins.given(box, code, grace=grace), numbers) == expected
 
 
 def test_a_teardown_limit_is_the_grace(box: Box) -> None:
-    told = wards.given(box, TRAPS.format(then=":"), grace=1000.0, limits={"teardown": 0.2})
+    told = monitored_plugins.given(box, TRAPS.format(then=":"), grace=1000.0, limits={"teardown": 0.2})
     assert run(box, asked, told, [15])[:3] == ["cancelled", "teardown", "signal:15"]
 
 
@@ -288,7 +301,10 @@ def test_killed_while_it_floods(box: Box) -> None:
         return in_cage(given, act)
 
     code = "#!/bin/sh\nyes >&2 &\nexec yes\n"
-    assert run(box, flooded, wards.given(box, code)) == [["cancelled", "teardown", "signal:9", 137], True]
+    assert run(box, flooded, monitored_plugins.given(box, code)) == [
+        ["cancelled", "teardown", "signal:9", 137],
+        True,
+    ]
 
 
 def test_a_deadline_is_the_wardens(box: Box) -> None:
@@ -298,7 +314,7 @@ def test_a_deadline_is_the_wardens(box: Box) -> None:
 
         return in_cage(given, act)
 
-    told = run(box, expired, wards.given(box, SLEEPS, limits={"deadline": 1.0}))
+    told = run(box, expired, monitored_plugins.given(box, SLEEPS, limits={"deadline": 1.0}))
     assert told == ["timeout", "invocation", "deadline", 124]
 
 
@@ -306,7 +322,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     """Leave with the plugin running; what comes out, and what is left of it."""
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
     from sandbox.cell.cell import descendants
 
     async def main() -> list[Any]:
@@ -327,9 +343,9 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
         except KeyError as error:
             out = repr(error)
         ended = cage.has_ended
-        from runner import zygote
+        from runner.launch import forkserver
 
-        assert zygote.current().is_alive()
+        assert forkserver.current().is_alive()
         alive = settled(lambda: [pid for pid in family if exists(pid)])
         await aclose_zygote()
         return [out, len(family) > 3, alive, summed(ended)]
@@ -349,7 +365,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     [("leaves", "cancelled False"), ("error", 'KeyError("the body\'s")'), ("cancelled", "cancelled True")],
 )
 def test_leaving_ends_what_lives(box: Box, how: str, out: str) -> None:
-    told = run(box, left, wards.given(box, SLEEPS), how)
+    told = run(box, left, monitored_plugins.given(box, SLEEPS), how)
     assert told == [out, True, [], ["cancelled", "teardown", "signal:9", 137]]
 
 
@@ -359,7 +375,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
 
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
     from sandbox.cell.cell import children
 
     reached = [0, 0, 0]
@@ -394,7 +410,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
 
 
 def test_cancelled_at_any_point(box: Box) -> None:
-    assert run(box, interrupted, wards.given(box, SLEEPS), 25 * REPEAT) == [0, True, []]
+    assert run(box, interrupted, monitored_plugins.given(box, SLEEPS), 25 * REPEAT) == [0, True, []]
 
 
 # --- many --------------------------------------------------------------------------------------------------
@@ -405,7 +421,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
 
     import trio
 
-    from runner.cage import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_zygote, open_cage
     from sandbox.cell.cell import children
 
     said: list[str] = []
@@ -441,7 +457,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
 
 @pytest.mark.parametrize(("count", "at_once"), [(50 * REPEAT, 4), (65, 64)])
 def test_many(box: Box, count: int, at_once: int) -> None:
-    said, more, streams, held = run(box, many, wards.given(box, CAT), count, at_once, timeout=300)
+    said, more, streams, held = run(box, many, monitored_plugins.given(box, CAT), count, at_once, timeout=300)
     assert said == [f"ok {number}" for number in range(count)]
     assert more == 0
     assert streams == ["0", "1", "2"] and held == 4  # and the socket orders come by
@@ -455,7 +471,7 @@ def test_a_host_full_of_threads(box: Box) -> None:
 
         import trio
 
-        from runner.cage import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_zygote, open_cage
 
         over = threading.Event()
         crowd = [threading.Thread(target=over.wait) for _ in range(30)]
@@ -489,7 +505,7 @@ def test_a_host_full_of_threads(box: Box) -> None:
         over.set()
         return sorted(said)
 
-    assert run(box, crowded, wards.given(box, CAT)) == ["first", "main", "other"]
+    assert run(box, crowded, monitored_plugins.given(box, CAT)) == ["first", "main", "other"]
 
 
 def test_a_child_of_the_host_has_its_own(box: Box) -> None:
@@ -500,8 +516,8 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
 
         import trio
 
-        from runner import zygote
-        from runner.cage import aclose_zygote, open_cage
+        from runner.launch import forkserver
+        from runner.launch.remote_cell import aclose_zygote, open_cage
 
         async def echo(word: bytes) -> str:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -509,7 +525,7 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
                 return await line(cage.stdout)
 
         first = trio.run(echo, b"parent")
-        mine = zygote.current()
+        mine = forkserver.current()
         pid = os.fork()
         if pid == 0:
             try:
@@ -520,11 +536,11 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
                 os._exit(2)
         _, status = os.waitpid(pid, 0)
         again = trio.run(echo, b"again")
-        same = zygote.current() is mine
+        same = forkserver.current() is mine
         trio.run(aclose_zygote)
         return [first, status, again, same]
 
-    assert run(box, forked, wards.given(box, CAT)) == ["parent", 0, "again", True]
+    assert run(box, forked, monitored_plugins.given(box, CAT)) == ["parent", 0, "again", True]
 
 
 def test_an_environment_larger_than_a_message(box: Box) -> None:
@@ -533,8 +549,8 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
     def large(given: dict[str, Any]) -> list[Any]:
         import trio
 
-        from runner.cage import aclose_zygote, open_cage
-        from runner.prepare import Invocation
+        from runner.launch.prepare import Invocation
+        from runner.launch.remote_cell import aclose_zygote, open_cage
         from sandbox.policy.grant import Overrides
 
         environ = {f"NAME_{number}": "x" * 1000 for number in range(300)}
@@ -562,7 +578,11 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
         return trio.run(main)
 
     code = '#!/bin/sh\nprintf %s "$WANTED"\n'
-    assert run(box, large, wards.given(box, code)) == ["caf\xe9", ["ok", "run", "", 0], ["", "A=B", "A\0"]]
+    assert run(box, large, monitored_plugins.given(box, code)) == [
+        "caf\xe9",
+        ["ok", "run", "", 0],
+        ["", "A=B", "A\0"],
+    ]
 
 
 def test_names_relative_to_the_hosts_folder(box: Box) -> None:
@@ -571,8 +591,8 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
 
         import trio
 
-        from runner.cage import aclose_zygote, open_cage
-        from runner.prepare import Invocation
+        from runner.launch.prepare import Invocation
+        from runner.launch.remote_cell import aclose_zygote, open_cage
 
         folder, name = os.path.split(given["manifest"])
 
@@ -590,13 +610,13 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
 
         return trio.run(main)
 
-    told = run(box, relative, wards.given(box, "#!/bin/sh\n"))
+    told = run(box, relative, monitored_plugins.given(box, "#!/bin/sh\n"))
     assert told == ["manifest_invalid", "ok", "launch_failed", "ok"]
 
 
 def test_a_host_that_is_interrupted(box: Box) -> None:
     """^C: the exception comes out as it is, after the plugin has ended."""
-    given = wards.given(box, SLEEPS)
+    given = monitored_plugins.given(box, SLEEPS)
 
     def patient(given: dict[str, Any]) -> list[Any]:
         import os
@@ -617,7 +637,7 @@ def test_a_host_that_is_interrupted(box: Box) -> None:
 
 
 def test_an_unsandboxed_plugin(box: Box) -> None:
-    given = wards.given(box, "#!/bin/sh\nsleep 1000 &\nread word\necho $word\n", policy=_BARE)
+    given = monitored_plugins.given(box, "#!/bin/sh\nsleep 1000 &\nread word\necho $word\n", policy=_BARE)
     manifest = Path(given["manifest"]) / "nexo-plugin.toml"
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
     told = run(box, echoes, given)
@@ -632,8 +652,6 @@ def test_nothing_of_trio_in_a_warden() -> None:
     """What launches is single-threaded and small."""
     import sys
 
-    program = (
-        "import sys, runner.zygote; print([n for n in ('trio', 'asyncio', 'pydantic') if n in sys.modules])"
-    )
+    program = "import sys, runner.launch.forkserver; print([n for n in ('trio', 'asyncio', 'pydantic') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []

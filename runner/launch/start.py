@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from runner.plumbing import Inspect, Plumbing, of_caller, of_session
-from runner.prepare import Prepared
+from runner.launch.prepare import Prepared
+from runner.launch.stdio import Inspect, Plumbing, of_caller, of_session
+from runner.launch.wait import Clocks, End
 from runner.report import EXEC_NO_CAGE, Failure, Outcome
-from runner.watch import Clocks, End
 from sandbox.cell.cell import Bounds, Cell, launched
 from sandbox.limits.cgroup import Cgroup, OomAround
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
@@ -26,7 +26,7 @@ from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.inspection import Inspection
+    from runner.launch.inspection import Inspection
     from sandbox.limits.disk import DiskMeter
     from sandbox.streams.relay import Relay
 
@@ -207,7 +207,7 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
 
 
 def _inspect(prepared: Prepared, limits: Limits) -> Inspect:
-    from runner.inspection import Inspection, inspector_of
+    from runner.launch.inspection import Inspection, inspector_of
     from runner.protocol.dialect import Setting
 
     assert prepared.plugin is not None and prepared.policy is not None

@@ -30,13 +30,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
-from runner.account import explained, notes, report
-from runner.confine import Confined, confine, diagnosed, unlaunched
-from runner.invoke import TIMEOUT, judge
+from runner.launch.prepare import Invocation, Prepared, ready
+from runner.launch.report import explained, notes, report
+from runner.launch.start import Confined, confine, diagnosed, unlaunched
+from runner.launch.verdict import TIMEOUT, judge
+from runner.launch.wait import End, wait
 from runner.manifest.plugin_codec import encode
-from runner.prepare import Invocation, Prepared, ready
 from runner.report import EXEC_DEADLINE, Failure, Outcome
-from runner.watch import End, wait
 from sandbox.plan.plan import OpenPlan
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits

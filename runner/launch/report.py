@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
-from runner.confine import Confined
-from runner.invoke import TIMEOUT, limits_hit
+from runner.launch.prepare import Prepared
+from runner.launch.start import Confined
+from runner.launch.stdio import NAMES
+from runner.launch.verdict import TIMEOUT, limits_hit
+from runner.launch.wait import End
 from runner.manifest.load import position
-from runner.plumbing import NAMES
-from runner.prepare import Prepared
 from runner.report import SCHEMA, Outcome, outcome_document
-from runner.watch import End
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.plan.layers import Layer
 from sandbox.plan.mentions import NOTES_SHOWN
