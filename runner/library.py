@@ -19,13 +19,13 @@ import trio
 from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import Invocation
 from runner.manifest.load import Loaded, contract_at, load
-from runner.opening import dialect_of, open_session
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Services
 from runner.report import Outcome
-from runner.session import Session
-from runner.waiting import OnProgress
+from runner.session.open import dialect_of, open_session
+from runner.session.session import Session
+from runner.session.waiting import OnProgress
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit

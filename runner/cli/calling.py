@@ -5,10 +5,10 @@ from __future__ import annotations
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
 from runner.failures import InvalidCall, PluginError, PluginFailure
-from runner.opening import dialect_of
 from runner.protocol.dialect import Call
 from runner.report import Outcome
-from runner.session import Session
+from runner.session.open import dialect_of
+from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 # For a list of names that is only meant to help.

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 import trio
 
-from runner import settlement
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
 from runner.failures import PluginError, PluginFailure
 from runner.launch.forkserver import Errand
 from runner.launch.prepare import Invocation
-from runner.opening import bare_report, open_session
 from runner.protocol.dialect import Call, Notice
 from runner.report import EXIT, Outcome, Phase, with_outcome
-from runner.session import Session
+from runner.session import settlement
+from runner.session.open import bare_report, open_session
+from runner.session.session import Session
 from sandbox.value import NamedTuple
 
 _T = TypeVar("_T")

@@ -9,9 +9,9 @@ from typing import Any
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
 from runner.failures import PluginError
-from runner.opening import dialect_of
 from runner.protocol.dialect import Call
-from runner.session import Session
+from runner.session.open import dialect_of
+from runner.session.session import Session
 from sandbox.document.diagnostic import printable
 
 # What a manifest alone tells: nobody can be asked for these.

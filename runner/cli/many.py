@@ -13,7 +13,7 @@ from runner.cli.voice import Voice
 from runner.failures import PluginError, PluginFailure
 from runner.protocol.dialect import Notice
 from runner.report import EXIT
-from runner.session import Session
+from runner.session.session import Session
 
 
 def call_many(request: Request, voice: Voice, repeat: int, concurrency: int) -> int:

@@ -8,8 +8,8 @@ from runner.cli.conversation import Request, converse
 from runner.cli.voice import Voice
 from runner.failures import PluginFailure
 from runner.launch import verdict
-from runner.opening import dialect_of
-from runner.session import Session
+from runner.session.open import dialect_of
+from runner.session.session import Session
 
 # For what comes in return, where --timeout does not say.
 SECONDS = 5.0

@@ -192,8 +192,8 @@ def hold(told: dict[str, Any]) -> None:
     import trio
 
     from runner.launch.prepare import Invocation
-    from runner.opening import open_session
     from runner.protocol.dialect import Call
+    from runner.session.open import open_session
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
-from tests.runner.test_endings import NAME, NEXO, PLUGIN, Write
+from tests.runner.session.test_endings import NAME, NEXO, PLUGIN, Write
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -14,17 +14,17 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import outbox
-from runner.backlog import MOST_EVENTS, Backlog
 from runner.contracts.mcp import dialect as mcp_dialect
 from runner.protocol import jsonrpc, memory, schema, wire
 from runner.protocol.dialect import Notice
 from runner.protocol.host_services import Services
 from runner.protocol.memory import Charge, Share, Shelf, size_of
+from runner.session import outbox
+from runner.session.events import MOST_EVENTS, Backlog
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
-from tests.runner.test_hostile_sessions import hosted
-from tests.runner.test_session import DO, NEXO, PRELUDE, SECONDS, TOUCH, Write, nexo, opened, sessions
+from tests.runner.session.test_hostile_plugins import hosted
+from tests.runner.session.test_session import DO, NEXO, PRELUDE, SECONDS, TOUCH, Write, nexo, opened, sessions
 
 __all__ = ["sessions"]  # a fixture
 
@@ -71,12 +71,12 @@ def flooded(manifest: str, bounded: bool) -> dict[str, Any]:
     import trio
 
     import runner
-    import runner.backlog
-    import runner.session
+    import runner.session.events
+    import runner.session.session
 
     if not bounded:
-        setattr(runner.backlog, "EVENTS", 1 << 40)  # noqa: B010 -- imported there, not exported
-        setattr(runner.session, "QUESTIONS", 1 << 40)  # noqa: B010
+        setattr(runner.session.events, "EVENTS", 1 << 40)  # noqa: B010 -- imported there, not exported
+        setattr(runner.session.session, "QUESTIONS", 1 << 40)  # noqa: B010
 
     def resident() -> int:
         with open("/proc/self/statm") as statm:

@@ -16,7 +16,7 @@ from runner.launch.remote_cell import Ended, open_cage
 from runner.protocol.dialect import Answer, Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.report import EXIT, Failure, Outcome, with_outcome
-from runner.session import Session
+from runner.session.session import Session
 
 
 def dialect_of(contract: str) -> Any:

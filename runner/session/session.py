@@ -14,13 +14,9 @@ from typing import Any, Literal
 
 import trio
 
-from runner import settlement
-from runner.backlog import Backlog
 from runner.failures import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
 from runner.launch.remote_cell import Cage, Ended, Prepared
-from runner.minutes import Minutes
-from runner.outbox import Letter, Outbox
 from runner.protocol import wire
 from runner.protocol.dialect import (
     Answer,
@@ -46,7 +42,11 @@ from runner.protocol.dialect import (
 from runner.protocol.host_services import Gate
 from runner.protocol.memory import QUESTION, QUESTIONS, Charge, Share
 from runner.report import Failure, Outcome, Phase, outcome_document, with_outcome
-from runner.waiting import OnProgress, Waiter, first_of
+from runner.session import settlement
+from runner.session.events import Backlog
+from runner.session.outbox import Letter, Outbox
+from runner.session.record import Minutes
+from runner.session.waiting import OnProgress, Waiter, first_of
 from sandbox.cell.cell import KILL_SECONDS
 
 _PIECE = 64 << 10  # of a stream, for one read
@@ -71,7 +71,7 @@ _UNINTERRUPTED = trio.lowlevel.enable_ki_protection
 
 
 class Session:
-    """Made by `open_session` (runner/opening.py)."""
+    """Made by `open_session` (runner/session/open.py)."""
 
     def __init__(
         self, cage: Cage, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None

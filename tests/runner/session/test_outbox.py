@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from runner.outbox import EVENTS, REPLIES, REPLY_BYTES, Letter, Outbox
 from runner.protocol.dialect import Lane, Send
+from runner.session.outbox import EVENTS, REPLIES, REPLY_BYTES, Letter, Outbox
 
 pytestmark = pytest.mark.trio
 

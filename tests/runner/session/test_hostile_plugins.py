@@ -19,12 +19,12 @@ import trio.testing
 from runner.cli.voice import Voice
 from runner.failures import PluginFailure
 from runner.launch.prepare import Invocation
-from runner.opening import open_session
 from runner.protocol.dialect import Call, Notice
 from runner.protocol.host_services import Services
-from runner.session import Session
+from runner.session.open import open_session
+from runner.session.session import Session
 from tests.conftest import ROOT
-from tests.runner.test_session import (
+from tests.runner.session.test_session import (
     DO,
     ENVIRON,
     SECONDS,
@@ -403,7 +403,7 @@ say(id=hear()["id"], result={})
 _INTERRUPTED = """
 import os, sys, trio, trio.testing
 from runner.protocol.dialect import Call
-from runner.opening import open_session
+from runner.session.open import open_session
 from runner.launch.prepare import Invocation
 
 async def main():

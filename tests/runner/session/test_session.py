@@ -18,11 +18,11 @@ from runner.contracts.mcp.dialect import Mcp
 from runner.failures import PluginFailure
 from runner.launch import forkserver
 from runner.launch.prepare import Invocation
-from runner.opening import open_session
 from runner.protocol.dialect import Call, Message
 from runner.protocol.host_services import Services
 from runner.report import EXIT
-from runner.session import Session
+from runner.session.open import open_session
+from runner.session.session import Session
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere, misbehaviour
@@ -280,8 +280,8 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
     from runner.failures import PluginFailure
     from runner.launch.prepare import Invocation
     from runner.launch.remote_cell import aclose_zygote
-    from runner.opening import open_session
     from runner.protocol.dialect import Call
+    from runner.session.open import open_session
     from sandbox.cell.cell import children
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits

@@ -16,7 +16,7 @@ from runner.launch import forkserver
 from runner.library import InvalidCall, NotOnTrio, PluginError, PluginFailure, open_plugin
 from tests.conftest import Caller
 from tests.runner.launch.test_report import faults
-from tests.runner.test_endings import ENVIRON, NAME, NEXO, PLUGIN, SECONDS, Write
+from tests.runner.session.test_endings import ENVIRON, NAME, NEXO, PLUGIN, SECONDS, Write
 from tests.tables import Line, check_rows, run_lines
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
