@@ -9,11 +9,11 @@ TYPE_CHECKING = False  # typing is imported by whoever needs more of it
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
+    from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
     from runner.library import OpenPlugin, Result, open_plugin, run
+    from runner.outcome import Outcome
     from runner.protocol.dialect import Identity, Notice, Progress
     from runner.protocol.host_services import Completion, HostError, Services
-    from runner.report import Outcome
 
 __all__ = [
     "Completion",
@@ -45,11 +45,11 @@ _HOMES = {
     "Result": "runner.library",
     "open_plugin": "runner.library",
     "run": "runner.library",
-    "Outcome": "runner.report",
-    "InvalidCall": "runner.failures",
-    "NotOnTrio": "runner.failures",
-    "PluginError": "runner.failures",
-    "PluginFailure": "runner.failures",
+    "Outcome": "runner.outcome",
+    "InvalidCall": "runner.exceptions",
+    "NotOnTrio": "runner.exceptions",
+    "PluginError": "runner.exceptions",
+    "PluginFailure": "runner.exceptions",
 }
 
 

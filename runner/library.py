@@ -16,13 +16,13 @@ from typing import Any, TypedDict, Unpack
 
 import trio
 
-from runner.failures import InvalidCall, NotOnTrio, PluginError, PluginFailure
+from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import Invocation
 from runner.manifest.load import Loaded, contract_at, load
+from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Services
-from runner.report import Outcome
 from runner.session.open import dialect_of, open_session
 from runner.session.session import Session
 from runner.session.waiting import OnProgress

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runner.report import EXIT
+from runner.outcome import EXIT
 from tests.conftest import ROOT, Caller
 from tests.test_readme import pattern
 

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "runner.session.events",
         "runner.launch.remote_cell",
-        "runner.failures",
+        "runner.exceptions",
         "runner.session.record",
         "runner.session.outbox",
         "runner.session.settlement",
@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.sandbox_request",),
     ("runner.manifest.model",),
     ("runner.manifest.faults", "runner.manifest.table"),
-    ("runner.plugin", "runner.report"),
+    ("runner.plugin", "runner.outcome"),
     ("runner", "runner.manifest", "runner.protocol", "runner.launch", "runner.session"),
     ("sandbox.cell.unsandboxed", "sandbox.doctor.probes"),
     ("sandbox.cell.cell",),
@@ -362,7 +362,7 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
             "runner.cli, which is a higher layer",
         ),
         ("runner/__init__.py", "from runner.plugin import Plugin", "which is a higher layer"),
-        ("runner/report.py", "import runner.plugin", "neighbours in one layer"),
+        ("runner/outcome.py", "import runner.plugin", "neighbours in one layer"),
         (
             "runner/contracts/nexo/manifest.py",
             "import runner.contracts.mcp.manifest",

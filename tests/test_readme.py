@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 import pytest
 
-from runner.report import Code
+from runner.outcome import Code
 from tests.conftest import ROOT, Caller
 
 README = (ROOT / "README.md").read_text()

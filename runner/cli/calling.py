@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
-from runner.failures import InvalidCall, PluginError, PluginFailure
+from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.outcome import Outcome
 from runner.protocol.dialect import Call
-from runner.report import Outcome
 from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted

@@ -12,7 +12,7 @@ from typing import Any
 from runner import __version__
 from runner.cli.diagnostics import print_diagnostics
 from runner.manifest.load import Loaded, load_all
-from runner.report import EXIT
+from runner.outcome import EXIT
 from sandbox.document.diagnostic import Diagnostic, printable
 
 NAME = "check"

@@ -15,11 +15,11 @@ import trio
 
 from runner.cli.sink import ReportSink, SinkError
 from runner.cli.voice import Voice
-from runner.failures import PluginError, PluginFailure
+from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import Errand
 from runner.launch.prepare import Invocation
+from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, Notice
-from runner.report import EXIT, Outcome, Phase, with_outcome
 from runner.session import settlement
 from runner.session.open import bare_report, open_session
 from runner.session.session import Session

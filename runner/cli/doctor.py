@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from runner.report import EXIT, USAGE_ERROR
+from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.plan.find_bwrap import Finding, Status

@@ -16,7 +16,7 @@ from runner.launch.prepare import Prepared, ready
 from runner.launch.start import Confined, confine, diagnosed, unlaunched
 from runner.launch.verdict import TIMEOUT, judge
 from runner.launch.wait import End, wait, watched_caller, watched_signals
-from runner.report import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
+from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from sandbox.plan.plan import OpenPlan
 from sandbox.spawn.spawner import SpawnError
 from sandbox.value import NamedTuple

@@ -13,8 +13,8 @@ from runner.cli.options import add_invocation, invocation_of
 from runner.launch.prepare import Prepared, ready
 from runner.launch.report import described_layers, notes, place, report
 from runner.launch.stdio import foreseen
+from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
-from runner.report import EXIT, Failure, Outcome
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denylist import normal
 from sandbox.plan import bwrap

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.cli.conversation import Request, converse, written
 from runner.cli.voice import Voice
-from runner.failures import PluginError
+from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
 from runner.session.open import dialect_of
 from runner.session.session import Session

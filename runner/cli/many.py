@@ -10,9 +10,9 @@ import trio
 
 from runner.cli.conversation import Request, interrupted, interruptible, running, unheard
 from runner.cli.voice import Voice
-from runner.failures import PluginError, PluginFailure
+from runner.exceptions import PluginError, PluginFailure
+from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
-from runner.report import EXIT
 from runner.session.session import Session
 
 

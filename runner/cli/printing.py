@@ -6,7 +6,7 @@ import sys
 
 from runner.launch.prepare import Prepared
 from runner.launch.report import explained
-from runner.report import Outcome
+from runner.outcome import Outcome
 from sandbox.document.diagnostic import printable
 from sandbox.spec import Note
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from runner.manifest.load import find, load_all
-from runner.report import EXIT, USAGE_ERROR
+from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateKept, list_states, remove_state
 

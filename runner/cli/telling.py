@@ -6,7 +6,7 @@ import trio
 
 from runner.cli.conversation import Request, converse
 from runner.cli.voice import Voice
-from runner.failures import PluginFailure
+from runner.exceptions import PluginFailure
 from runner.launch import verdict
 from runner.session.open import dialect_of
 from runner.session.session import Session

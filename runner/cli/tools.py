@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner.cli.call import add_talking, ordered
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.sink import ReportSink, SinkError
-from runner.report import USAGE_ERROR
+from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any
 
 import trio
 
-from runner.failures import PluginError, PluginFailure
+from runner.exceptions import PluginError, PluginFailure
+from runner.outcome import outcome_document
 from runner.protocol.dialect import Notice, Progress
-from runner.report import outcome_document
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.files import write_all
 from sandbox.spec import Note

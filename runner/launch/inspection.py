@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from runner.outcome import Phase
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.frames import LineFramer
-from runner.report import Phase
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
 from sandbox.streams.endpoints import PIECE, sink_for

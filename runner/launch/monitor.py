@@ -36,7 +36,7 @@ from runner.launch.start import Confined, confine, diagnosed, unlaunched
 from runner.launch.verdict import TIMEOUT, judge
 from runner.launch.wait import End, wait
 from runner.manifest.plugin_codec import encode
-from runner.report import EXEC_DEADLINE, Failure, Outcome
+from runner.outcome import EXEC_DEADLINE, Failure, Outcome
 from sandbox.plan.plan import OpenPlan
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
+from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
-from runner.report import EXEC_REFUSED, Failure, Outcome
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, EnvRequest
 
 

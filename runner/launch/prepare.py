@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from runner.launch.placeholders import Placeholders
 from runner.manifest.load import Loaded, contract, load
+from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from runner.plugin import Plugin
-from runner.report import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint

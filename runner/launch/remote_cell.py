@@ -23,8 +23,8 @@ from runner.launch.forkserver import Errand
 from runner.launch.prepare import Invocation
 from runner.launch.start import unlaunched
 from runner.manifest.plugin_codec import decode
+from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from runner.plugin import Plugin
-from runner.report import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell.cell import KILL_SECONDS
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note

@@ -12,7 +12,7 @@ from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
 from runner.launch.wait import End
 from runner.manifest.load import position
-from runner.report import SCHEMA, Outcome, outcome_document
+from runner.outcome import SCHEMA, Outcome, outcome_document
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.plan.layers import Layer
 from sandbox.plan.mentions import NOTES_SHOWN

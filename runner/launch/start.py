@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runner.launch.prepare import Prepared
 from runner.launch.stdio import Inspect, Plumbing, of_caller, of_session
 from runner.launch.wait import Clocks, End
-from runner.report import EXEC_NO_CAGE, Failure, Outcome
+from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell.cell import Bounds, Cell, launched
 from sandbox.limits.cgroup import Cgroup, OomAround
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter

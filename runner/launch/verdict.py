@@ -6,7 +6,7 @@ import errno
 import os
 
 from runner.launch.wait import End
-from runner.report import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
+from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
 from sandbox.spawn.launcher import Verdict
 from sandbox.spec import Limits
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol.frames import Framer
-from runner.report import Code
 from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple

@@ -9,13 +9,13 @@ from typing import Any
 
 import trio
 
-from runner.failures import PluginError, PluginFailure
+from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import Errand
 from runner.launch.prepare import Invocation
 from runner.launch.remote_cell import Ended, open_cage
+from runner.outcome import EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Answer, Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
-from runner.report import EXIT, Failure, Outcome, with_outcome
 from runner.session.session import Session
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from runner.outcome import Phase
 from runner.protocol.dialect import Identity
-from runner.report import Phase
 from sandbox.spec import Limits
 
 _TAIL = 8 << 10  # of stderr, to show

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import trio
 
-from runner.failures import InvalidCall, PluginError, PluginFailure
+from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
 from runner.launch.remote_cell import Cage, Ended, Prepared
+from runner.outcome import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.protocol import wire
 from runner.protocol.dialect import (
     Answer,
@@ -41,7 +42,6 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate
 from runner.protocol.memory import QUESTION, QUESTIONS, Charge, Share
-from runner.report import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.session import settlement
 from runner.session.events import Backlog
 from runner.session.outbox import Letter, Outbox

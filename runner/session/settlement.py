@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.launch.wait import Reason
-from runner.report import Outcome, Phase
+from runner.outcome import Outcome, Phase
 
 # "cancelled": whoever had opened the session gave it up.
 SessionReason = Reason | Literal["cancelled"]

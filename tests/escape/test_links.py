@@ -207,7 +207,7 @@ def swapped_after_it_was_made_ready(manifest: str, state: str, swap: str) -> lis
     from contextlib import contextmanager
 
     from runner.launch import prepare
-    from runner.report import Failure
+    from runner.outcome import Failure
 
     @contextmanager
     def owned_state(*args, **more):  # type: ignore[no-untyped-def]

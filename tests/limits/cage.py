@@ -19,7 +19,7 @@ from typing import Any
 
 import jsonschema
 
-from runner.report import schema
+from runner.outcome import schema
 from tests.conftest import Caller
 
 PYTHON = "#!/usr/bin/python3 -I\n"

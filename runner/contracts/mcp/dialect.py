@@ -12,6 +12,7 @@ from runner.contracts.mcp import era, flight
 from runner.contracts.mcp.catalogue import Catalogue
 from runner.contracts.mcp.flight import Ask, Flight, More, Step
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
+from runner.outcome import Code
 from runner.protocol import wire
 from runner.protocol.dialect import (
     Answer,
@@ -48,7 +49,6 @@ from runner.protocol.jsonrpc import (
     Stray,
 )
 from runner.protocol.memory import STANDING, Share
-from runner.report import Code
 
 KINDS: Final = ("tool", "prompt", "resource", "method")
 CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {}

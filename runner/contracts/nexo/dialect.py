@@ -25,6 +25,7 @@ from runner.contracts.nexo import (
     rules,
     topics,
 )
+from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
     Answer,
@@ -51,7 +52,6 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.memory import COMPILED, STANDING, Shelf
 from runner.protocol.schema import Schema
-from runner.report import Code
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NoReturn
 
+from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
 from runner.protocol.dialect import (
@@ -37,7 +38,6 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.frames import FrameFault, Framer
 from runner.protocol.memory import STANDING
-from runner.report import Code
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 

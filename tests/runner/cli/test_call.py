@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from runner.cli.call import KINDS
-from runner.report import EXIT, Code
+from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults

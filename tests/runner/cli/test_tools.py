@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.report import EXIT
+from runner.outcome import EXIT
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.cli.test_call import own

@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema
 
-from runner.report import schema
+from runner.outcome import schema
 from tests import elsewhere
 from tests.limits.cage import PREFER, Box
 

@@ -72,7 +72,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
     import signal
 
     from runner.launch import remote_cell as module
-    from runner.report import Failure
+    from runner.outcome import Failure
 
     module._BIRTH_SECONDS = 2.0
 
@@ -205,7 +205,7 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
 
     from runner.launch import forkserver
     from runner.launch.remote_cell import open_cage
-    from runner.report import Failure
+    from runner.outcome import Failure
 
     real = forkserver.by_exec
 
@@ -246,7 +246,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
     import trio
 
     from runner.launch.remote_cell import aclose_zygote, open_cage
-    from runner.report import Failure
+    from runner.outcome import Failure
     from sandbox.cell.cell import children
 
     async def once() -> list[Any]:

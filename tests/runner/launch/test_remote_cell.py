@@ -156,7 +156,7 @@ def test_limits_of_a_conversation_are_the_sessions(box: Box) -> None:
 
 
 def refused(given: dict[str, Any]) -> dict[str, Any]:
-    from runner.report import Failure
+    from runner.outcome import Failure
 
     async def act(cage: Any) -> dict[str, Any]:
         failures = []

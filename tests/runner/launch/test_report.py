@@ -16,7 +16,7 @@ from runner.launch import report as account
 from runner.launch.prepare import Invocation, Prepared
 from runner.launch.verdict import judge
 from runner.launch.wait import End, Reason
-from runner.report import EXIT, SCHEMA, Code, Phase, schema
+from runner.outcome import EXIT, SCHEMA, Code, Phase, schema
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.assign import Budget
 from sandbox.spec import SIZES, Grant, Limits, Network

@@ -33,7 +33,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
 
     from runner.launch import start
     from runner.launch.prepare import Invocation, Prepared, ready
-    from runner.report import Failure
+    from runner.outcome import Failure
     from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
     from sandbox.spawn.spawner import CgroupDoors, SpawnError

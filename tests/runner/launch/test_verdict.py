@@ -12,8 +12,8 @@ import pytest
 from runner.launch.inspection import Breach
 from runner.launch.verdict import deaf, gone, judge, left, limits_hit
 from runner.launch.wait import End, Reason
+from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Violation
-from runner.report import Code, Outcome, Phase
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
 from sandbox.spawn.launcher import Verdict

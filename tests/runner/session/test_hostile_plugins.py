@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from runner.cli.voice import Voice
-from runner.failures import PluginFailure
+from runner.exceptions import PluginFailure
 from runner.launch.prepare import Invocation
 from runner.protocol.dialect import Call, Notice
 from runner.protocol.host_services import Services

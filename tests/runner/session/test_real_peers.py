@@ -26,8 +26,8 @@ from pydantic import FileUrl
 
 from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin
 from runner.launch import forkserver
+from runner.outcome import EXIT
 from runner.protocol.host_services import Completion
-from runner.report import EXIT
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.peers import EVERY_SERVER, Peers
 from tests.runner.launch.test_report import faults

@@ -15,12 +15,12 @@ import pytest
 import trio
 
 from runner.contracts.mcp.dialect import Mcp
-from runner.failures import PluginFailure
+from runner.exceptions import PluginFailure
 from runner.launch import forkserver
 from runner.launch.prepare import Invocation
+from runner.outcome import EXIT
 from runner.protocol.dialect import Call, Message
 from runner.protocol.host_services import Services
-from runner.report import EXIT
 from runner.session.open import open_session
 from runner.session.session import Session
 from sandbox.policy.grant import Overrides
@@ -277,7 +277,7 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
 
     import trio
 
-    from runner.failures import PluginFailure
+    from runner.exceptions import PluginFailure
     from runner.launch.prepare import Invocation
     from runner.launch.remote_cell import aclose_zygote
     from runner.protocol.dialect import Call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.outcome import Code, Outcome
 from runner.protocol.dialect import Refusal
-from runner.report import Code, Outcome
 from sandbox.document.diagnostic import printable
 
 # Of a plugin's stderr, in the text of an exception that nobody caught.
