@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.sink import ReportSink, SinkError
+from runner.cli.report_file import ReportSink, SinkError
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
 
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     # The cage is built while we import what speaks to it.
     sent = ordered(invocation) if args.repeat is None else None
-    from runner.cli.conversation import Request
-    from runner.cli.voice import Voice
+    from runner.cli.live.output import Voice
+    from runner.cli.live.session import Request
     from runner.protocol.dialect import Call
 
     request = Request(
@@ -110,14 +110,14 @@ def run(args: argparse.Namespace) -> int:
     )
     voice = Voice("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
-        from runner.cli.many import call_many
+        from runner.cli.live.call_many import call_many
 
         return call_many(request, voice, args.repeat, args.concurrency or 1)
     if args.kind == "event":
-        from runner.cli.telling import tell_event
+        from runner.cli.live.send_event import tell_event
 
         return tell_event(request, voice)
-    from runner.cli.calling import call_once
+    from runner.cli.live.call_once import call_once
 
     return call_once(request, voice)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.sink import ReportSink, SinkError
+from runner.cli.report_file import ReportSink, SinkError
 from runner.launch.prepare import Prepared, ready
 from runner.launch.start import Confined, confine, diagnosed, unlaunched
 from runner.launch.verdict import TIMEOUT, judge
@@ -96,7 +96,7 @@ def _is_heard() -> bool:
 
 
 def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
-    from runner.cli import printing
+    from runner.cli import text
     from runner.launch.report import notes
 
     with suppress(OSError):  # nobody reads it: the report says so too
@@ -104,7 +104,7 @@ def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
             if note.urgent is urgent:
                 if not _is_heard():
                     return
-                printing.note(note)
+                text.note(note)
                 sys.stderr.flush()
 
 
@@ -112,9 +112,9 @@ def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
     """A plugin that failed by itself has said so itself. That a budget ended it, only we can tell, and what
     it may have missed."""
     if outcome.code not in ("ok", "crashed", "cancelled") or (lived and _is_ours(lived.end, outcome)):
-        from runner.cli import printing
+        from runner.cli import text
 
-        printing.failure(prepared, outcome)
+        text.failure(prepared, outcome)
     if outcome.code == "crashed" and prepared.open_plan is not None:
         _tell_notes(prepared, urgent=False)
     if lived is not None and lived.end.exit.kill_incomplete:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.cli import printing
+from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
 from runner.launch.prepare import Prepared, ready
 from runner.launch.report import described_layers, notes, place, report

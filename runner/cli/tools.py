@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, ordered
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.sink import ReportSink, SinkError
+from runner.cli.report_file import ReportSink, SinkError
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"runner tools: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     sent = ordered(invocation)
-    from runner.cli.conversation import Request
-    from runner.cli.listing import list_all
-    from runner.cli.voice import Voice
+    from runner.cli.live.list_tools import list_all
+    from runner.cli.live.output import Voice
+    from runner.cli.live.session import Request
     from runner.protocol.dialect import Call
 
     request = Request(invocation, Call("list", "tools"), None, None, sink, sent)

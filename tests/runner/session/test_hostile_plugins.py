@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
 from runner.exceptions import PluginFailure
 from runner.launch.prepare import Invocation
 from runner.protocol.dialect import Call, Notice

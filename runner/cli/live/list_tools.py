@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from runner.cli.conversation import Request, converse, written
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
+from runner.cli.live.session import Request, converse, written
 from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
 from runner.session.open import dialect_of

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from runner.cli.sink import ReportSink, SinkError
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
+from runner.cli.report_file import ReportSink, SinkError
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import Errand
 from runner.launch.prepare import Invocation

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.cli.conversation import Request, converse, written
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
+from runner.cli.live.session import Request, converse, written
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
 from runner.protocol.dialect import Call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from runner.cli.conversation import Request, converse
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
+from runner.cli.live.session import Request, converse
 from runner.exceptions import PluginFailure
 from runner.launch import verdict
 from runner.session.open import dialect_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import trio
 
-from runner.cli.conversation import Request, interrupted, interruptible, running, unheard
-from runner.cli.voice import Voice
+from runner.cli.live.output import Voice
+from runner.cli.live.session import Request, interrupted, interruptible, running, unheard
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
