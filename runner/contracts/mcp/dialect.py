@@ -1,6 +1,6 @@
 """MCP over stdio, both eras: what is said and heard, as events.
 
-The handshake is in handshake.py; what a call is, and what its answer means, in flight.py.
+The handshake is in handshake.py; what a call is, and what its answer means, in pending_call.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runner.contracts.mcp import era, flight
-from runner.contracts.mcp.catalogue import Catalogue
-from runner.contracts.mcp.flight import Ask, Flight, More, Step
+from runner.contracts.mcp import pending_call, versions
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
+from runner.contracts.mcp.pending_call import Ask, Flight, More, Step
+from runner.contracts.mcp.tools import Catalogue
 from runner.outcome import Code
 from runner.protocol import wire
 from runner.protocol.dialect import (
@@ -52,7 +52,7 @@ from runner.protocol.memory import STANDING, Share
 
 KINDS: Final = ("tool", "prompt", "resource", "method")
 CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {}
-LISTS: Final = tuple(name for name in flight.LISTS if name != "tools")
+LISTS: Final = tuple(name for name in pending_call.LISTS if name != "tools")
 
 # The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
 # has more to say has resource links for it.
@@ -212,9 +212,9 @@ class Mcp:
         if started.shows_progress:
             meta["progressToken"] = started.token
         if agreed.modern:
-            meta |= era.envelope(agreed.protocol, self._setting.services)
+            meta |= versions.envelope(agreed.protocol, self._setting.services)
             if started.shows_progress:
-                meta[f"{era.PREFIX}logLevel"] = era.LOG_LEVEL
+                meta[f"{versions.PREFIX}logLevel"] = versions.LOG_LEVEL
         if meta:
             given = (params or {}).get("_meta")
             params = {**(params or {}), "_meta": {**(given if isinstance(given, dict) else {}), **meta}}
@@ -332,7 +332,7 @@ class Mcp:
             return []
         if answer.error is not None:
             code, message, _ = answer.error
-            return self._done(started, flight.refused_input(token, method, code, message))
+            return self._done(started, pending_call.refused_input(token, method, code, message))
         step = started.answered(key, answer.result)
         return [] if step is None else self._step(started, step)
 
@@ -365,7 +365,7 @@ class Mcp:
             frame = self._peer.result(request.ticket, {})
         elif agreed is None:
             frame = self._peer.error(request.ticket, INVALID_REQUEST, "the handshake is not done")
-        elif request.method in flight.INPUTS:
+        elif request.method in pending_call.INPUTS:
             self._questions[key] = request.ticket
             return [HostCall(request.ticket, request.method, request.params)]
         else:

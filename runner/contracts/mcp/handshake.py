@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from runner.contracts.mcp import era
-from runner.contracts.mcp.era import Era
+from runner.contracts.mcp import versions
+from runner.contracts.mcp.versions import Era
 from runner.protocol.dialect import Event, Identity, Ready, Send, Setting, Violation
 from runner.protocol.frames import line
 from runner.protocol.jsonrpc import Error, Peer, Result
@@ -69,7 +69,7 @@ class Handshake:
 
     def silence(self) -> list[Event]:
         if self._stage == "probing":
-            return [self._initialize(era.LEGACY[0])]
+            return [self._initialize(versions.LEGACY[0])]
         if self._stage == "last":
             return self._failed()
         return []
@@ -86,7 +86,7 @@ class Handshake:
 
     def _probed(self, incoming: Result | Error) -> list[Event]:
         if isinstance(incoming, Result):
-            identity = era.discovered(self._setting.plugin.id, incoming.value)
+            identity = versions.discovered(self._setting.plugin.id, incoming.value)
             return self._not_modern() if identity is None else self._ready(identity, modern=True)
         if incoming.code == MISSING_CAPABILITY:
             return self._violate(
@@ -99,25 +99,25 @@ class Handshake:
             )
         supported = _supported(incoming)
         if incoming.code == UNSUPPORTED_VERSION and supported is not None:
-            if era.common(era.MODERN, supported) and self._probes < 2:
+            if versions.common(versions.MODERN, supported) and self._probes < 2:
                 return [self._discover()]
-            if not era.common((*era.MODERN, *era.LEGACY), supported):
+            if not versions.common((*versions.MODERN, *versions.LEGACY), supported):
                 return self._no_common(supported)
         return self._not_modern()
 
     def _not_modern(self) -> list[Event]:
         if self._stage == "probing":
-            return [self._initialize(era.LEGACY[0])]
+            return [self._initialize(versions.LEGACY[0])]
         return self._failed() if self._stage == "last" else []
 
     # --- initialize ---------------------------------------------------------------------------------------
 
     def _initialized(self, result: Any) -> list[Event]:
-        identity = era.initialized(self._setting.plugin.id, result)
+        identity = versions.initialized(self._setting.plugin.id, result)
         if isinstance(identity, str):
             message = f"the answer to initialize is not right: {identity}"
             return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
-        if identity.protocol not in era.LEGACY:
+        if identity.protocol not in versions.LEGACY:
             return self._no_common([identity.protocol])
         done = Send(line(self._peer.notification("notifications/initialized")))
         return [done, *self._ready(identity, modern=False)]
@@ -129,9 +129,9 @@ class Handshake:
         if self._peer.waits_for(DISCOVER) is not None:
             return []  # a modern server may well refuse it; its answer to the probe says so
         supported = _supported(error)
-        if era.common(era.MODERN, supported) and self._probes < 2:
+        if versions.common(versions.MODERN, supported) and self._probes < 2:
             return [self._discover()]
-        older = era.common(era.LEGACY, supported)
+        older = versions.common(versions.LEGACY, supported)
         if older is not None and self._asked < 2:
             return [self._initialize(older)]
         return self._failed() if supported is None else self._no_common(supported)
@@ -140,13 +140,13 @@ class Handshake:
 
     def _discover(self) -> Send:
         self._probes += 1
-        meta = era.envelope(era.MODERN[0], self._setting.services)
+        meta = versions.envelope(versions.MODERN[0], self._setting.services)
         return Send(line(self._peer.request(DISCOVER, "server/discover", {"_meta": meta})))
 
     def _initialize(self, version: str) -> Send:
         self._stage = "waiting"
         self._asked += 1
-        params = era.initialize(version, self._setting.services)
+        params = versions.initialize(version, self._setting.services)
         return Send(line(self._peer.request(INITIALIZE, "initialize", params)))
 
     def _ready(self, identity: Identity, *, modern: bool) -> list[Event]:
@@ -163,7 +163,9 @@ class Handshake:
 
     def _no_common(self, theirs: list[Any]) -> list[Event]:
         shown = ", ".join(quoted(version) for version in theirs[:8] if isinstance(version, str)) or "none"
-        message = f"the server speaks {shown}; the runner speaks {', '.join((*era.MODERN, *era.LEGACY))}"
+        message = (
+            f"the server speaks {shown}; the runner speaks {', '.join((*versions.MODERN, *versions.LEGACY))}"
+        )
         hint = "use a version of the server that speaks one of these"
         return self._violate(Violation("protocol_version_mismatch", message, "", hint))
 

@@ -14,17 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal
 
-from runner.contracts.nexo import (
-    calls,
-    catalogue,
-    clocks,
-    events,
-    exports,
-    handshake,
-    refusals,
-    rules,
-    topics,
-)
+from runner.contracts.nexo import calls, errors, events, exports, handshake, rules, timeouts, tools, topics
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
@@ -100,13 +90,13 @@ class NexoDialect:
         self._config = setting.config
         self._on_hook_failure = setting.on_hook_failure
         self._stamps = stamps
-        self._clocks = clocks.of(setting.environ)
+        self._clocks = timeouts.of(setting.environ)
         self._topics = topics.of(setting.plugin)
         self._configuration = exports.configuration_of(setting.plugin)
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
         self._identity = Identity(setting.plugin.id)
-        self._tools: Mapping[str, catalogue.Tool] = catalogue.of_manifest(setting.plugin)
+        self._tools: Mapping[str, tools.Tool] = tools.of_manifest(setting.plugin)
         self._schemas = Shelf[Schema](COMPILED)
         self._open: dict[int, _Open] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
@@ -154,7 +144,7 @@ class NexoDialect:
         if call.kind == "tool" and call.name in self._tools:
             tool = self._tools[call.name]
             return self._clocks.seconds("tool.invoke") if tool.seconds is None else tool.seconds
-        return self._clocks.seconds(clocks.STREAM if calls.is_stream(call) else calls.method_of(call))
+        return self._clocks.seconds(timeouts.STREAM if calls.is_stream(call) else calls.method_of(call))
 
     # --- the handshake --------------------------------------------------------------------------------------
 
@@ -287,7 +277,7 @@ class NexoDialect:
         number, known = call
         if known.hook:
             return self._stood_in(number, known.hook, f"it answered with an error: {said}")
-        return (refusals.of(number, known.family, error.code, error.message, error.data),)
+        return (errors.of(number, known.family, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.Request) -> Events:
         if not self._wired:
@@ -405,14 +395,14 @@ class NexoDialect:
             raise CallRefused(Violation("tool_not_exposed", message, "tool", hint, token))
         try:
             faults = tool.faults(calls.arguments(call), self._schemas)
-        except catalogue.CatalogueFault as fault:
+        except tools.CatalogueFault as fault:
             hint = "call it as the method tool.invoke, where nothing is checked"
             raise CallRefused(
                 Violation("malformed_response", str(fault), "bad_schema", hint, token)
             ) from None
         if faults:
             message = f"the arguments do not fit the schema of {quoted(call.name)}: {'; '.join(faults[:3])}"
-            code = str(refusals.TOOL_ARGUMENT_INVALID)
+            code = str(errors.TOOL_ARGUMENT_INVALID)
             raise CallRefused(Refusal(token, code, message, "invalid_arguments", {"details": faults}))
         return calls.tool(call, self._plugin, tool.method)
 

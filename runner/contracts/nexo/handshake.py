@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.nexo import catalogue, exports
+from runner.contracts.nexo import exports
+from runner.contracts.nexo import tools as catalogue
 from runner.plugin import Plugin
 from runner.protocol import wire
 from runner.protocol.dialect import Identity

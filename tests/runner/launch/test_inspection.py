@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.contracts.mcp.inspect import make as make_mcp
-from runner.contracts.nexo.inspect import make as make_nexo
-from runner.contracts.rune.inspect import make as make_rune
+from runner.contracts.mcp.inspector import make as make_mcp
+from runner.contracts.nexo.inspector import make as make_nexo
+from runner.contracts.rune.inspector import make as make_rune
 from runner.launch.inspection import Inspection, Inspector
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.mcp import era
+from runner.contracts.mcp import versions as era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
 from runner.contracts.mcp.handshake import SECONDS
 from runner.protocol.dialect import Setting, Violation

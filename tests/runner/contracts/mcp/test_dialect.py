@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner import __version__
 from runner.contracts.mcp import dialect as mcp
-from runner.contracts.mcp import flight, handshake
+from runner.contracts.mcp import handshake, pending_call
 from runner.contracts.mcp.dialect import FRAME_LIMIT, Mcp
 from runner.protocol.dialect import (
     Answer,
@@ -34,7 +34,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.jsonrpc import MOST_TICKETS
 from runner.protocol.memory import STANDING
-from tests.runner.contracts.mcp_pump import setting
+from tests.runner.contracts.mcp.pump import setting
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
@@ -431,7 +431,7 @@ CALLS: list[tuple[Kind, str, Any, str, Said | None]] = [
     ("method", "completion/complete", {"ref": 1}, "completion/complete", {"ref": 1}),
     ("method", "logging/setLevel", {"level": "x"}, "logging/setLevel", {"level": "x"}),
 ]
-LISTED: list[tuple[str, str]] = [(name, row[0]) for name, row in flight.LISTS.items()]
+LISTED: list[tuple[str, str]] = [(name, row[0]) for name, row in pending_call.LISTS.items()]
 
 
 @pytest.mark.parametrize(("kind", "name", "given", "method", "params"), CALLS)
@@ -661,7 +661,7 @@ def pages(dialect: Mcp, answer: Callable[[int], Said]) -> tuple[str, int]:
     ("answer", "cause", "count"),
     [
         (lambda number: page(number, "a", cursor="same"), "cursor_repeats", 2),
-        (lambda number: page(number, "a", cursor=str(number)), "too_many_pages", flight.MOST_PAGES),
+        (lambda number: page(number, "a", cursor=str(number)), "too_many_pages", pending_call.MOST_PAGES),
         (lambda number: page(number, *["a"] * 3000, cursor=str(number)), "too_many_items", 4),
         (lambda number: page(number, "a" * 12_000_000, cursor=str(number)), "list_too_large", 3),
     ],
@@ -696,7 +696,7 @@ def test_lists_on_their_way_share_what_there_is() -> None:
 
 
 def test_a_cursor_is_short() -> None:
-    for length, cause in ((flight.MOST_CURSOR, ""), (flight.MOST_CURSOR + 1, "cursor_too_long")):
+    for length, cause in ((pending_call.MOST_CURSOR, ""), (pending_call.MOST_CURSOR + 1, "cursor_too_long")):
         dialect = legacy()
         number = asked(dialect, "list", "tools")["id"]
         assert cause_of(hear(dialect, page(number, "a", cursor="c" * length))[0]) == cause
@@ -1099,7 +1099,7 @@ def test_only_three_methods_may_need_input(kind: Kind, name: str) -> None:
 def test_input_is_asked_for_only_so_often() -> None:
     dialect = modern("roots")
     number = asked(dialect, "tool", "t")["id"]
-    for _ in range(flight.MOST_ROUNDS):
+    for _ in range(pending_call.MOST_ROUNDS):
         (question,) = hear(dialect, needs(number, "roots/list"))
         (again,) = said(dialect.answer(question.ticket, Answer({"roots": []})))
         number = again["id"]
@@ -1124,12 +1124,15 @@ def test_a_refused_input_ends_the_call_and_its_other_questions() -> None:
 
 def test_input_for_many_calls_at_once_has_a_limit() -> None:
     dialect = modern("roots")
-    for token in range(MOST_TICKETS // flight.MOST_INPUTS):
+    for token in range(MOST_TICKETS // pending_call.MOST_INPUTS):
         number = asked(dialect, "tool", "t", token=token + 100)["id"]
-        assert len(hear(dialect, needs(number, *["roots/list"] * flight.MOST_INPUTS))) == flight.MOST_INPUTS
+        assert (
+            len(hear(dialect, needs(number, *["roots/list"] * pending_call.MOST_INPUTS)))
+            == pending_call.MOST_INPUTS
+        )
     number = asked(dialect, "tool", "t")["id"]
     assert [outcome(event) for event in hear(dialect, needs(number, "roots/list"))] == ["flood"]
-    assert len(dialect.cancel(100, "")) == flight.MOST_INPUTS  # makes room again
+    assert len(dialect.cancel(100, "")) == pending_call.MOST_INPUTS  # makes room again
     number = asked(dialect, "tool", "t")["id"]
     assert isinstance(hear(dialect, needs(number, "roots/list"))[0], HostCall)
 

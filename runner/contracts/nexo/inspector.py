@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.contracts.nexo import clocks, handshake, topics
+from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.observer import Answered, Overheard, odd_key
@@ -30,7 +30,7 @@ class Inspector:
         self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
         # The host's variables are the runner's: it was started by it.
-        self.handshake_seconds = clocks.of(setting.environ).seconds("initialize")
+        self.handshake_seconds = timeouts.of(setting.environ).seconds("initialize")
         self.handshaken = False
         self.awaiting = False
 

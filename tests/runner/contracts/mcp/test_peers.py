@@ -22,7 +22,7 @@ from runner.protocol.dialect import (
     Violation,
 )
 from tests.conftest import ROOT
-from tests.runner.contracts.mcp_pump import Pump
+from tests.runner.contracts.mcp.pump import Pump
 
 BARE = str(ROOT / "tests/plugins/mcp_bare/server.py")
 SDK = str(ROOT / "tests/plugins/mcp_sdk/server.py")

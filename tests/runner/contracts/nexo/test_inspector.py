@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.nexo.inspect import Inspector, make
+from runner.contracts.nexo.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
 from sandbox.spec import SandboxSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
-from runner.contracts.mcp.era import Era
+from runner.contracts.mcp.versions import Era
 from runner.protocol.dialect import Call, CallRefused, Refusal, Reply, Violation
 from runner.protocol.jsonrpc import INVALID_PARAMS
 from runner.protocol.memory import Share

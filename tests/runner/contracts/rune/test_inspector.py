@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.rune.inspect import Inspector, make
+from runner.contracts.rune.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
 from sandbox.spec import SandboxSpec

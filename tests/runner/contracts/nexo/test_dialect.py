@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.contracts.nexo import catalogue, manifest
+from runner.contracts.nexo import manifest
+from runner.contracts.nexo import tools as catalogue
 from runner.contracts.nexo.dialect import CONTINUE, FRAME_LIMIT, KINDS, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
 from runner.plugin import Plugin
