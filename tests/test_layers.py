@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.plugin_codec",),
     ("runner.manifest.sandbox_request",),
     ("runner.manifest.model",),
-    ("runner.manifest.faults", "runner.manifest.table"),
+    ("runner.manifest.faults", "runner.manifest.semver", "runner.manifest.table"),
     ("runner.plugin", "runner.outcome"),
     ("runner", "runner.manifest", "runner.protocol", "runner.launch", "runner.session"),
     ("sandbox.cell.unsandboxed", "sandbox.doctor.probes"),

@@ -11,7 +11,7 @@ Each contract has one, in runner/contracts/NAME/dialect.py:
     LISTS          what can be listed besides tools
     event(call)    of kind "event", where KINDS has it: the notification to send, with its params
 
-A session (runner/session/session.py) owns the process, the clocks and the streams, and does what the events say.
+A session (runner/session/) owns the process, the clocks and the streams, and does what the events say.
 """
 
 from __future__ import annotations

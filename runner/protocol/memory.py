@@ -12,8 +12,8 @@ to fifty times as much memory as it takes on the wire. So what is held is counte
                      of the call, or of the handshake
       COMPILED       schemas of its tools, ready for use; the oldest is forgotten, and made again when needed
       FRAME          the frame being read, its bytes and its values (wire.MOST_MEMORY); more is a fault
-      REPLIES        what waits to be written to it; until that is read, nothing more is (runner/session/outbox.py)
-      IDS            of its open questions, a second time, as bytes (runner/protocol/jsonrpc.py); more is a fault
+      REPLIES        what waits to be written to it; until that is read, nothing more is (session/outbox.py)
+      IDS            of its open questions, a second time, as bytes (jsonrpc.py); more is a fault
 
 The shares are fixed: events nobody reads never stand in the way of a question or an answer.
 """

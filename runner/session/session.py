@@ -1,7 +1,7 @@
 """One live plugin: a Cage, a Dialect, and the tasks that read, write and watch.
 
 The dialect says what bytes mean, the cage says how the process fares; here is time. Every wait is bounded,
-the first cause of a failure stays the cause (runner/launch/verdict.py words it), and a caller that gives up a call
+the first cause of a failure stays the cause (launch/verdict.py words it), and a caller that gives up a call
 loses that call and not the session.
 """
 

@@ -102,7 +102,7 @@ class Feed(Meter):
         self._heard(data)
 
     def _in_background(self) -> bool:
-        """Another job has the terminal. SIGTTIN is ignored (runner/launch/stdio.py), so reading is an error."""
+        """Another job has the terminal. SIGTTIN is ignored (by the runner), so reading is an error."""
         try:
             return os.tcgetpgrp(self._stdin) != os.getpgrp()
         except OSError:  # not our controlling terminal, or gone

@@ -652,6 +652,7 @@ def test_nothing_of_trio_in_a_warden() -> None:
     """What launches is single-threaded and small."""
     import sys
 
-    program = "import sys, runner.launch.forkserver; print([n for n in ('trio', 'asyncio', 'pydantic') if n in sys.modules])"
+    program = "import sys, runner.launch.forkserver\n"
+    program += "print([n for n in ('trio', 'asyncio', 'pydantic') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
