@@ -35,7 +35,7 @@ COPY --from=build /opt/runner /opt/runner
 # --chmod: COPY keeps the modes of the checkout, and the runner refuses a policy that its group can write.
 COPY --chmod=0644 policies/default.toml /etc/runner/policy.toml
 COPY --chmod=0644 policies/container/seccomp.json /usr/local/share/runner/seccomp.json
-# Container engines show cgroups read-only. The default policy requires budgets of root that need writable ones;
+# Container engines show cgroups read-only. The default policy requires limits of root that need writable ones;
 # the image's policy, which differs in nothing else, prefers them, and every report says what is missing.
 RUN sed -i 's/^mode = "delegated"/mode = "prefer"/' /etc/runner/policy.toml \
  && chmod 0755 /etc/runner \

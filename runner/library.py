@@ -208,7 +208,7 @@ async def open_plugin(
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
     )
     beginning = _Beginning(invocation, dict(os.environ if environ is None else environ), services, config)
-    # Read here only to know which contract it is: what counts is what the warden reads.
+    # Read here only to know which contract it is: what counts is what the monitor reads.
     loaded: Loaded = await trio.to_thread.run_sync(
         lambda: load(beginning.invocation.manifest, contract=contract, server=server)
     )
@@ -221,7 +221,7 @@ async def open_plugin(
             message = "the manifest was changed while the plugin was opened"
             raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
         plugin = session.prepared.plugin if session is not None else plugin
-        assert plugin is not None  # else the warden has said what is wrong with the manifest
+        assert plugin is not None  # else the monitor has said what is wrong with the manifest
         opened = OpenPlugin(plugin, session, beginning)
         with opened._send_event:
             yield opened
@@ -275,7 +275,7 @@ def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
 def _limits(given: Mapping[str, str | float]) -> Limits:
     unknown = [name for name in given if name not in Limits._fields]
     if unknown:
-        raise ValueError(f"no budget is called {unknown[0]!r}; there are {', '.join(Limits._fields)}")
+        raise ValueError(f"no limit is called {unknown[0]!r}; there are {', '.join(Limits._fields)}")
     found: dict[str, Any] = {}
     for name, value in given.items():
         try:

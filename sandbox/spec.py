@@ -54,7 +54,7 @@ class EnvRequest(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Budgets. None means nothing is asked; sizes in bytes, times in seconds."""
+    """Limits. None means nothing is asked; sizes in bytes, times in seconds."""
 
     memory: int | None = None  # of all processes together, with what they keep in /tmp and /dev/shm
     pids: int | None = None  # processes and threads, not counting those of the cage itself

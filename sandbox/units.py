@@ -1,4 +1,4 @@
-"""Sizes, durations and budgets as people write them: in a manifest, in a policy, on a command line.
+"""Sizes, durations and limits as people write them: in a manifest, in a policy, on a command line.
 
 Suffixes of sizes are powers of 1024 whether or not they are spelled with an "i": `256M`, `256MB` and
 `256MiB` are one thing, as in systemd units and `docker run --memory`. A plain number is bytes, or seconds.
@@ -27,7 +27,7 @@ _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 CORES_MAX = 10_000.0
 _MOST = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
 
-# Budgets that nothing can keep, or that no plugin could start with: most often a forgotten unit.
+# Limits that nothing can keep, or that no plugin could start with: most often a forgotten unit.
 _LEAST: dict[str, tuple[float, str]] = {
     "memory": (1 << 20, "no program starts with less"),
     "cpu": (0.01, "the kernel gives no smaller share"),
@@ -39,7 +39,7 @@ _LEAST: dict[str, tuple[float, str]] = {
 
 
 def parse_limit(name: str, value: object) -> int | float:
-    """One budget, whoever writes it: a whole number, but for the times and for `cpu`.
+    """One limit, whoever writes it: a whole number, but for the times and for `cpu`.
 
     ValueError says what is wrong with it, to follow the name and a colon.
     """

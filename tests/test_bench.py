@@ -111,9 +111,9 @@ def test_memory_is_of_all_that_is_below() -> None:
             assert process.poll() is None
         sizes = call.memory(process.pid)
         os.kill(found[0], signal.SIGKILL)
-    # What a host starts is its zygote; there is nothing else here.
-    assert sizes["host"] > 0 and sizes["zygote"] > 0
-    assert sum(sizes.values()) == sizes["host"] + sizes["zygote"]
+    # What a host starts is its fork server; there is nothing else here.
+    assert sizes["host"] > 0 and sizes["fork server"] > 0
+    assert sum(sizes.values()) == sizes["host"] + sizes["fork server"]
 
 
 @installed
@@ -147,9 +147,9 @@ FIGURES = {
     "launch": [
         *(
             f"{name}{_N * 4}"
-            for name in ("no budgets", "default policy", "full budgets", "full, and of stderr", "raw bwrap")
+            for name in ("no limits", "default policy", "full limits", "full, and of stderr", "raw bwrap")
         ),
-        rf"full budgets over no budgets: p50 [+-]\d+\.\d .*{_RATIO}",
+        rf"full limits over no limits: p50 [+-]\d+\.\d .*{_RATIO}",
     ],
     "kill": [
         rf"{name} +p50{_N} +max{_N} +min{_N} +\(2 times\)"
@@ -182,7 +182,7 @@ FIGURES = {
         r"opened in \d+ ms, closed in \d+ ms; as many raw plugins were started and greeted in \d+ ms",
         rf"calls per second, over all of them: \d+; by raw pipes \d+, {_RATIO}",
         r"memory of the runner per session: \d+ kB; each after the first adds -?\d+ kB",
-        *(f"  {name}{_KB}" for name in ("host", "zygote", "wardens", "keepers")),
+        *(f"  {name}{_KB}" for name in ("host", "fork server", "monitors", "inits")),
         *(f"  {name}{_KB}, not the runner's" for name in ("bwrap", "plugin")),
     ],
 }

@@ -72,7 +72,7 @@ def test_one_volume_holds_the_state_of_root_and_of_others(monkeypatch: pytest.Mo
     assert "install -d -o 1000 -g 1000 -m 0711 /var/lib/runner" in " ".join(steps("RUN"))
 
 
-def test_the_images_policy_differs_from_the_default_in_who_needs_budgets_and_in_nothing_else() -> None:
+def test_the_images_policy_differs_from_the_default_in_who_needs_limits_and_in_nothing_else() -> None:
     [change] = re.findall(r"sed -i '([^']+)' (\S+)", " ".join(steps("RUN")))
     assert change[1] == SYSTEM_POLICY
     before = (ROOT / "policies/default.toml").read_bytes()

@@ -160,7 +160,7 @@ def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir:
     assert sorted(documented[""]) == sorted([*report, "session"])  # which is for other verbs
     for part in ("exit", "grant", "stderr", "usage"):
         assert sorted(documented[part]) == sorted(report[part])
-    assert sorted(documented["budgets"]) == sorted(report["budgets"][0])
+    assert sorted(documented["limits"]) == sorted(report["limits"][0])
     assert set(documented["outcome"]) < set(get_args(Code))
 
 

@@ -51,7 +51,7 @@ fs_write_paths = ["${state_dir}"]
 [plugin.limits]
 """
 # Each of those that takes a cgroup, a descriptor, a clock or a file of the runner's.
-BUDGETS = {
+LIMITS = {
     "memory": '"256M"',
     "pids": "32",
     "cpu": "2",
@@ -236,7 +236,7 @@ def grown(before: Held, after: Held, rss: int, objects: int, shared: int) -> dic
 
 @pytest.fixture
 def manifest(plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
-    limits = "".join(f"{name} = {value}\n" for name, value in BUDGETS.items())
+    limits = "".join(f"{name} = {value}\n" for name, value in LIMITS.items())
     return write_file(plugin_dir / "nexo-plugin.toml", MANIFEST + limits)
 
 

@@ -14,7 +14,7 @@ from sandbox.document.diagnostic import printable, quoted
 if TYPE_CHECKING:
     import argparse
 
-    from runner.launch.forkserver import Errand
+    from runner.launch.forkserver import LaunchTicket
     from runner.launch.prepare import Invocation
 
 NAME = "call"
@@ -101,25 +101,25 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     # The cage is built while we import what speaks to it.
     sent = ordered(invocation) if args.repeat is None else None
-    from runner.cli.live.output import Voice
+    from runner.cli.live.output import Output
     from runner.cli.live.session import Request
     from runner.protocol.dialect import Call
 
     request = Request(
         invocation, Call(args.kind, args.name, given, context or {}), seconds, config, sink, sent
     )
-    voice = Voice("call", as_json=args.json, events=args.events)
+    output = Output("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
         from runner.cli.live.call_many import call_many
 
-        return call_many(request, voice, args.repeat, args.concurrency or 1)
+        return call_many(request, output, args.repeat, args.concurrency or 1)
     if args.kind == "event":
         from runner.cli.live.send_event import tell_event
 
-        return tell_event(request, voice)
+        return tell_event(request, output)
     from runner.cli.live.call_once import call_once
 
-    return call_once(request, voice)
+    return call_once(request, output)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -166,7 +166,7 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         raise ValueError(f"--context: {stray}")
 
 
-def ordered(invocation: Invocation) -> Errand | None:
+def ordered(invocation: Invocation) -> LaunchTicket | None:
     """The launch under way, by a copy of this process as it is now. None: then later, and slower."""
     from runner.launch import forkserver
 
@@ -174,11 +174,11 @@ def ordered(invocation: Invocation) -> Errand | None:
         maker = forkserver.by_fork()
         if maker is None:
             return None
-        errand = forkserver.Errand(invocation, environ=os.environ)
-        errand.send(maker)
+        ticket = forkserver.LaunchTicket(invocation, environ=os.environ)
+        ticket.send(maker)
     except OSError:
         return None  # the second try says why
-    return errand
+    return ticket
 
 
 def _seconds(word: str | None) -> float | None:

@@ -109,7 +109,7 @@ def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
 
 
 def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
-    """A plugin that failed by itself has said so itself. That a budget ended it, only we can tell, and what
+    """A plugin that failed by itself has said so itself. That a limit ended it, only we can tell, and what
     it may have missed."""
     if outcome.code not in ("ok", "crashed", "cancelled") or (lived and _is_ours(lived.end, outcome)):
         from runner.cli import text
@@ -124,11 +124,11 @@ def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
 
 
 _LAST_WORD = 2.0
-_BUDGETS = ("oom", "cpu_time", "file_size", "pids")
+_LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
 
 def _is_ours(end: End, outcome: Outcome) -> bool:
-    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in _BUDGETS)
+    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in _LIMIT_CAUSES)
 
 
 class Lived(NamedTuple):

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     """As a report of a launch that has not taken place, with the command line."""
     full = report(prepared, outcome, None, EXIT[outcome.code])
-    kept = ("runner", "plugin", "outcome", "grant", "layers", "budgets", "degraded", "notes", "diagnostics")
+    kept = ("runner", "plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
     command = _command_line(prepared) if prepared.open_plan is not None else None
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
@@ -190,9 +190,9 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(prepared, denial))}"
     if prepared.open_plan is not None:
         yield from _cage(prepared, prepared.open_plan.plan)
-    if budgets := list(_budgets(prepared, outcome)):
+    if limits := list(_limits(prepared, outcome)):
         yield ""
-        yield from _table("budgets", budgets)
+        yield from _table("limits", limits)
     if prepared.policy is not None:
         rule = prepared.policy.capabilities
         words = [(" ".join(patterns) or "nothing") for patterns in (rule.declare, rule.host)]
@@ -239,21 +239,21 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
         yield f"note: {printable('; '.join(text for text in (note.message, note.hint) if text))}"
 
 
-def _budgets(prepared: Prepared, outcome: Outcome) -> Iterable[Row]:
-    """One row for each budget: name, how much, whose word it is, what holds it, and what is weak about that.
+def _limits(prepared: Prepared, outcome: Outcome) -> Iterable[Row]:
+    """One row for each limit: name, how much, whose word it is, what holds it, and what is weak about that.
 
     Whoever set it: manifest, policy or command line. The lowest of them decided.
     """
     granted = prepared.grant
     if granted is None:
         return
-    if prepared.budgets.all:
-        for budget in prepared.budgets.all:
-            amount = _amount(budget.name, budget.requested)
-            if budget.effective not in (None, budget.requested):
-                amount += f" (in effect {_amount(budget.name, budget.effective)})"
-            words = [*(["DEGRADED"] if budget.degraded else []), *([budget.detail] if budget.detail else [])]
-            yield budget.name, amount, budget.decided_by, budget.enforced_by or "nothing", ": ".join(words)
+    if prepared.limits.all:
+        for limit in prepared.limits.all:
+            amount = _amount(limit.name, limit.requested)
+            if limit.effective not in (None, limit.requested):
+                amount += f" (in effect {_amount(limit.name, limit.effective)})"
+            words = [*(["DEGRADED"] if limit.degraded else []), *([limit.detail] if limit.detail else [])]
+            yield limit.name, amount, limit.decided_by, limit.enforced_by or "nothing", ": ".join(words)
         return
     # The launch was refused before each had its means, most often for want of one.
     decided = dict(granted.decided_by)

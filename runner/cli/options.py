@@ -37,12 +37,12 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         default=[],
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
-    add_budgets(parser)
+    add_limits(parser)
     parser.set_defaults(arguments=[])
     parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
 
 
-# The budgets people reach for have options of their own; --limit knows them all.
+# The limits people reach for have options of their own; --limit knows them all.
 _OPTIONS = (
     ("memory", "SIZE", "of all its processes together, with /tmp and /dev/shm"),
     ("pids", "N", "processes and threads"),
@@ -52,45 +52,45 @@ _OPTIONS = (
 )
 
 
-def add_budgets(parser: argparse.ArgumentParser) -> None:
-    budgets = parser.add_argument_group(
-        "budgets",
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group(
+        "limits",
         "The lowest of what these, the manifest and the policy's ceiling say holds.\n"
         "Sizes are written 512K, 256M, 1.5G; times 500ms, 30s, 1h30m.",
     )
     for name, metavar, about in _OPTIONS:
         option = "--" + name.replace("_", "-")
-        budgets.add_argument(
+        limits.add_argument(
             option, metavar=metavar, help=about, dest="limits", action="append", default=[], type=_named(name)
         )
     have_one = [name for name, _, _ in _OPTIONS]
     others = ", ".join(name for name in LIMIT_NAMES if name not in have_one)
-    budgets.add_argument(
+    limits.add_argument(
         "--limit",
         metavar="NAME=VALUE",
-        help=f"any budget by its name, one each time; the others are {others}",
+        help=f"any limit by its name, one each time; the others are {others}",
         dest="limits",
         action="append",
         default=[],
-        type=_Budget.parse,
+        type=_LimitOption.parse,
     )
 
 
-class _Budget(NamedTuple):
-    """A budget as it stands on the command line, and how the complaint about it begins."""
+class _LimitOption(NamedTuple):
+    """A limit as it stands on the command line, and how the complaint about it begins."""
 
     words: str
     name: str
     value: str | None  # None: there was no "="
 
     @classmethod
-    def parse(cls, word: str) -> _Budget:
+    def parse(cls, word: str) -> _LimitOption:
         name, equals, value = word.partition("=")
         return cls(f"--limit {word}", name, value if equals else None)
 
 
-def _named(name: str) -> Callable[[str], _Budget]:
-    return lambda value: _Budget(f"--{name.replace('_', '-')} {value}", name, value)
+def _named(name: str) -> Callable[[str], _LimitOption]:
+    return lambda value: _LimitOption(f"--{name.replace('_', '-')} {value}", name, value)
 
 
 def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
@@ -127,18 +127,18 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
     )
 
 
-def _limits(budgets: Sequence[_Budget]) -> Limits:
-    if not budgets:
+def _limits(limits: Sequence[_LimitOption]) -> Limits:
+    if not limits:
         return Limits()
     from sandbox.units import parse_limit
 
     found: dict[str, Any] = {}
-    for words, name, value in budgets:
+    for words, name, value in limits:
         if value is None:
             raise ValueError(f"{words}: write NAME=VALUE, as in memory=256M")
         if name not in LIMIT_NAMES:
             hint = did_you_mean(name, LIMIT_NAMES) or f"there are {', '.join(LIMIT_NAMES)}"
-            raise ValueError(f"{words}: no budget is called {quoted(name)}; {hint}")
+            raise ValueError(f"{words}: no limit is called {quoted(name)}; {hint}")
         if name in found:
             raise ValueError(f"{words}: {name} is given twice")
         try:

@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     sent = ordered(invocation)
     from runner.cli.live.list_tools import list_all
-    from runner.cli.live.output import Voice
+    from runner.cli.live.output import Output
     from runner.cli.live.session import Request
     from runner.protocol.dialect import Call
 
     request = Request(invocation, Call("list", "tools"), None, None, sink, sent)
-    return list_all(request, Voice("tools", as_json=args.json, events=args.events))
+    return list_all(request, Output("tools", as_json=args.json, events=args.events))

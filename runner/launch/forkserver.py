@@ -1,8 +1,8 @@
-"""The process wardens are forked from: everything imported, no threads, nothing of the host's.
+"""The process monitors are forked from: everything imported, no threads, nothing of the host's.
 
 One for each host process. It is told what to launch by messages of one byte and six descriptors (the Gear of
-runner/launch/monitor.py), forks a warden for each, and ends when its host does. Wardens do not need it: a plugin
-outlives the zygote it came from, and the next launch starts another one.
+runner/launch/monitor.py), forks a monitor for each, and ends when its host does. Monitors do not need it: a
+plugin outlives the fork server it came from, and the next launch starts another one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from sandbox.files import write_all
 from sandbox.value import NamedTuple
 
 _GEAR = len(Gear._fields)
-_START = "import sys; sys.path[:] = sys.argv[2:]; from runner.launch.forkserver import main; main(int(sys.argv[1]))"
+_START = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from runner.launch.forkserver import main; main(int(sys.argv[1]))"
+)
 # What decides how names are turned into bytes; it must be the same on both sides.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
-# --- in the zygote ---------------------------------------------------------------------------------------
+# --- in the fork server -------------------------------------------------------------------------------------
 
 
 def main(fd: int) -> NoReturn:
@@ -49,12 +52,12 @@ def main(fd: int) -> NoReturn:
 
 
 def serve(orders: socket.socket) -> None:
-    """Fork a warden for each order, until there is nobody left to give one."""
+    """Fork a monitor for each order, until there is nobody left to give one."""
     _detach(orders)
     _preload()
     if gc.isenabled():  # else this is a copy of who is in a hurry
         gc.collect()
-    gc.freeze()  # what is there now is shared with all wardens, as long as nobody looks through it
+    gc.freeze()  # what is there now is shared with all monitors, as long as nobody looks through it
     gc.disable()
     while True:
         try:
@@ -84,7 +87,7 @@ def _fork(gear: Gear, orders: socket.socket) -> None:
             orders.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _be_called("runner-warden")
+            _be_called("runner-monitor")
             monitor.keep(gear)
         finally:
             os._exit(1)
@@ -106,7 +109,7 @@ def _detach(orders: socket.socket) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it: an error, not the end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _be_called("runner-zygote")
+    _be_called("runner-fork server")
 
 
 def _be_called(name: str) -> None:
@@ -128,7 +131,7 @@ def _preload() -> None:
 # --- in the host -----------------------------------------------------------------------------------------
 
 
-class Zygote(NamedTuple):
+class ForkServer(NamedTuple):
     orders: socket.socket  # SOCK_SEQPACKET: a message arrives whole or not at all
     pidfd: int
     host: tuple[object, ...]  # who it was started by
@@ -141,7 +144,7 @@ class Zygote(NamedTuple):
         return not dead.poll(0)
 
     def close(self) -> None:
-        """Its wardens live on, and end with their plugins."""
+        """Its monitors live on, and end with their plugins."""
         self.orders.close()
         with suppress(OSError):  # reaped by somebody else; or we are not who we were, and it ends by itself
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -150,10 +153,10 @@ class Zygote(NamedTuple):
 
 
 _lock = threading.Lock()
-_current: Zygote | None = None
+_current: ForkServer | None = None
 
 
-def current() -> Zygote:
+def current() -> ForkServer:
     """This process's own, started if there is none. Raises OSError."""
     global _current
     with _lock:
@@ -165,7 +168,7 @@ def current() -> Zygote:
         return _current
 
 
-def close(which: Zygote | None = None) -> None:
+def close(which: ForkServer | None = None) -> None:
     """End it: all of them, or `which` if it is still the one, because it was found dead."""
     global _current
     with _lock:
@@ -180,7 +183,7 @@ def _host() -> tuple[object, ...]:
 
 
 def _forget() -> None:
-    """In a child of the host: it has a copy of the socket, which would keep its parent's zygote alive."""
+    """In a child of the host: it has the socket, which would keep its parent's fork server alive."""
     global _lock, _current
     _lock = threading.Lock()
     if _current is not None:
@@ -192,7 +195,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def by_exec() -> Zygote:
+def by_exec() -> ForkServer:
     """A new interpreter: right for every process, whatever threads it has."""
     import atexit
     import subprocess
@@ -235,7 +238,7 @@ def by_exec() -> Zygote:
         raise
 
 
-def by_fork() -> Zygote | None:
+def by_fork() -> ForkServer | None:
     """A copy of this process, at once and with all it has imported: only for who has no threads, and has not
     begun with anything. None: it has. The one made is the one `current` gives."""
     global _current
@@ -264,12 +267,12 @@ def by_fork() -> Zygote | None:
         return _current
 
 
-def _started(orders: socket.socket, pid: int) -> Zygote:
+def _started(orders: socket.socket, pid: int) -> ForkServer:
     orders.setblocking(False)
-    return Zygote(orders, os.pidfd_open(pid), _host())
+    return ForkServer(orders, os.pidfd_open(pid), _host())
 
 
-class Errand:
+class LaunchTicket:
     """One launch, from the host's side: its ends of the plugin's pipes and of the control socket."""
 
     def __init__(
@@ -300,13 +303,13 @@ class Errand:
             (host,) = kept(os.pidfd_open(os.getpid()))
             self._given: Gear | None = Gear(memory, stdin, stdout, stderr, control, host)
             stack.pop_all()
-        self.zygote: Zygote | None = None  # that took it
+        self.forkserver: ForkServer | None = None  # that took it
 
-    def send(self, zygote: Zygote) -> None:
-        """Raises BlockingIOError if there is no room yet, another OSError if the zygote cannot take it."""
+    def send(self, forkserver: ForkServer) -> None:
+        """Raises BlockingIOError if there is no room yet, OSError if the fork server cannot take it."""
         assert self._given is not None
-        socket.send_fds(zygote.orders, [b"o"], self._given)
-        self.zygote = zygote
+        socket.send_fds(forkserver.orders, [b"o"], self._given)
+        self.forkserver = forkserver
         self.give_away()
 
     def give_away(self) -> None:

@@ -89,7 +89,7 @@ def inspector_of(setting: Setting) -> Inspector:
 class Breach(NamedTuple):
     violation: Violation
     phase: Phase
-    limit: str | None = None  # if it was not the contract's own measure but a budget
+    limit: str | None = None  # if it was not the contract's own measure but a limit
 
 
 class Inspection(Meter):
@@ -100,7 +100,7 @@ class Inspection(Meter):
         self,
         inspector: Inspector,
         limits: Limits,
-        beside: Relay | None = None,  # of stderr: what passes there counts for the same budgets
+        beside: Relay | None = None,  # of stderr: what passes there counts for the same limits
         *,
         stdin: int = 0,
         stdout: int = 1,
@@ -110,7 +110,7 @@ class Inspection(Meter):
     ) -> None:
         self.inspector = inspector
         self.breach: Breach | None = None
-        self.exceeded: str | None = None  # the budget that ran out
+        self.exceeded: str | None = None  # the limit that ran out
         self.handshake: float | None = None  # seconds it took
         self._limits = limits
         self._beside = beside

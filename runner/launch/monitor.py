@@ -1,18 +1,19 @@
 """The process that stands between a session and its plugin: launches it, watches over it, tells how it ended.
 
-A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each plugin of
-a session has a warden: one process, one thread, that does what `runner exec` does. The plugin's streams are
-pipes whose other ends the host has; not a byte of them passes through here. What is left is the control
+A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each plugin
+of a session has a monitor: one process, one thread, that does what `runner exec` does. The plugin's streams
+are pipes whose other ends the host has; not a byte of them passes through here. What is left is the control
 socket:
 
-    host -> warden    bytes, each the number of a signal for the program, as `runner exec` would be sent it:
+    host -> monitor    bytes, each the number of a signal for the program, as `runner exec` would be sent it:
                       the program gets it and has its grace, a second one or 9 ends everything at once. The
                       end of the file: the host is gone, and everything ends at once.
-    warden -> host    JSON documents, one on each line: `born`, then as far as it comes `prepared` and
+    monitor -> host    JSON documents, one on each line: `born`, then as far as it comes `prepared` and
                       `launched`, and always last `ended`.
 
 Nothing is ever raised or printed from here: whatever goes wrong is in `ended`. Signals from others are not
-heeded: a plugin is its session's to end. SIGKILL of a warden ends its plugin, by the keeper that follows it.
+heeded: a plugin is its session's to end. SIGKILL of a monitor ends its plugin, by the cell's init that
+follows it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _NUMBERS = frozenset(signal.valid_signals())
 
 
 class Order(NamedTuple):
-    """What a warden is to do."""
+    """What a monitor is to do."""
 
     invocation: Invocation
     environ: Mapping[str, str]  # the operator's
@@ -74,7 +75,7 @@ def decode(raw: bytes) -> Order:
 
 
 class Gear(NamedTuple):
-    """The descriptors a warden is born with, in the order they are sent."""
+    """The descriptors a monitor is born with, in the order they are sent."""
 
     order: int
     stdin: int
@@ -175,7 +176,7 @@ class Lived(NamedTuple):
 
 
 def keep(gear: Gear) -> NoReturn:
-    """The whole life of a warden, in a process that was forked for it and has no other purpose."""
+    """The whole life of a monitor, in a process that was forked for it and has no other purpose."""
     try:
         for number in _HEEDLESS:
             signal.signal(number, lambda *_: None)  # not ignored: that would be inherited
@@ -192,7 +193,7 @@ def keep(gear: Gear) -> NoReturn:
 
 
 def refuse(control: int, error: Exception) -> None:
-    """For who cannot even start a warden: the last word that one would have had."""
+    """For who cannot even start a monitor: the last word that one would have had."""
     outcome, status = unlaunched(error)
     Control(os.dup(control)).tell("ended", **_told(None, outcome, status, None))
 
@@ -276,7 +277,7 @@ def _watch(
         clocks = confined.clocks
         if clocks.teardown is None:
             clocks = clocks._replace(teardown=order.grace)
-        gc.enable()  # the zygote has no use for it; a plugin may live for months
+        gc.enable()  # the fork server has no use for it; a plugin may live for months
         end = wait(confined.cell, control, host, clocks, confined.meters)
         end, _ = confined.settle(end)
         prepared.timings.mark("run")
@@ -358,6 +359,6 @@ def _report(
 ) -> dict[str, Any] | None:
     if prepared is None:
         return None
-    prepared.budgets = prepared.budgets.in_session()
+    prepared.limits = prepared.limits.in_session()
     end, confined = (None, None) if lived is None else lived
     return report(prepared, outcome, end, status, confined)

@@ -21,7 +21,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.fingerprint import fingerprint
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
-from sandbox.limits.assign import Budgets, assign
+from sandbox.limits.assign import AssignedLimits, assign
 from sandbox.limits.block_devices import whole_disks
 from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, made, sweep
 from sandbox.limits.cgroup_survey import Lack, Survey, survey
@@ -89,7 +89,7 @@ class Prepared:
         self.grant: Grant | None = None
         self.open_plan: OpenPlan | None = None
         self.owner: Owner | None = None
-        self.budgets = Budgets()
+        self.limits = AssignedLimits()
         self.cgroup: Cgroup | None = None
         self.oom_around: OomAround | None = None
         self.layers: tuple[Layer, ...] = ()
@@ -194,7 +194,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     layers = available_layers(granted, policy, prepared.bwrap, can_join_keyring=can_join_keyring())
     mounts = read_mounts()
     found = survey(mounts)
-    prepared.budgets = assign(granted, policy, found)
+    prepared.limits = assign(granted, policy, found)
     denylist = Denylist(
         mounts,
         homes=prepared.homes,
@@ -247,7 +247,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         _require_reachable(prepared.state_dir, owner)
     if granted.limits.disk is not None and not granted.unsandboxed:
         _require_room(opened, granted.limits.disk)
-    if not rehearse and prepared.budgets.sites:
+    if not rehearse and prepared.limits.sites:
         _group(prepared, found, opened.plan, stack)
     if not rehearse and (prepared.cgroup is None or not prepared.cgroup.counts_memory):
         prepared.oom_around = OomAround(found.own)
@@ -332,28 +332,26 @@ def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack
     for site in found.sites:
         sweep(site.directory)  # also where this one makes none: the next who does may be long in coming
     while True:
-        prepared.budgets = assign(prepared.grant, prepared.policy, found, disks)
+        prepared.limits = assign(prepared.grant, prepared.policy, found, disks)
         try:
-            cgroup = stack.enter_context(made(prepared.budgets.sites, limits, disks))
+            cgroup = stack.enter_context(made(prepared.limits.sites, limits, disks))
         except CgroupFault as fault:
             lack = Lack(f"cgroup {fault}", "runner doctor tells more")
             found = found.without(fault.site.directory, fault.controllers, lack)
             continue
         prepared.cgroup = cgroup
-        prepared.budgets = prepared.budgets.confirmed(cgroup.effective)
+        prepared.limits = prepared.limits.confirmed(cgroup.effective)
         return
 
 
-def _require_room(opened: OpenPlan, budget: int) -> None:
+def _require_room(opened: OpenPlan, limit: int) -> None:
     from sandbox.limits.disk import DiskMeter
     from sandbox.units import format_limit
 
-    meter = DiskMeter(opened.writable, budget, lambda: ())
+    meter = DiskMeter(opened.writable, limit, lambda: ())
     try:
         if meter.measure():
-            message = (
-                f"{meter.where} holds more already than the disk budget of {format_limit('disk', budget)}"
-            )
+            message = f"{meter.where} holds more already than the disk limit of {format_limit('disk', limit)}"
             outcome = Outcome("policy_denied", "plan", message, "disk", "make room there, or give it more")
             raise Failure(outcome, EXEC_REFUSED)
     finally:

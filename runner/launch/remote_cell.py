@@ -1,8 +1,8 @@
 """A confined plugin, as a session sees it: three streams, a few words about how far it has come, and an end.
 
-The work is done by its warden (runner/launch/monitor.py), a process of its own that the zygote (runner/launch/forkserver.py)
-forks for us. Here is the trio side: nothing blocks, and whatever happens inside `open_cage`, nothing of the
-plugin is left after it.
+The work is done by its monitor (runner/launch/monitor.py), a process of its own that the fork server
+(runner/launch/forkserver.py) forks for us. Here is the trio side: nothing blocks, and whatever happens
+inside `open_cage`, nothing of the plugin is left after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import trio
 
 from runner.launch import forkserver
-from runner.launch.forkserver import Errand
+from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from runner.launch.start import unlaunched
 from runner.manifest.plugin_codec import decode
@@ -30,14 +30,15 @@ from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note
 from sandbox.value import NamedTuple
 
-# Beyond the time a tree may take to die: for the warden to see that it has, to clean up and to tell.
+# Beyond the time a tree may take to die: for the monitor to see that it has, to clean up and to tell.
 _MARGIN_SECONDS = 5.0
-# What a warden may say in one breath: the report of the largest manifest we read is a fraction of that.
+# What a monitor may say in one breath: the report of the largest manifest we read is a fraction of that.
 _LINE_LIMIT = 64 << 20
-_ATTEMPTS = 3  # to find a zygote that lives
-# Until a warden's first word. A zygote takes milliseconds to fork one; who stopped it may never let it go on.
+_ATTEMPTS = 3  # to find a fork server that lives
+# Until a monitor's first word. A fork server takes milliseconds to fork one; who stopped it may never let
+# it go on.
 _BIRTH_SECONDS = 60.0
-# Until we look again whether a zygote has room: somebody else may have closed its socket meanwhile.
+# Until we look again whether a fork server has room: somebody else may have closed its socket meanwhile.
 _ROOM_SECONDS = 1.0
 
 
@@ -61,18 +62,18 @@ class Ended(NamedTuple):
     report: dict[str, Any] | None  # None: nobody was left to write one
 
 
-class Cage:
+class RemoteCell:
     """Made by `open_cage`."""
 
-    def __init__(self, errand: Errand) -> None:
-        self._errand = errand
-        self.stdin = trio.lowlevel.FdStream(errand.stdin)
-        self.stdout: trio.abc.ReceiveStream = trio.lowlevel.FdStream(errand.stdout)
-        self.stderr: trio.abc.ReceiveStream = trio.lowlevel.FdStream(errand.stderr)
-        self._control = socket.socket(fileno=errand.control)
+    def __init__(self, ticket: LaunchTicket) -> None:
+        self._ticket = ticket
+        self.stdin = trio.lowlevel.FdStream(ticket.stdin)
+        self.stdout: trio.abc.ReceiveStream = trio.lowlevel.FdStream(ticket.stdout)
+        self.stderr: trio.abc.ReceiveStream = trio.lowlevel.FdStream(ticket.stderr)
+        self._control = socket.socket(fileno=ticket.control)
         self._control.setblocking(False)
         self._asked: int | None = None
-        self._pid: int | None = None  # of the warden
+        self._pid: int | None = None  # of the monitor
         self._prepared: Prepared | None = None
         self._launched: Mapping[str, float] | None = None
         self._ended: Ended | None = None
@@ -80,7 +81,7 @@ class Cage:
         self._was_prepared = trio.Event()
         self._was_launched = trio.Event()
         self._has_ended = trio.Event()
-        self._is_gone = trio.Event()  # the warden
+        self._is_gone = trio.Event()  # the monitor
         self._listening = trio.CancelScope(shield=True)
 
     async def prepared(self) -> Prepared:
@@ -126,10 +127,10 @@ class Cage:
         assert self._ended is not None
         return Failure(self._ended.outcome, self._ended.status)
 
-    # --- the warden's words -----------------------------------------------------------------------------
+    # --- the monitor's words -----------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Until the warden is gone, or we have given it up. Not to be cancelled by others: while a session is
+        """Until the monitor is gone or given up. Not to be cancelled by others: while a session is
         torn down it is still to be heard how its plugin ended."""
         said = bytearray()
         try:
@@ -141,7 +142,7 @@ class Cage:
                         for line in lines:
                             self._take(json.loads(line))
                     if len(said) > _LINE_LIMIT:
-                        raise ValueError("the warden does not come to an end")
+                        raise ValueError("the monitor does not come to an end")
         except Exception as error:  # noqa: BLE001 -- a fault of ours; who waits must not wait for ever
             self._end(Ended(*unlaunched(error), (), None))
             self.kill()
@@ -159,11 +160,13 @@ class Cage:
                 return b""
 
     async def _see_born(self) -> None:
-        """A zygote that does not get on is ended, and with it the order: else every launch waits for it."""
+        """A fork server that does not get on is ended, and with it the order: else every launch waits for
+        it.
+        """
         with trio.move_on_after(_BIRTH_SECONDS) as waiting:
             await self._was_heard.wait()
-        if waiting.cancelled_caught and self._errand.zygote is not None:
-            forkserver.close(self._errand.zygote)
+        if waiting.cancelled_caught and self._ticket.forkserver is not None:
+            forkserver.close(self._ticket.forkserver)
 
     def _take(self, said: Mapping[str, Any]) -> None:
         self._was_heard.set()
@@ -195,7 +198,7 @@ class Cage:
             event.set()
 
     def _without_a_word(self) -> Ended:
-        """The warden was killed, or never came to be. Its plugin has ended with it."""
+        """The monitor was killed, or never came to be. Its plugin has ended with it."""
         status = EXEC_NO_CAGE
         if self._asked is not None:
             cause = f"signal:{self._asked}"
@@ -206,7 +209,7 @@ class Cage:
             outcome = Outcome("launch_failed", "launch", message, "spawn", _KILLED)
         else:
             message = "the process that watched over the plugin ended without a word, and the plugin with it"
-            outcome = Outcome("internal", "run", message, "warden", _KILLED)
+            outcome = Outcome("internal", "run", message, "monitor", _KILLED)
         lines = [f"runner: {outcome.code}: {outcome.message}"]
         lines += [f"  {outcome.hint}"] if outcome.hint else []
         return Ended(outcome, status, tuple(lines), None)
@@ -222,8 +225,8 @@ class Cage:
             await self._is_gone.wait()
             await self._reap()
         if not self._is_gone.is_set() and self._pid is not None:
-            # Stopped by somebody, or stuck. Its socket is open, so the number is still its own; the keeper
-            # follows it, and the plugin the keeper.
+            # Stopped by somebody, or stuck. Its socket is open, so the number is still its own; the cell's
+            # init follows it, and the plugin the cell's init.
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
             with trio.CancelScope(deadline=trio.current_time() + _MARGIN_SECONDS, shield=True):
@@ -231,8 +234,10 @@ class Cage:
                 await self._reap()
 
     async def _reap(self) -> None:
-        """A warden whose zygote is dead may have been left to us: pid 1 of a container inherits orphans."""
-        taker = self._errand.zygote
+        """A monitor whose fork server is dead may have been left to us: pid 1 of a container inherits
+        orphans.
+        """
+        taker = self._ticket.forkserver
         if self._pid is None or taker is None or taker.is_alive():
             return
         with suppress(ChildProcessError):
@@ -244,7 +249,7 @@ class Cage:
         for stream in (self.stdin, self.stdout, self.stderr):
             assert isinstance(stream, trio.lowlevel.FdStream)
             stream.close()
-        self._control.close()  # a warden that is still there learns that it has no host any more
+        self._control.close()  # a monitor that is still there learns that it has no host any more
 
 
 _KILLED = "if nobody killed it, the machine may be out of memory or of processes: look at its log"
@@ -258,8 +263,8 @@ async def open_cage(
     environ: Mapping[str, str],
     cwd: str | None = None,
     grace: float | None = None,
-    sent: Errand | None = None,
-) -> AsyncIterator[Cage]:
+    sent: LaunchTicket | None = None,
+) -> AsyncIterator[RemoteCell]:
     """Start a plugin, and end it.
 
     Entered as soon as the launch is ordered: how far it has come is asked of the Cage. `environ` and `cwd`
@@ -268,14 +273,14 @@ async def open_cage(
     rest is ignored then. Raises Failure if no launch can be ordered.
     """
     try:
-        errand = sent or Errand(invocation, environ=environ, cwd=cwd, grace=grace)
+        ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, grace=grace)
     except OSError as error:
         raise Failure(*unlaunched(error)) from None
-    cage = Cage(errand)
+    cage = RemoteCell(ticket)
     failure: BaseException | None = None
     try:
-        if errand.zygote is None:
-            await _send(errand)
+        if ticket.forkserver is None:
+            await _send(ticket)
         # What the body raises is taken past the nursery, which would put it into a group.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cage._listen)
@@ -290,7 +295,7 @@ async def open_cage(
                 failure = error
             cage._listening.cancel()
     finally:
-        errand.give_away()
+        ticket.give_away()
         cage._close()
     if failure is not None:
         try:
@@ -302,8 +307,8 @@ async def open_cage(
 _turn: trio.lowlevel.RunVar[trio.Lock] = trio.lowlevel.RunVar("turn")
 
 
-async def _send(errand: Errand) -> None:
-    """To this process's zygote; to a new one if that is dead. Raises Failure."""
+async def _send(ticket: LaunchTicket) -> None:
+    """To this process's fork server; to a new one if that is dead. Raises Failure."""
     try:
         turn = _turn.get()
     except LookupError:
@@ -313,7 +318,7 @@ async def _send(errand: Errand) -> None:
         for _ in range(_ATTEMPTS):
             try:
                 taker = forkserver.current()
-                await _send_to(taker, errand)
+                await _send_to(taker, ticket)
             except (ConnectionError, trio.ClosedResourceError):
                 forkserver.close(taker)
             except OSError as error:
@@ -325,17 +330,17 @@ async def _send(errand: Errand) -> None:
     raise Failure(Outcome("launch_failed", "launch", message, "spawn", _KILLED), EXEC_NO_CAGE)
 
 
-async def _send_to(taker: forkserver.Zygote, errand: Errand) -> None:
+async def _send_to(taker: forkserver.ForkServer, ticket: LaunchTicket) -> None:
     while True:
         try:
-            errand.send(taker)
+            ticket.send(taker)
             return
         except BlockingIOError:
             with trio.move_on_after(_ROOM_SECONDS):
                 await trio.lowlevel.wait_writable(taker.orders)
 
 
-async def aclose_zygote() -> None:
+async def aclose_forkserver() -> None:
     """For who wants no process of ours while no plugin is open. The next plugin starts another one."""
     await trio.lowlevel.checkpoint()
     forkserver.close()

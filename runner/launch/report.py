@@ -66,7 +66,7 @@ def report(
             }
             for layer in described_layers(prepared)
         ],
-        "budgets": list(_budget_documents(prepared, end, confined)),
+        "limits": list(_limit_documents(prepared, end, confined)),
         "degraded": list(degraded(prepared)),
         "limits_hit": _hits(outcome, end, limits),
         "streams": None if confined is None else dict(zip(NAMES, confined.plumbing.ways, strict=True)),
@@ -111,13 +111,13 @@ def _own_code(end: End) -> int | None:
 
 
 def degraded(prepared: Prepared) -> Iterator[str]:
-    """The names of all that is weaker than it was meant to be. No layer is called like a budget."""
+    """The names of all that is weaker than it was meant to be. No layer is called like a limit."""
     for layer in prepared.layers:
         if layer.degraded:
             yield layer.name
-    for budget in prepared.budgets.all:
-        if budget.degraded:
-            yield budget.name
+    for limit in prepared.limits.all:
+        if limit.degraded:
+            yield limit.name
 
 
 def _hits(outcome: Outcome, end: End | None, limits: Limits | None) -> list[str]:
@@ -126,16 +126,16 @@ def _hits(outcome: Outcome, end: End | None, limits: Limits | None) -> list[str]
     return list(limits_hit(end, limits))
 
 
-def _budget_documents(
+def _limit_documents(
     prepared: Prepared, end: End | None, confined: Confined | None
 ) -> Iterator[dict[str, Any]]:
     seen = _peaks(prepared, end, confined)
-    for budget in prepared.budgets.all:
-        yield {**budget._asdict(), "peak": seen.get(budget.name)}
+    for limit in prepared.limits.all:
+        yield {**limit._asdict(), "peak": seen.get(limit.name)}
 
 
 def _peaks(prepared: Prepared, end: End | None, confined: Confined | None) -> dict[str, float]:
-    """The most that was seen of each budget, where somebody looked."""
+    """The most that was seen of each limit, where somebody looked."""
     if end is None:
         return {}
     usage = end.exit.usage

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sandbox.limits.disk import DiskMeter
     from sandbox.streams.relay import Relay
 
-# The keeper's clock is the second one: it rings when the runner's own did not bring the end about.
+# The cell's init's clock is the second one: it rings when the runner's own did not bring the end about.
 _BACKUP = 0.5
 # How long the host of an inspected plugin may take for the next piece of its last words.
 _HOST_PATIENCE = 10.0
@@ -133,7 +133,7 @@ def confine(
         else:
             plumbing = stack.enter_context(of_session(session))
         bounds = Bounds(
-            rlimits(limits, prepared.budgets.fallbacks),
+            rlimits(limits, prepared.limits.fallbacks),
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP,
             plumbing.ends,
@@ -211,7 +211,7 @@ def _inspect(prepared: Prepared, limits: Limits) -> Inspect:
     from runner.protocol.dialect import Setting
 
     assert prepared.plugin is not None and prepared.policy is not None
-    prepared.budgets = prepared.budgets.inspected()
+    prepared.limits = prepared.limits.inspected()
     declare = prepared.policy.capabilities.declare
     setting = Setting(prepared.plugin, limits, os.environ, declare)
     return lambda relay, forget: Inspection(inspector_of(setting), limits, relay, forget=forget)
@@ -228,20 +228,20 @@ def _socket_meter(
     cgroup = prepared.cgroup
     if cgroup is not None and cgroup.memory_with_sockets() is not None:
         return SocketMeter(limit, cgroup.memory_with_sockets)
-    if "memory" not in prepared.budgets.fallbacks or opened.plan.share_network:
+    if "memory" not in prepared.limits.fallbacks or opened.plan.share_network:
         return None
     tables = SocketTables(cell.member, limit)
     stack.callback(tables.close)
     return SocketMeter(limit, tables.held)
 
 
-def _disk_meter(opened: OpenPlan, budget: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
+def _disk_meter(opened: OpenPlan, limit: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
     """For the folders the plugin may write."""
     from sandbox.limits.disk import DiskMeter
 
     return DiskMeter(
         opened.writable,
-        budget,
+        limit,
         lambda: live[0].processes() if live else (),
         cgroup.freeze if cgroup is not None and cgroup.can_freeze else None,
     )

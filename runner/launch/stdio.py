@@ -43,7 +43,7 @@ class Plumbing(NamedTuple):
     feed: Feed | None = None  # of a terminal
     stdout: Relay | None = None  # to a terminal; it may carry stderr as well
     stderr: Relay | None = None
-    counted: bool = False  # what passes on stderr counts for a budget
+    counted: bool = False  # what passes on stderr counts for a limit
     inspection: Inspection | None = None
     handover: Handover | None = None
 

@@ -26,7 +26,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     hits = limits_hit(end, limits)
     if "memory" in hits:
         # Whatever the exit code says: a child may have been killed and the program none the wiser.
-        message = f"the plugin ran out of memory: its budget is {_amount('memory', limits)}"
+        message = f"the plugin ran out of memory: its limit is {_amount('memory', limits)}"
         return Outcome("crashed", "run", message, "oom", _RAISE), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
@@ -41,7 +41,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         return outcome, EXEC_DEADLINE if violation.code == "timeout" else 128 + _SIGKILL
     if end.reason == "limit":
         assert end.limit is not None
-        message = f"the plugin used up its {end.limit} budget of {_amount(end.limit, limits)}"
+        message = f"the plugin used up its {end.limit} limit of {_amount(end.limit, limits)}"
         message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
         return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL if end.forced else status
@@ -96,7 +96,7 @@ def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
         message = "the program cannot be executed in the cage: its interpreter or loader is not there"
         hint = "install the interpreter or loader below /usr, or in the plugin's folder"
     elif verdict.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
-        message = f"the program cannot be started within its budgets: {why}"
+        message = f"the program cannot be started within its limits: {why}"
         hint = "raise its memory or pids, or pass shorter arguments and fewer variables"
     else:
         message = f"the program cannot be executed in the cage: {why}"
@@ -131,7 +131,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
 
 _AROUND = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
-    "MemoryMax= of a unit), or give the plugin a smaller memory budget"
+    "MemoryMax= of a unit), or give the plugin a smaller memory limit"
 )
 _RAISE = "give it more, if it deserves more: in its manifest, or by option, up to the policy's ceiling"
 
@@ -149,7 +149,7 @@ def _amount(name: str, limits: Limits) -> str:
 
 
 def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
-    """The budgets it met, as far as anybody counts. What only the plugin sees (no more open files, a full
+    """The limits it met, as far as anybody counts. What only the plugin sees (no more open files, a full
     /tmp) is not among them."""
     code, counters = end.exit.code, end.exit.counters
     used = end.exit.usage.cpu_user + end.exit.usage.cpu_system
@@ -218,7 +218,7 @@ def _last_words(stderr: str) -> str:
 
 
 def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
-    """`limited`: by a budget, and not by the contract or by who called."""
+    """`limited`: by a limit, and not by the contract or by who called."""
     from sandbox.units import format_limit
 
     what = {
@@ -252,7 +252,7 @@ def stalled(seconds: float) -> Outcome:
 
 
 def overdrawn(name: str, limits: Limits, phase: Phase) -> Outcome:
-    message = f"the plugin wrote more than its {name} budget of {_amount(name, limits)}"
+    message = f"the plugin wrote more than its {name} limit of {_amount(name, limits)}"
     return Outcome("crashed", phase, message, "output", _RAISE)
 
 

@@ -1,6 +1,6 @@
 """Waiting for a cell to end, or for a reason to end it.
 
-Orders (signals to the runner, or words of a session), clocks, budgets that have run out, and the death of
+Orders (signals to the runner, or words of a session), clocks, limits that have run out, and the death of
 whoever started the runner. No threads and no sleeping: one poll over descriptors, so that nothing is missed
 between two looks.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # How long a plugin may take to end after it was asked to, before all of it is killed; unless its `teardown`
 # limit says otherwise.
 GRACE = 2.0
-# How long bwrap may take to die of SIGKILL with all its children before the keeper is killed too, and with it
-# the account of what was used.
+# How long bwrap may take to die of SIGKILL with all its children before the cell's init is killed too, and
+# with it the account of what was used.
 PATIENCE = 1.0
 
 _MOMENT = 0.1
@@ -43,8 +43,8 @@ class End(NamedTuple):
     reason: Reason | None  # why we ended it; None: it ended by itself
     signal: int | None  # which signal made us
     forced: bool  # it had to be killed
-    limit: str | None = None  # which budget had run out
-    late: tuple[str, ...] = ()  # budgets found overdrawn when it was over
+    limit: str | None = None  # which limit had run out
+    late: tuple[str, ...] = ()  # limits found overdrawn when it was over
     detail: str = ""  # more about the limit
     rang: Literal["deadline", "teardown"] | None = None  # which clock made us force it
     breach: Breach | None = None  # of its contract, where somebody reads along
@@ -189,7 +189,7 @@ class _Watch:
                 if ran_out == VIOLATION:
                     self._finish("violation")
                     continue
-                # Also after it was asked to end: the time it is given for that is no time without budgets.
+                # Also after it was asked to end: the time it is given for that is no time without limits.
                 if ran_out is not None and self.limit is None:
                     self.limit = ran_out
                     self._finish("limit")
@@ -263,7 +263,7 @@ class _Watch:
             self.steps, self.until = 1, time.monotonic() + PATIENCE
 
     def _outlive(self, now: float) -> None:
-        """The program has ended, and its keeper kills what it left. That is not waited for without end; half
+        """The program has ended, and its init kills what it left. That is not waited for without end; half
         of the time we give to a kill, since then comes the kill."""
         if self.steps == 0:
             self.steps, self.launch = 1, None

@@ -236,7 +236,7 @@ Words = Mapping[str, Word]
 
 
 def limits_schema(words: Words | None = None) -> dict[str, Any]:
-    """JSON Schema of a table of budgets."""
+    """JSON Schema of a table of limits."""
     properties: dict[str, Any] = {}
     for name, about in LIMITS.items():
         number = "number" if name in FRACTIONAL_LIMITS else "integer"
@@ -245,14 +245,14 @@ def limits_schema(words: Words | None = None) -> dict[str, Any]:
         properties[name] = {"description": word.about, "type": "number", "exclusiveMinimum": 0}
     return {
         "type": "object",
-        "description": "Budgets the plugin declares for itself. The operator's policy may set lower ones.",
+        "description": "Limits the plugin declares for itself. The operator's policy may set lower ones.",
         "properties": properties,
         "additionalProperties": False,
     }
 
 
 def limits(faults: Faults, parent: Table, name: str, words: Words | None = None) -> tuple[Limits, Where]:
-    """The budgets of a table and where each stands. `words` are the contract's own.
+    """The limits of a table and where each stands. `words` are the contract's own.
 
     An unknown one is an error whatever the contract says of unknown keys: a limit that somebody asked for
     and nobody enforces is worse than none.

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from runner.exceptions import PluginError, PluginFailure
-from runner.launch.forkserver import Errand
+from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from runner.launch.remote_cell import Ended, open_cage
 from runner.outcome import EXIT, Failure, Outcome, with_outcome
@@ -52,7 +52,7 @@ async def open_session(
     call: Call | None = None,
     seconds: float | None = None,
     config: Any = None,
-    sent: Errand | None = None,
+    sent: LaunchTicket | None = None,
     made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
     """A plugin, launched and shaken hands with. Raises PluginFailure.

@@ -13,7 +13,7 @@ _TAIL = 8 << 10  # of stderr, to show
 _STRAY = 200  # of what is no message, to show
 
 
-class Minutes:
+class SessionRecord:
     def __init__(self) -> None:
         self.timings: dict[str, float] = {}
         self.limits_hit: list[str] = []
@@ -48,7 +48,7 @@ class Minutes:
             self._tail = (self._tail + data)[-_TAIL:]
 
     def overdrawn(self, limits: Limits) -> str | None:
-        """The budget for output that has just run out: both streams count together."""
+        """The limit for output that has just run out: both streams count together."""
         for name, limit, count in (
             ("output", limits.output, sum(self.bytes.values())),
             ("output_lines", limits.output_lines, self.lines),
@@ -62,13 +62,13 @@ class Minutes:
         self.timings[phase] = self.timings.get(phase, 0.0) + seconds
 
     def complete(self, report: dict[str, Any], identity: Identity | None, **more: Mapping[str, Any]) -> None:
-        """A warden's report, with what only we know. `more`: what others have counted."""
+        """A monitor's report, with what only we know. `more`: what others have counted."""
         report["limits_hit"] = list(dict.fromkeys((*report.get("limits_hit", ()), *self.limits_hit)))
         timings = {**report.get("timings", {}), **self.timings}
         report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}
         peaks = {"output": sum(self.bytes.values()), "output_lines": self.lines}
-        for budget in report.get("budgets", ()):
-            budget["peak"] = peaks.get(budget["name"], budget["peak"])
+        for limit in report.get("limits", ()):
+            limit["peak"] = peaks.get(limit["name"], limit["peak"])
         who = None
         if identity is not None:
             who = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}

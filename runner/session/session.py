@@ -16,7 +16,7 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.remote_cell import Cage, Ended, Prepared
+from runner.launch.remote_cell import Ended, Prepared, RemoteCell
 from runner.outcome import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.protocol import wire
 from runner.protocol.dialect import (
@@ -45,7 +45,7 @@ from runner.protocol.memory import QUESTION, QUESTIONS, Charge, Share
 from runner.session import settlement
 from runner.session.events import Backlog
 from runner.session.outbox import Letter, Outbox
-from runner.session.record import Minutes
+from runner.session.record import SessionRecord
 from runner.session.waiting import OnProgress, Waiter, first_of
 from sandbox.cell.cell import KILL_SECONDS
 
@@ -59,7 +59,7 @@ _FLUSH = 1.0
 # For each step of the farewell of a plugin that owes us an answer: it did not answer in time, and who waited
 # for that should not wait as long again.
 _SHORT = 0.5
-# How long we wait to hear that all of it is gone. A warden takes less, unless somebody stopped it.
+# How long we wait to hear that all of it is gone. A monitor takes less, unless somebody stopped it.
 _END = KILL_SECONDS + 5.0
 
 # For who calls after the end, or whose call the plugin did not answer before it.
@@ -74,7 +74,7 @@ class Session:
     """Made by `open_session` (runner/session/open.py)."""
 
     def __init__(
-        self, cage: Cage, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
+        self, cage: RemoteCell, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
     ) -> None:
         self.prepared = prepared
         self.identity: Identity | None = None
@@ -107,7 +107,7 @@ class Session:
         self._left: Outcome | None = None  # how a one-shot plugin ended by itself
         self._owes = False  # the answer to the last call, whose time is up
         self._flushed = trio.Event()  # nothing more is written
-        self._minutes = Minutes()
+        self._record = SessionRecord()
         self._last = self._turn = trio.current_time()  # that anything was said; that others had their turn
 
     # --- for callers ------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Session:
                 self._expire(token, waiter, letters, most)
             return self._resolved(waiter)
         finally:
-            self._minutes.took("call", trio.current_time() - began)
+            self._record.took("call", trio.current_time() - began)
             del self._waiters[token]
             self._last = trio.current_time()
             if not self._waiters and self._phase == "call":
@@ -178,7 +178,7 @@ class Session:
         await self.close()
         ended = self._cage.has_ended
         if self._verdict is None and farewell.counts and ended is not None:
-            outcome = verdict.concluded(ended.outcome, self._minutes.forced, self._exit_seconds(farewell))
+            outcome = verdict.concluded(ended.outcome, self._record.forced, self._exit_seconds(farewell))
             self._verdict = outcome if outcome.code != "ok" else None
         if self._verdict is not None:
             raise PluginFailure(self._verdict)
@@ -206,7 +206,7 @@ class Session:
     @property
     def stderr(self) -> str:
         """The end of what the plugin wrote there."""
-        return self._minutes.stderr
+        return self._record.stderr
 
     def _require_open(self) -> None:
         if self.is_over:
@@ -215,12 +215,12 @@ class Session:
     @property
     def _over_because(self) -> Outcome:
         ended = self._verdict or self._left or _CLOSED
-        return verdict.gone(ended, "call", self._minutes.stderr)
+        return verdict.gone(ended, "call", self._record.stderr)
 
     def _without_plugin(self, token: int, call: Call) -> Any:
         """Some contracts have an answer for a plugin that is gone: of a nexo hook the policy says which."""
         outcome = self._over_because
-        self._minutes.calls["failed"] += 1
+        self._record.calls["failed"] += 1
         if not self._closing:
             self._verdict = self._verdict or outcome
         try:
@@ -245,13 +245,13 @@ class Session:
         self._owes = True
         limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
         if limited:
-            self._minutes.limits_hit.append("call")
+            self._record.limits_hit.append("call")
         # What has only waited for its turn is nobody's stall: other calls may have more time.
         unsent = [self._outbox.withdraw(letter) for letter in letters if not letter.written]
         if not all(unsent):
             outcome = verdict.stalled(seconds)
         else:
-            outcome = verdict.expired("call", seconds, hint=self._minutes.noise, limited=limited)
+            outcome = verdict.expired("call", seconds, hint=self._record.noise, limited=limited)
         self._give_up(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             self._fail(outcome)  # half a frame is in the pipe: nothing can be said any more
@@ -272,15 +272,15 @@ class Session:
         if isinstance(answer, Reply):
             self.stood_in = answer.failure
             self._owes = self._owes and bool(answer.failure)
-            self._minutes.calls["failed" if answer.failure else "ok"] += 1
+            self._record.calls["failed" if answer.failure else "ok"] += 1
             return answer.value
         raise self._raised(answer)
 
     def _raised(self, event: Refusal | Violation, *, asked: bool = True) -> PluginError | PluginFailure:
         if isinstance(event, Refusal):
-            self._minutes.calls["refused"] += 1
+            self._record.calls["refused"] += 1
             return PluginError(event) if asked else InvalidCall(event)
-        self._minutes.calls["failed"] += 1
+        self._record.calls["failed"] += 1
         if self._verdict is not None and self._verdict.message == event.message:
             return PluginFailure(self._verdict)
         return PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint))
@@ -312,7 +312,7 @@ class Session:
                 self._wake(event.call, event)
             case Violation(call=None):
                 if self._verdict is None:
-                    self._minutes.claimed_id = event.plugin_id
+                    self._record.claimed_id = event.plugin_id
                 self._fail(Outcome(event.code, self._phase, event.message, event.cause, event.hint))
             case Violation(call=int(call)):
                 self._wake(call, event)
@@ -326,10 +326,10 @@ class Session:
                     self._serving[ticket][1].cancel()
             case Notice():
                 if event.kind == "stdout":
-                    self._minutes.strayed(event.value)
+                    self._record.strayed(event.value)
                 self._backlog.tell(event, self._told)
             case Farewelled(error):
-                self._minutes.farewell_error = error
+                self._record.farewell_error = error
                 self._farewelled.set()
             case HostCall():
                 raise AssertionError("only what was read asks something of the host")
@@ -399,7 +399,7 @@ class Session:
     async def _launch(self, seconds: float) -> None:
         try:
             with trio.move_on_after(seconds) as clock:
-                self._minutes.timings.update(await self._cage.launched())
+                self._record.timings.update(await self._cage.launched())
             if clock.cancelled_caught:
                 self._fail(verdict.expired("launch", seconds))
         except Failure as failure:
@@ -416,12 +416,12 @@ class Session:
         with trio.move_on_after(seconds) as clock:
             self._act_all(self._dialect.opening())
             await first_of(self._ready, self._over)
-        self._minutes.took("handshake", trio.current_time() - began)
+        self._record.took("handshake", trio.current_time() - began)
         if clock.cancelled_caught and not self._ready.is_set():
             limited = granted is not None and granted <= contract
             if limited:
-                self._minutes.limits_hit.append("handshake")
-            self._fail(verdict.expired("handshake", seconds, hint=self._minutes.noise, limited=limited))
+                self._record.limits_hit.append("handshake")
+            self._fail(verdict.expired("handshake", seconds, hint=self._record.noise, limited=limited))
         if not self._ready.is_set():
             self._require_no_verdict()
         self._phase = "run"
@@ -460,7 +460,7 @@ class Session:
     async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
         if self._verdict is not None:
             return  # it may have come in one breath with what ended the session, and is too late even so
-        self._minutes.frames += 1
+        self._record.frames += 1
         if len(frame) > _IN_A_THREAD:
             message = await trio.to_thread.run_sync(self._dialect.read, frame)
         else:
@@ -532,8 +532,8 @@ class Session:
         self._stderr_eof.set()
 
     def _wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
-        self._minutes.wrote(stream, data)
-        overdrawn = self._minutes.overdrawn(self.prepared.limits)
+        self._record.wrote(stream, data)
+        overdrawn = self._record.overdrawn(self.prepared.limits)
         if overdrawn is not None:
             self._fail(verdict.overdrawn(overdrawn, self.prepared.limits, self._phase))
 
@@ -547,7 +547,7 @@ class Session:
             if not self._closing:
                 await trio.sleep(_LINGER)
                 if self._is_awaited:
-                    self._fail(verdict.deaf(self._phase, "stdin", self._minutes.stderr))
+                    self._fail(verdict.deaf(self._phase, "stdin", self._record.stderr))
         finally:
             self._flushed.set()
 
@@ -567,11 +567,11 @@ class Session:
         if self._verdict is not None or self._closing:
             return
         if self._is_awaited:
-            self._verdict = verdict.gone(ended.outcome, self._phase, self._minutes.stderr)
+            self._verdict = verdict.gone(ended.outcome, self._phase, self._record.stderr)
         elif self._dialect.one_shot:
             self._left = ended.outcome  # which is expected, after its answer
         else:
-            self._verdict = verdict.left(ended.outcome, self._minutes.stderr)
+            self._verdict = verdict.left(ended.outcome, self._record.stderr)
         self._end_waiting()
 
     @_UNINTERRUPTED
@@ -579,7 +579,7 @@ class Session:
         await self._eof.wait()
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
-            self._fail(verdict.deaf(self._phase, "stdout", self._minutes.stderr))
+            self._fail(verdict.deaf(self._phase, "stdout", self._record.stderr))
 
     @_UNINTERRUPTED
     async def _watch_stdin(self) -> None:
@@ -589,7 +589,7 @@ class Session:
             await trio.lowlevel.wait_readable(errors.fileno())
         await trio.sleep(_LINGER)
         if not self._closing and self._is_awaited and self._cage.has_ended is None:
-            self._fail(verdict.deaf(self._phase, "stdin", self._minutes.stderr))
+            self._fail(verdict.deaf(self._phase, "stdin", self._record.stderr))
 
     @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:
@@ -597,7 +597,7 @@ class Session:
         granted = self.prepared.limits.call
         limited = granted is not None and seconds >= granted
         if self._verdict is None and limited:
-            self._minutes.limits_hit.append("call")
+            self._record.limits_hit.append("call")
         self._fail(verdict.expired("invocation", seconds, limited=limited))
 
     @_UNINTERRUPTED
@@ -625,7 +625,7 @@ class Session:
             if self._closing:
                 return  # the farewell has clocks of its own
             if left <= 0:
-                self._minutes.limits_hit.append("idle")
+                self._record.limits_hit.append("idle")
                 self._phase = "idle"
                 self._fail(verdict.expired("idle", seconds, limited=True))
                 return
@@ -653,7 +653,7 @@ class Session:
                     with trio.move_on_after(_LINGER):
                         await self._eof.wait()
         finally:  # also after ^C, or whoever asks second would wait for ever; the cage ends what is left
-            self._minutes.took("teardown", trio.current_time() - began)
+            self._record.took("teardown", trio.current_time() - began)
             self._end_waiting()
             self._closed.set()
 
@@ -683,8 +683,8 @@ class Session:
         if self._over.is_set() or self._cage.has_ended is not None:
             return
         if clock.cancelled_caught:
-            self._minutes.limits_hit.append("teardown")
-        self._minutes.forced = True
+            self._record.limits_hit.append("teardown")
+        self._record.forced = True
         self._cage.kill()
 
     async def _close_stdin(self) -> None:
@@ -703,16 +703,16 @@ class Session:
     # --- the report -------------------------------------------------------------------------------------
 
     def settle(self, ended: Ended | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
-        """When all is over: what the warden reports, with what the session knows better. `bare`: where the
-        warden was not left to report anything."""
+        """When all is over: what the monitor reports, with what the session knows better. `bare`: where the
+        monitor was not left to report anything."""
         if ended is None and self._verdict is None:
             message = "the process that watches over the plugin does not answer"
-            self._verdict = Outcome("internal", "teardown", message, "warden", "look for what stopped it")
+            self._verdict = Outcome("internal", "teardown", message, "monitor", "look for what stopped it")
         outcome = self._verdict or settlement.without_verdict(self._left, self._ready.is_set(), self._phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
         self.report["exit"] = settlement.told_exit(self.report["exit"], self._verdict, self._given_up)
-        self._minutes.complete(
+        self._record.complete(
             self.report,
             self.identity,
             dropped={"events": self._outbox.dropped, "notices": self._backlog.dropped},

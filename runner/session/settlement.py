@@ -29,7 +29,7 @@ def told_exit(exit: Mapping[str, Any], verdict: Outcome | None, given_up: bool) 
     """The `exit` of a report: who was ended by the session was ended for the session's reason, and not by a
     signal that somebody had sent to the runner. `given_up`: by whoever had opened it."""
     if exit.get("ended_by") != "signal":
-        return dict(exit)  # by itself, or by the monitor's own clocks and budgets
+        return dict(exit)  # by itself, or by the monitor's own clocks and limits
     # The end by our own signal is not what the program returned.
     code = None if exit.get("code") == 128 + (exit.get("signal") or 0) else exit.get("code")
     return {**exit, "code": code, "ended_by": _reason(verdict, given_up), "signal": None}

@@ -32,7 +32,7 @@ _STRAY_SECONDS = 1.0
 _CROWD = 32  # processes
 
 
-_PROGRAM = 3  # generations below the keeper: bwrap, its init, the program
+_PROGRAM = 3  # generations below the cell's init: bwrap, its init, the program
 
 
 class Usage(NamedTuple):
@@ -42,8 +42,8 @@ class Usage(NamedTuple):
     wall: float
     cpu_user: float
     cpu_system: float
-    # Bytes, of the largest single process. Never below what the keeper itself takes (some 15 MB): the kernel
-    # counts a process from before its exec, when it still shared the keeper's memory.
+    # Bytes, of the largest single process. Never below what the cell's init itself takes (some 15 MB): the
+    # kernel counts a process from before its exec, when it still shared the cell's init's memory.
     max_rss: int
     # Bytes, by system calls, from and to files, pipes and sockets. None: killed before anybody could tell.
     read: int | None = None
@@ -60,7 +60,7 @@ class Exit(NamedTuple):
     reached_exec: bool
     signal: int | None  # that ended bwrap itself: somebody killed the cage
     usage: Usage
-    expired: bool = False  # the keeper's clock ended it
+    expired: bool = False  # the cell's init's clock ended it
     counters: Counters = Counters()
     left: tuple[int, ...] = ()  # processes that could not be killed
     unexecuted: Verdict | None = None  # why the program could not be executed, if it came to that
@@ -81,7 +81,7 @@ class Bounds(NamedTuple):
 
 
 class Cell:
-    """One plugin's processes. Everything below `pid`, its keeper, and nothing else, is in it."""
+    """One plugin's processes. Everything below `pid`, its init, and nothing else, is in it."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Cell:
         self._exit: Exit | None = None
 
     def end(self) -> None:
-        """End all of it from within, so that the keeper lives to tell what was used. Not waited for.
+        """End all of it from within, so that the cell's init lives to tell what was used. Not waited for.
 
         The program first: bwrap ends with it, and everything with bwrap. What the kernel sweeps up when a
         namespace ends it does not count, so its init is not the one to kill.

@@ -1,6 +1,6 @@
 """No cage: for plugins that ask for none under a policy that allows it, and only for those.
 
-What is left: its own session, the granted environment, no inherited descriptors, its budgets as far as
+What is left: its own session, the granted environment, no inherited descriptors, its limits as far as
 cgroups and rlimits go, and an end. Without a namespace around it the end is ours to bring about: the runner
 becomes the reaper of everything the plugin leaves behind, and kills until nothing is left.
 """
@@ -148,7 +148,7 @@ def _end(pid: int) -> None:
 
 def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
     """A process that ends the plugin when its time is up, should the runner be stopped or busy then. In a
-    cage the keeper has that clock."""
+    cage the cell's init has that clock."""
     import prctl
 
     runner = os.getpid()

@@ -1,4 +1,4 @@
-"""Which budgets this machine can hold a plugin to, found by making a plugin's groups and no plugin.
+"""Which limits this machine can hold a plugin to, found by making a plugin's groups and no plugin.
 
 As a launch does it: the same survey, the same choice of means, the same groups, which a process joins and
 which are removed. In a child, and with one difference: where a launch would first have to hand controllers
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.doctor.trial import Note, Outcome, in_child
-from sandbox.limits.assign import Budget, assign
+from sandbox.limits.assign import AssignedLimit, assign
 from sandbox.limits.block_devices import whole_disks
 from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, made
 from sandbox.limits.cgroup_survey import (
@@ -35,7 +35,7 @@ from sandbox.value import NamedTuple
 _LIMITS = Limits(memory=64 << 20, pids=16, cpu=0.5, cpu_time=60.0, io=64 << 20)
 TRIED = tuple(name for name in Limits._fields if getattr(_LIMITS, name) is not None)
 # As findings are called, and the probe as a whole, should it fail.
-LAYERS = frozenset((*(f"{name}_budget" for name in TRIED), "budgets"))
+LAYERS = frozenset((*(f"{name}_limit" for name in TRIED), "limits"))
 
 _GRANT = Grant("", False, (), Network(), (), "default", _LIMITS, (), ())
 _MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED))
@@ -61,11 +61,11 @@ class Trial(NamedTuple):
     causes: tuple[tuple[str, str], ...] = ()  # controller -> swap, read_only
 
 
-def budgets(rules: Iterable[tuple[str, LimitRule]]) -> list[Finding]:
+def limits(rules: Iterable[tuple[str, LimitRule]]) -> list[Finding]:
     """`rules`: those of the policy to judge by."""
     by_name = dict(rules)
     trial = put_to_the_test(read_mounts())
-    held = {budget.name: budget for budget in assign(_GRANT, _MAKE_DO, trial.survey, trial.disks).all}
+    held = {limit.name: limit for limit in assign(_GRANT, _MAKE_DO, trial.survey, trial.disks).all}
     findings = [_finding(held[name], by_name.get(name, LimitRule()), trial) for name in TRIED]
     return [
         *findings,
@@ -179,10 +179,10 @@ def _read_only(found: Survey, mounts: Mounts) -> tuple[dict[str, Lack], dict[str
 # --- in words -----------------------------------------------------------------------------------------------
 
 
-def _finding(budget: Budget, rule: LimitRule, trial: Trial) -> Finding:
-    name, layer = budget.name, f"{budget.name}_budget"
-    if not budget.degraded:
-        summary = f"held by {budget.enforced_by}" + (f": {budget.detail}" if budget.detail else "")
+def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
+    name, layer = limit.name, f"{limit.name}_limit"
+    if not limit.degraded:
+        summary = f"held by {limit.enforced_by}" + (f": {limit.detail}" if limit.detail else "")
         if name in trial.later:
             summary += ", once a launch has handed the controller down"
             return Finding(layer, "ok", summary, "not tried: it would change a group that others may use")
@@ -192,10 +192,10 @@ def _finding(budget: Budget, rule: LimitRule, trial: Trial) -> Finding:
     controller = "cpu" if name == "cpu_time" else name
     lack = trial.survey.lack(controller)
     if trial.survey.site(name) is not None:  # io, and no disk
-        lack = Lack(budget.detail, "")
+        lack = Lack(limit.detail, "")
     # What there is instead, without the reason, which is said once.
-    weak = budget.detail.removesuffix(lack.reason).removesuffix(": ")
-    instead = f"{budget.enforced_by or 'nothing'}{f' ({weak})' if weak else ''}"
+    weak = limit.detail.removesuffix(lack.reason).removesuffix(": ")
+    instead = f"{limit.enforced_by or 'nothing'}{f' ({weak})' if weak else ''}"
     cause = dict(trial.causes).get(controller, "cgroup")
     remedies = [lack.remedy]
     if required:
@@ -207,7 +207,7 @@ def _finding(budget: Budget, rule: LimitRule, trial: Trial) -> Finding:
         layer,
         status,
         f"cannot be held in full: {lack.reason}",
-        f"a plugin that has this budget {'is not started' if required else f'makes do with {instead}'}",
+        f"a plugin that has this limit {'is not started' if required else f'makes do with {instead}'}",
         "\n".join(filter(None, remedies)),
         cause,
     )
@@ -217,8 +217,8 @@ def _swap(memory: Finding) -> Finding:
     if not has_swap():
         return Finding("swap", "info", "there is none")
     if memory.status == "ok":
-        return Finding("swap", "ok", "on; who has a memory budget gets none of it")
-    return Finding("swap", "info", "on; a plugin can be pushed out to it", "see the memory budget")
+        return Finding("swap", "ok", "on; who has a memory limit gets none of it")
+    return Finding("swap", "info", "on; a plugin can be pushed out to it", "see the memory limit")
 
 
 def _killing(trial: Trial) -> Finding:
@@ -238,6 +238,6 @@ def _freezing(trial: Trial, disk: LimitRule) -> Finding:
         "cgroup_freeze",
         "info" if disk.default is None else "degraded",
         "no group with cgroup.freeze (cgroup v2): SIGSTOP holds a plugin still while folders are measured",
-        "one of many processes may write on meanwhile, beyond its disk budget",
+        "one of many processes may write on meanwhile, beyond its disk limit",
         DELEGATE,
     )

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import conditions, ids
-from sandbox.doctor import limits as budgets
+from sandbox.doctor import limits as limits
 from sandbox.doctor.launching import launching
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
@@ -136,10 +136,10 @@ class Machine(NamedTuple):
 def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[Finding, ...]:
     """What keeps plugins from being started. `preferred`: the policy's layers it would do without.
 
-    A budget is missing only where the policy requires it: that is already in its finding.
+    A limit is missing only where the policy requires it: that is already in its finding.
     """
     spared = {layer for name in preferred for layer in POLICY_LAYERS[name]}
-    needed = (REQUIRED | budgets.LAYERS) - spared
+    needed = (REQUIRED | limits.LAYERS) - spared
     return tuple(f for f in findings if f.status == "missing" and f.layer in needed)
 
 
@@ -152,7 +152,7 @@ def examine(
 ) -> tuple[Finding, ...]:
     """Every finding, in the order a person reads them: what the cage rests on first.
 
-    `limits`: of the policy that says which budgets are needed.
+    `limits`: of the policy that says which limits are needed.
     """
     found: Bwrap | None = None
     findings: list[Finding] = []
@@ -490,7 +490,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "session_keyring": session_keyring,
     "seccomp": seccomp,
     "cage": cage,
-    "budgets": lambda machine: budgets.budgets(machine.limits),
+    "limits": lambda machine: limits.limits(machine.limits),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),

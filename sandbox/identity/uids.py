@@ -2,7 +2,7 @@
 
 Every running plugin has a uid nobody else has: rlimits, inotify and signals are counted and allowed per
 uid, so two plugins with one uid could starve or kill each other. A lease is one byte of one file, locked:
-the kernel gives it back when the last holder of the descriptor is gone, and the tree's keeper holds it too:
+the kernel gives it back when the last holder of the descriptor is gone, and the tree's init holds it too:
 a uid is free again only when the whole tree is dead, not when the runner is.
 
 A plugin with a state directory keeps its uid over runs, because its files carry it: such a uid is reserved

@@ -27,7 +27,7 @@ _NO_CAGE = "there is no cage"
 _NO_DISK = "the plugin's files are on no disk of their own that could be limited"
 
 
-class Budget(NamedTuple):
+class AssignedLimit(NamedTuple):
     name: str
     requested: float
     decided_by: str  # manifest, policy, command line
@@ -37,135 +37,135 @@ class Budget(NamedTuple):
     detail: str = ""
 
 
-class Budgets(NamedTuple):
-    all: tuple[Budget, ...] = ()
+class AssignedLimits(NamedTuple):
+    all: tuple[AssignedLimit, ...] = ()
     sites: tuple[Site, ...] = ()  # where groups are to be made
     fallbacks: frozenset[str] = frozenset()  # held by an rlimit instead
 
-    def confirmed(self, effective: dict[str, float]) -> Budgets:
+    def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
         """With the numbers the kernel has really taken."""
         return self._replace(
             all=tuple(
-                budget._replace(effective=effective[budget.name]) if budget.name in effective else budget
-                for budget in self.all
+                limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
+                for limit in self.all
             )
         )
 
-    def in_session(self) -> Budgets:
+    def in_session(self) -> AssignedLimits:
         """Where the runner itself speaks the protocol: then what `exec` hands on is held as well."""
-        return self._replace(all=tuple(_in_session(budget) for budget in self.all))
+        return self._replace(all=tuple(_in_session(limit) for limit in self.all))
 
-    def inspected(self) -> Budgets:
+    def inspected(self) -> AssignedLimits:
         """Where the runner reads what it passes on: of the clocks of a protocol that shows the first."""
-        return self._replace(all=tuple(_inspected(budget) for budget in self.all))
+        return self._replace(all=tuple(_inspected(limit) for limit in self.all))
 
 
 _SPOKEN = ("handshake", "call", "idle")
 _SAID = ("output", "output_lines")
 
 
-def _inspected(budget: Budget) -> Budget:
-    if budget.name == "handshake":
-        return budget._replace(enforced_by="clock", effective=budget.requested, detail="")
-    if budget.name in _SAID:
-        return budget._replace(detail="of stdout and stderr together")
-    return budget
+def _inspected(limit: AssignedLimit) -> AssignedLimit:
+    if limit.name == "handshake":
+        return limit._replace(enforced_by="clock", effective=limit.requested, detail="")
+    if limit.name in _SAID:
+        return limit._replace(detail="of stdout and stderr together")
+    return limit
 
 
-def _in_session(budget: Budget) -> Budget:
-    if budget.name in _SPOKEN:
-        return budget._replace(enforced_by="session", effective=budget.requested, detail="")
-    if budget.name in _SAID:
-        return budget._replace(enforced_by="session", detail="of stdout and stderr together")
-    return budget
+def _in_session(limit: AssignedLimit) -> AssignedLimit:
+    if limit.name in _SPOKEN:
+        return limit._replace(enforced_by="session", effective=limit.requested, detail="")
+    if limit.name in _SAID:
+        return limit._replace(enforced_by="session", detail="of stdout and stderr together")
+    return limit
 
 
-def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> Budgets:
+def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> AssignedLimits:
     """A means for each limit of `grant`. Raises LayerUnavailable for what is required and cannot be held.
 
     `disks`: those the plugin's files are on; without one there is nothing for an io limit to hold to.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
-    found: list[Budget] = []
+    found: list[AssignedLimit] = []
     fallbacks: set[str] = set()
     for name in limits._fields:
         value = getattr(limits, name)
         if value is None:
             continue
-        budget = Budget(name, value, decided.get(name, "policy"), "", value)
+        limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
         if name in _CGROUPS or name == "cpu_time":
-            budget = _by_cgroup(budget, survey, disks)
-            if budget.degraded and policy.limit(name).required(survey.delegated):
+            limit = _by_cgroup(limit, survey, disks)
+            if limit.degraded and policy.limit(name).required(survey.delegated):
                 raise _unavailable(name, survey)
-            if budget.enforced_by.startswith("RLIMIT"):
+            if limit.enforced_by.startswith("RLIMIT"):
                 fallbacks.add(name)
-                budget = _within(budget)
+                limit = _within(limit)
         elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
             # Not refused, whatever its mode: a policy that allows to run without a cage has said so itself.
-            budget = budget._replace(effective=None, degraded=True, detail=_NO_CAGE)
+            limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
-            budget = _by_other(budget, limits, grant)
-        found.append(budget)
-    return Budgets(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
+            limit = _by_other(limit, limits, grant)
+        found.append(limit)
+    return AssignedLimits(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
 
 
-def _by_cgroup(budget: Budget, survey: Survey, disks: Iterable[object]) -> Budget:
-    name = budget.name
+def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:
+    name = limit.name
     if name == "cpu_time":
         if (site := survey.counts_cpu) is not None:
-            return budget._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
-        whole = math.ceil(budget.requested)  # seconds, and no part of one
-        return budget._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
+            return limit._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
+        whole = math.ceil(limit.requested)  # seconds, and no part of one
+        return limit._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
     site = survey.site(name)
     if site is not None and name == "io" and not list(disks):
-        return budget._replace(
+        return limit._replace(
             effective=None,
             degraded=True,
             detail=_NO_DISK,
         )
     if site is not None:
         detail = "reads, and writes that go to the disk at once" if name == "io" and site.version == 1 else ""
-        return budget._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
+        return limit._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
     reason = survey.lack(name).reason
     if name == "memory":
-        return budget._replace(
+        return limit._replace(
             enforced_by="RLIMIT_DATA",
             degraded=True,
             detail=f"{_PER_PROCESS}, shared memory not at all: {reason}",
         )
     if name == "pids" and _release() >= _NPROC_PER_NAMESPACE:
-        return budget._replace(
+        return limit._replace(
             enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits go uncounted: {reason}"
         )
-    return budget._replace(effective=None, degraded=True, detail=reason)
+    return limit._replace(effective=None, degraded=True, detail=reason)
 
 
-def _by_other(budget: Budget, limits: Limits, grant: Grant) -> Budget:
-    match budget.name:
+def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLimit:
+    match limit.name:
         case "open_files" | "locked_memory" | "message_queues":
-            return _within(budget._replace(enforced_by="rlimit"))
+            return _within(limit._replace(enforced_by="rlimit"))
         case "file_size":
-            most = min(budget.requested, limits.disk or budget.requested)
-            return _within(budget._replace(enforced_by="rlimit", effective=most))
+            most = min(limit.requested, limits.disk or limit.requested)
+            return _within(limit._replace(enforced_by="rlimit", effective=most))
         case "tmp" | "shm":
-            return budget._replace(enforced_by="size of the mount")
+            return limit._replace(enforced_by="size of the mount")
         case "disk":
             if any(path.access == "write" for path in grant.paths):
-                return budget._replace(enforced_by="runner", detail="measured, in each folder it may write")
-            return budget._replace(enforced_by="mounts", detail="it has no folder to write")
+                return limit._replace(enforced_by="runner", detail="measured, in each folder it may write")
+            return limit._replace(enforced_by="mounts", detail="it has no folder to write")
         case "output" | "output_lines":
-            return budget._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")
+            return limit._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")
         case "handshake" | "call" | "idle":
-            return budget._replace(
+            return limit._replace(
                 enforced_by="caller",
                 effective=None,
                 detail="for who speaks the protocol: exec only passes it on",
             )
         case _:
-            return budget._replace(enforced_by="clock")
+            return limit._replace(enforced_by="clock")
 
 
-def _within(budget: Budget) -> Budget:
+def _within(limit: AssignedLimit) -> AssignedLimit:
     """Nobody can be given more than the runner itself may have."""
     import resource
 
@@ -178,12 +178,12 @@ def _within(budget: Budget) -> Budget:
         "pids": resource.RLIMIT_NPROC,
         "cpu_time": resource.RLIMIT_CPU,
     }
-    _, ceiling = resource.getrlimit(kinds[budget.name])
-    if ceiling == resource.RLIM_INFINITY or budget.effective is None:
-        return budget
-    if budget.name == "pids":
+    _, ceiling = resource.getrlimit(kinds[limit.name])
+    if ceiling == resource.RLIM_INFINITY or limit.effective is None:
+        return limit
+    if limit.name == "pids":
         ceiling = max(0, ceiling - COUNTED_BESIDE)
-    return budget._replace(effective=min(budget.effective, ceiling))
+    return limit._replace(effective=min(limit.effective, ceiling))
 
 
 def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
@@ -200,10 +200,10 @@ def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
     if name == "cpu_time":
         lack = survey.lack("cpu")
     elif name == "io" and survey.site("io") is not None:
-        lack = Lack(_NO_DISK, "ask for no io budget")
+        lack = Lack(_NO_DISK, "ask for no io limit")
     return LayerUnavailable(
         name,
-        f"the {name} budget cannot be enforced: {lack.reason}",
+        f"the {name} limit cannot be enforced: {lack.reason}",
         f'{lack.remedy}; or say mode = "prefer" under [limits.{name}] in the policy',
     )
 

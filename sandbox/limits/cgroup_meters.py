@@ -20,18 +20,18 @@ _OOM_LOOKS = 100
 class CpuTimeMeter(Meter):
     """Total processor time. The next look is when all cores together could have used up what is left."""
 
-    def __init__(self, cgroup: Cgroup, budget: float) -> None:
+    def __init__(self, cgroup: Cgroup, limit: float) -> None:
         self._cgroup = cgroup
-        self._budget = budget
+        self._limit = limit
         self._cores = os.cpu_count() or 1
         self._used = 0.0
-        self.due = time.monotonic() + max(_SHORTEST_LOOK, budget / self._cores)
+        self.due = time.monotonic() + max(_SHORTEST_LOOK, limit / self._cores)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
         self._used = self._cgroup.cpu() or 0.0
-        left = self._budget - self._used
+        left = self._limit - self._used
         self.due = now + max(_SHORTEST_LOOK, left / self._cores)
         return "cpu_time" if left <= 0 else None
 

@@ -14,7 +14,7 @@ from typing import Literal
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.value import NamedTuple
 
-# What budgets need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
+# What limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
 PREFIX = "runner-"  # of the name of every group a runner makes
@@ -65,7 +65,7 @@ class Lack(NamedTuple):
 class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
-    delegated: bool  # root, or somebody has handed us a group: budgets can be expected to work
+    delegated: bool  # root, or somebody has handed us a group: limits can be expected to work
     own: tuple[Hierarchy, ...] = ()  # where this process itself is
 
     def site(self, controller: str) -> Site | None:

@@ -1,12 +1,12 @@
-"""The disk budget: how many bytes a plugin may hold in each folder it may write.
+"""The disk limit: how many bytes a plugin may hold in each folder it may write.
 
 A quota would be the kernel's to enforce, but a folder has none unless its administrator has set one up. So
-the folder is measured, and who holds more than the budget is ended. To measure all the time would cost more
+the folder is measured, and who holds more than the limit is ended. To measure all the time would cost more
 than most plugins do; so we watch a number that costs a microsecond, what the whole filesystem has left. As
-long as what it has lost since the last measurement leaves the budget unbroken, whoever took it, nothing needs
+long as what it has lost since the last measurement leaves the limit unbroken, whoever took it, nothing needs
 to be measured.
 
-How far over the budget a plugin can get: as far as it writes between two looks. Near the budget that is a
+How far over the limit a plugin can get: as far as it writes between two looks. Near the limit that is a
 fraction of a millisecond for who was seen writing, and a millisecond for who had paused: mostly less than a
 megabyte, a few at most. More only
 - on a machine with more to do than processors: what is written while we wait for our turn;
@@ -49,7 +49,7 @@ _SLOWEST, _FADING = 1 << 20, 0.01
 # four, so that who keeps writing and deleting there does not keep us busy.
 _SOON, _AWAKE, _ASLEEP = 0.02, 0.1, 0.4
 _NAP = 0.0001
-# Nothing is measured for a loss smaller than this part of the budget: or who has filled a folder could have
+# Nothing is measured for a loss smaller than this part of the limit: or who has filled a folder could have
 # us measure it for every byte that is written elsewhere.
 _GRAIN = 100
 _QUICK = 0.001  # a measurement that nothing much can happen during
@@ -129,11 +129,11 @@ class DiskMeter(Meter):
     def __init__(
         self,
         folders: Mapping[str, int],
-        budget: int,
+        limit: int,
         processes: Callable[[], Iterable[int]],
         freeze: Callable[[bool], None] | None = None,
     ) -> None:
-        self.budget = budget
+        self.limit = limit
         self.where: str | None = None  # the folder that has run out
         self.why = ""  # if not because it is full: why it could not be measured
         self.blind = False
@@ -216,7 +216,7 @@ class DiskMeter(Meter):
             return True
         self._watch()
         loss = max(max(lost) for lost in self._lost.values())
-        room = self.budget - max(each.used + max(self._lost[each.device]) for each in self._folders)
+        room = self.limit - max(each.used + max(self._lost[each.device]) for each in self._folders)
         full = room < 0 and self._is_worth_it(loss)
         self._alarmed = full and now >= self._quiet_until
         regular = self._early if self._is_doubtful() else self._regular
@@ -228,12 +228,12 @@ class DiskMeter(Meter):
         return False
 
     def _is_worth_it(self, loss: int) -> bool:
-        return loss * _GRAIN >= self.budget
+        return loss * _GRAIN >= self.limit
 
     def _is_doubtful(self) -> bool:
         """Whether what is left on the filesystems is no measure for what the plugin has taken: if some of it
         is not seen there, or if so much was given back meanwhile that it could hide behind that."""
-        least = min(self.budget - each.used for each in self._folders)
+        least = min(self.limit - each.used for each in self._folders)
         return self._is_unwatched() or self._given > least
 
     def _is_unwatched(self) -> bool:
@@ -326,10 +326,10 @@ class DiskMeter(Meter):
             self.due = now
 
     def _watch_meanwhile(self) -> None:
-        """It may cross its budget while we measure at leisure."""
+        """It may cross its limit while we measure at leisure."""
         if self._measured and not self._alarmed:
             self._watch()
-            over = any(each.at_most + max(self._lost[each.device]) > self.budget for each in self._folders)
+            over = any(each.at_most + max(self._lost[each.device]) > self.limit for each in self._folders)
             loss = max(each.at_most - each.at_least + max(self._lost[each.device]) for each in self._folders)
             self._alarmed = over and self._is_worth_it(loss) and self._began >= self._quiet_until
 
@@ -380,7 +380,7 @@ class DiskMeter(Meter):
 
     def _measurement(self, left: Mapping[int, _Left]) -> Generator[None, None, None]:
         for each in self._folders:
-            size = yield from disk_usage.size(each.fd, self.budget, ahead=each.ahead)
+            size = yield from disk_usage.size(each.fd, self.limit, ahead=each.ahead)
             each.devices = size.devices | {each.device}
             self._judge(each, size.used, size.fault)
             if self._is_full():
@@ -409,15 +409,15 @@ class DiskMeter(Meter):
             return
         for each in self._folders:
             lost = self._reference.lost(each.device, left, used)
-            if lost * _GRAIN > self.budget:
+            if lost * _GRAIN > self.limit:
                 taken = each.used + lost
                 # Somebody else may have taken it; so we say what we know and no more.
-                self._judge(each, taken, _UNCOUNTED if taken > self.budget else "")
+                self._judge(each, taken, _UNCOUNTED if taken > self.limit else "")
 
     def _judge(self, each: _Folder, used: int, fault: str = "") -> None:
         each.used = used
         self._peak = max(self._peak, used)
-        if self.where is None and (used > self.budget or fault):
+        if self.where is None and (used > self.limit or fault):
             self.where = each.path
             self.why = fault
 

@@ -14,8 +14,8 @@ _MOST = 256  # one descriptor is held for each
 class Halt:
     """Called with True it stops, with False it lets go on whom it has stopped, and nobody else.
 
-    Who was stopped already stays so. Our own child is never stopped: it is the keeper, whose clock must go on
-    when we ourselves are stopped, half-way.
+    Who was stopped already stays so. Our own child is never stopped: it is the cell's init, whose clock
+    must go on when we ourselves are stopped, half-way.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:

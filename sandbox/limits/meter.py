@@ -10,7 +10,7 @@ VIOLATION = "violation"
 
 
 class Meter:
-    """One budget that somebody outside of the plugin has to look at.
+    """One limit that somebody outside of the plugin has to look at.
 
     The loop asks `interest` and `due` before it waits and `look` after: when one of the descriptors is ready,
     or the time has come. Nothing here may block: a plugin decides when there is something to look at.

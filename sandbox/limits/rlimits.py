@@ -10,13 +10,13 @@ from sandbox.spec import Limits
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
-# Where processes are counted by user namespace, those of the cage count too: keeper, bwrap and its init.
+# Where processes are counted by user namespace, those of the cage count too: init, bwrap and its init.
 COUNTED_BESIDE = 3
 
 
 def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...]:
-    """What every process of a plugin is held to: hygiene, the budgets that are resource limits by nature, and
-    the `fallbacks`, budgets for which this machine has nothing better."""
+    """What every process of a plugin is held to: hygiene, the limits that are resource limits by nature, and
+    the `fallbacks`, limits for which this machine has nothing better."""
     found = [
         _both(resource.RLIMIT_CORE, 0),
         _both(resource.RLIMIT_RTPRIO, 0),

@@ -38,7 +38,7 @@ HOST_PATHS: tuple[str, ...] = (
     "/boot",
 )
 
-# Where budgets are kept. The plugin of an ordinary user has the uid to which its own memory.max belongs: it
+# Where limits are kept. The plugin of an ordinary user has the uid to which its own memory.max belongs: it
 # must not even see the place, neither here nor wherever else one of these filesystems is mounted.
 CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
 CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
@@ -295,7 +295,7 @@ class Hit(NamedTuple):
         }[self.how]
         why = {
             "host": "which no policy can allow",
-            "cgroups": "where budgets are kept: a plugin could raise its own",
+            "cgroups": "where limits are kept: a plugin could raise its own",
             "home": "which holds credentials and which no policy can allow",
             "sockets": "where daemons keep their sockets",
             "whole": "which is never given away as a whole",

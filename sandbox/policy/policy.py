@@ -167,10 +167,10 @@ class LimitRule(NamedTuple):
     mode: LimitMode = "require"
 
     def required(self, delegated: bool) -> bool:
-        """Whether a machine that cannot enforce this budget in full must not start the plugin.
+        """Whether a machine that cannot enforce this limit in full must not start the plugin.
 
         `delegated`: the runner is root, or its cgroup was handed to it, so whoever set this machine up meant
-        budgets to hold. Elsewhere a user has no means to enforce them, and mode "delegated" makes do.
+        limits to hold. Elsewhere a user has no means to enforce them, and mode "delegated" makes do.
         """
         return delegated if self.mode == "delegated" else self.mode != "prefer"
 

@@ -1,14 +1,15 @@
-"""The last steps before bubblewrap, and its keeper: from a plan's fds and numbers to a running bwrap.
+"""The last steps before bubblewrap, and its init: from a plan's fds and numbers to a running bwrap.
 
 Standard library only, and single-threaded by contract: the parent-death signal belongs to the *thread*
 that forked, so a child made by a worker thread is killed when that thread is retired. `spawn` is called
 from the main thread of a process that has no other.
 
-The child, the keeper, is the init of a pid namespace of our own, one level outside the one bwrap makes. bwrap
-arms its own parent-death signal only after it has mounted everything; killed before that, its child would
-carry on as an orphan, or wait for ever on an eventfd nobody will write. With a namespace around all of it
-there is one process whose death is everybody's, from the first instruction on; waiting for it waits for all.
-It stays, because bwrap does not wait for its own child: only who reaps all of them knows what they used.
+The child, the cell's init, is the init of a pid namespace of our own, one level outside the one bwrap
+makes. bwrap arms its own parent-death signal only after it has mounted everything; killed before that, its
+child would carry on as an orphan, or wait for ever on an eventfd nobody will write. With a namespace around
+all of it there is one process whose death is everybody's, from the first instruction on; waiting for it
+waits for all. It stays, because bwrap does not wait for its own child: only who reaps all of them knows
+what they used.
 """
 
 from __future__ import annotations
@@ -93,18 +94,18 @@ _STAGES = (
 
 
 # Where temporary folders are mounted for bwrap to bind: bwrap can bound their size, but not their inodes.
-# Only in the keeper's own mount namespace, in which nothing looks at the host's /sys.
+# Only in the cell's init's own mount namespace, in which nothing looks at the host's /sys.
 FOLDERS_ROOT = "/sys"
 
 
-# What the keeper says in the end: bwrap's wait status, whether time ran out, seconds of user and system time,
-# largest RSS in KiB, bytes read and written.
+# What the cell's init says in the end: bwrap's wait status, whether time ran out, seconds of user and
+# system time, largest RSS in KiB, bytes read and written.
 _ENDING = struct.Struct("=iiddqqq")
 
 
 class Ending(NamedTuple):
     status: int  # as wait(2) gives it
-    expired: bool  # the keeper's own clock ended it
+    expired: bool  # the cell's init's own clock ended it
     user: float
     system: float
     max_rss: int  # bytes, of the largest single process
@@ -135,7 +136,7 @@ class CgroupDoors(NamedTuple):
 
     @property
     def files(self) -> tuple[int, ...]:
-        """What the program writes to. The directory is among what the keeper holds."""
+        """What the program writes to. The directory is among what the cell's init holds."""
         return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
 
 
@@ -150,12 +151,12 @@ class Order(NamedTuple):
     keep: tuple[int, ...]  # fds the program may inherit besides 0-2
     rlimits: tuple[tuple[int, int, int], ...]
     keyring: bool
-    ending: int = -1  # where the keeper tells how it ended; see read_ending
-    hold: tuple[int, ...] = ()  # fds the keeper holds open for as long as anything lives
+    ending: int = -1  # where the cell's init tells how it ended; see read_ending
+    hold: tuple[int, ...] = ()  # fds the cell's init holds open for as long as anything lives
     umask: int = 0o077
-    cgroups: CgroupDoors = CgroupDoors()  # the program joins, the keeper does not
+    cgroups: CgroupDoors = CgroupDoors()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
-    deadline: float | None = None  # on the monotonic clock: the keeper ends everything, whoever sleeps
+    deadline: float | None = None  # on the monotonic clock: the cell's init ends everything, whoever sleeps
     stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
     folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
     mounts: tuple[
@@ -168,10 +169,10 @@ def folder_path(number: int) -> str:
 
 
 def spawn(order: Order) -> int:
-    """Start `order` and return its keeper's pid once the program runs; raise SpawnError if it does not.
+    """Start `order` and return its init's pid once the program runs; raise SpawnError if it does not.
 
-    Killing the keeper ends everything at once; killing its child, the program, ends everything as well and
-    lets the keeper tell what was used.
+    Killing the cell's init ends everything at once; killing its child, the program, ends everything as well
+    and lets the cell's init tell what was used.
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the interpreter lock stays held across the clone
     numbers = _SYSCALLS.get(os.uname().machine)
@@ -329,7 +330,7 @@ def _file_system_ids(libc: ctypes.CDLL) -> tuple[int, int]:
 
 
 def read_ending(fd: int) -> Ending | None:
-    """What the keeper said; None if it was killed before it could."""
+    """What the cell's init said; None if it was killed before it could."""
     raw = os.read(fd, _ENDING.size)
     if len(raw) < _ENDING.size:
         return None
@@ -432,8 +433,8 @@ def _become(order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go
         program, born_inside = fork_into(order.cgroups)
         done += 1
         if program == 0:
-            # The keeper stays outside of the cgroups: it must not be throttled with, or killed for, those it
-            # is to end.
+            # The cell's init stays outside of the cgroups: it must not be throttled with, or killed for,
+            # those it is to end.
             for step in _program_steps(order, libc, born_inside):
                 step()
                 done += 1
@@ -477,7 +478,7 @@ def _forbid_privileges(libc: ctypes.CDLL) -> None:
         raise OSError(ctypes.get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(errno.EPERM, "")
-    # Exec would take them from bwrap, but the keeper never execs.
+    # Exec would take them from bwrap, but the cell's init never execs.
     if libc.capset(_CAPABILITY_HEADER, _CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
         raise OSError(ctypes.get_errno(), "")
 
@@ -561,7 +562,7 @@ def _kill_all() -> None:
 def _steps(
     order: Order, libc: ctypes.CDLL, numbers: _Numbers, fault_w: int, go_r: int, account: int
 ) -> Sequence[Callable[[], Any]]:
-    """The keeper's steps, in the order of _STAGES."""
+    """The cell's init's steps, in the order of _STAGES."""
 
     def call(result: int) -> None:
         if result < 0:
@@ -648,7 +649,7 @@ def _program_steps(order: Order, libc: ctypes.CDLL, born_inside: bool) -> Sequen
         for number, fd in enumerate(order.stdio):  # each is its own number, or above 2
             if fd != number:
                 os.dup2(fd, number)
-        # If the keeper dies before bwrap follows it, the namespace goes, and we with it.
+        # If the cell's init dies before bwrap follows it, the namespace goes, and we with it.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # An empty environment: bwrap's own stays readable in /proc/1/environ inside.
         os.execve(order.program, order.argv, {})

@@ -1,7 +1,7 @@
 """A plugin's stderr on its way through the runner, counted.
 
 Only where output is limited. The plugin writes to a pipe of ours, and what it writes goes on to the sink (the
-runner's own stderr) byte for byte, until the budget is used up. A sink that is slow slows the plugin down, a
+runner's own stderr) byte for byte, until the limit is used up. A sink that is slow slows the plugin down, a
 sink whose reader is gone breaks the plugin's pipe: as if it still wrote there itself.
 """
 
@@ -101,7 +101,7 @@ class Relay(Meter):
             tail = tail[start:]
         import codecs
 
-        # Not final: of a character that the budget has cut, nothing is shown.
+        # Not final: of a character that the limit has cut, nothing is shown.
         return codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
 
     def finish(self, patience: float, stop: Collection[int] = ()) -> bool:
@@ -160,7 +160,7 @@ class Relay(Meter):
         return True
 
     def _cut(self, data: bytes) -> int:
-        """How much of `data` is within the budget. Which limit ends it does not depend on how it was read."""
+        """How much of `data` is within the limit. Which limit ends it does not depend on how it was read."""
         cut = len(data)
         if self._size is not None and self.bytes + cut > self._size:
             cut, self.exceeded = self._size - self.bytes, "output"

@@ -259,7 +259,7 @@ def bench_many(caller: Caller, count: int) -> None:
     _show_memory(one, many, count)
 
 
-OURS = ("host", "zygote", "wardens", "keepers")
+OURS = ("host", "fork server", "monitors", "inits")
 
 
 def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) -> None:
@@ -309,9 +309,9 @@ def _family(host_pid: int) -> dict[int, str]:
 
 
 def _kind(name: str, parent: str) -> str:
-    """A keeper is forked by its warden, and called the same."""
+    """a cell's init is forked by its monitor, and called the same."""
     if parent == "host":
-        return "zygote"
-    if name == "runner-warden":
-        return "wardens" if parent == "zygote" else "keepers"
+        return "fork server"
+    if name == "runner-monitor":
+        return "monitors" if parent == "fork server" else "inits"
     return "bwrap" if name == "bwrap" else "plugin"

@@ -50,7 +50,7 @@ def task():
                 os._exit(0)
             os.setsid()
             os.write(tell, b".")
-        except OSError:  # the budget; each refused fork costs as much as one that is not
+        except OSError:  # the limit; each refused fork costs as much as one that is not
             time.sleep(0.01)
     os._exit(0)
 
@@ -95,8 +95,8 @@ def _manifest(caller: Caller, name: str, command: str, *arguments: str) -> str:
 
 def _means(caller: Caller, manifest: str) -> str:
     argv = [RUNNER, "explain", "--format", "json", "--pids", str(PIDS), manifest]
-    budgets = json.loads(caller.said(argv))["budgets"]
-    return next(str(budget["enforced_by"]) for budget in budgets if budget["name"] == "pids")
+    limits = json.loads(caller.said(argv))["limits"]
+    return next(str(limit["enforced_by"]) for limit in limits if limit["name"] == "pids")
 
 
 def end(caller: Caller, manifest: str) -> float:

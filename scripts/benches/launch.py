@@ -1,4 +1,4 @@
-"""What a launch of /usr/bin/true costs: by bubblewrap alone, by the runner, and with budgets."""
+"""What a launch of /usr/bin/true costs: by bubblewrap alone, by the runner, and with limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ enabled = true
 fs_write_paths = ["${state_dir}"]
 """
 
-# Every budget that `runner exec` itself holds a plugin to, without those for stderr.
+# Every limit that `runner exec` itself holds a plugin to, without those for stderr.
 FULL = {
     "memory": '"256M"',
     "pids": "64",
@@ -56,9 +56,9 @@ STDERR = {"output": '"1M"', "output_lines": "10000"}
 
 RAW, NONE, USUAL, ALL, RELAYED, BARE = (
     "raw bwrap",
-    "no budgets",
+    "no limits",
     "default policy",
-    "full budgets",
+    "full limits",
     "full, and of stderr",
     "python -c 0",
 )
@@ -152,7 +152,7 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
 
 
 def _policy(limits: Mapping[str, str]) -> str:
-    """The default policy with these budgets for everybody, instead of its own."""
+    """The default policy with these limits for everybody, instead of its own."""
     text = (Path(policies.__file__).parent / "default.toml").read_text()
     sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
     kept = [section for section in sections if not section.startswith("[limits.")]

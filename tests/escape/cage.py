@@ -100,7 +100,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Cage:
+class RemoteCell:
     caller: Caller
     folder: Path  # the plugin's own; everybody may write to its subfolder `open`
 
@@ -216,13 +216,13 @@ class Cage:
         return told(done)
 
 
-def make_cage(caller: Caller, folder: Path) -> Cage:
+def make_cage(caller: Caller, folder: Path) -> RemoteCell:
     """A plugin folder with the probe, the caller's own as far as it has one."""
     shutil.copyfile(PROBE, folder / "probe.py")
     (folder / "probe.py").chmod(0o755)
     (folder / "open").mkdir()
     (folder / "open").chmod(0o777)
     caller.give(folder)
-    cage = Cage(caller, folder)
+    cage = RemoteCell(caller, folder)
     cage.manifest()
     return cage

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
-from tests.escape.cage import Cage, make_cage
+from tests.escape.cage import RemoteCell, make_cage
 from tests.template import quick, templates
 
 __all__ = ("cage", "secret", "templates")
@@ -17,7 +17,7 @@ SECRET = "canary-7f3a"
 
 
 @pytest.fixture
-def cage(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> Cage:
+def cage(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> RemoteCell:
     return make_cage(quick(runner_as), plugin_dir)
 
 

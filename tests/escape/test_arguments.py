@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import Cage, told
+from tests.escape.cage import RemoteCell, told
 from tests.escape.conftest import SECRET
 
 REFUSED, NOT_FOUND = 126, 127
@@ -31,7 +31,7 @@ OPTIONS = [
 ]
 
 
-def test_arguments_that_look_like_options_are_arguments(cage: Cage) -> None:
+def test_arguments_that_look_like_options_are_arguments(cage: RemoteCell) -> None:
     cage.manifest(args=["words", *OPTIONS])
     done = told(cage.caller("exec", cage.folder, "--", *OPTIONS, "--policy", "dev"))
     assert done.done == [*OPTIONS, *OPTIONS, "--policy", "dev"]
@@ -39,7 +39,7 @@ def test_arguments_that_look_like_options_are_arguments(cage: Cage) -> None:
 
 
 @pytest.mark.parametrize("command", ["--dev-bind", "-h", "--", "--share-net", "--help"])
-def test_a_command_that_looks_like_an_option_is_a_command(cage: Cage, command: str) -> None:
+def test_a_command_that_looks_like_an_option_is_a_command(cage: RemoteCell, command: str) -> None:
     """Not found, and nothing else happens; a program that really has that name runs."""
     cage.manifest(command=command, args=["/", "/", "sh", "-c", "echo out"])
     done = cage.caller("exec", cage.folder)
@@ -52,7 +52,7 @@ def test_a_command_that_looks_like_an_option_is_a_command(cage: Cage, command: s
     assert told(cage.caller("exec", cage.folder)).done == ["ran"]
 
 
-def test_a_folder_that_looks_like_an_option(cage: Cage) -> None:
+def test_a_folder_that_looks_like_an_option(cage: RemoteCell) -> None:
     folder = cage.folder / "--share-net"
     folder.mkdir()
     shutil.copyfile(cage.folder / "probe.py", folder / "probe.py")
@@ -66,7 +66,7 @@ NUL_PLACES = ["command", "args", "dir", "env"]
 
 
 @pytest.mark.parametrize("place", NUL_PLACES)
-def test_a_nul_ends_no_option_early(cage: Cage, place: str) -> None:
+def test_a_nul_ends_no_option_early(cage: RemoteCell, place: str) -> None:
     """bubblewrap's options are separated by NUL: one inside a word would make two of it."""
     injected = "x\0--dev-bind\0/\0/host"
     process: dict[str, object] = {"command": "./probe.py", "args": ["listing", "/"]}
@@ -90,7 +90,7 @@ def test_a_nul_ends_no_option_early(cage: Cage, place: str) -> None:
     assert "NUL" in done.stderr
 
 
-def test_odd_values_arrive_unchanged(cage: Cage) -> None:
+def test_odd_values_arrive_unchanged(cage: RemoteCell) -> None:
     values = ["a=b", "", "x y", "${HOME}", "@@u", "é\n\t'\"\\", "-" * 3]
     odd = {f"ODD_{number}": value for number, value in enumerate(values)}
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in odd.items())
@@ -103,7 +103,7 @@ def test_odd_values_arrive_unchanged(cage: Cage) -> None:
 
 
 @pytest.fixture
-def private(cage: Cage, write_file: Callable[..., Path]) -> Path:
+def private(cage: RemoteCell, write_file: Callable[..., Path]) -> Path:
     """A folder that everybody could read and nobody granted, with a program in it."""
     folder = Path(f"{cage.folder}.private")
     write_file(folder / "bin/tool", f"#!/bin/sh\necho {SECRET}\n", 0o755)
@@ -111,7 +111,7 @@ def private(cage: Cage, write_file: Callable[..., Path]) -> Path:
     return folder
 
 
-def test_an_interpreter_does_not_bring_its_folder(cage: Cage, private: Path) -> None:
+def test_an_interpreter_does_not_bring_its_folder(cage: RemoteCell, private: Path) -> None:
     script = cage.folder / "script"
     script.write_text(f"#!{private}/bin/tool\n")
     script.chmod(0o755)
@@ -127,7 +127,7 @@ def test_an_interpreter_does_not_bring_its_folder(cage: Cage, private: Path) -> 
         shutil.rmtree(private)
 
 
-def test_a_command_does_not_bring_its_folder(cage: Cage, private: Path) -> None:
+def test_a_command_does_not_bring_its_folder(cage: RemoteCell, private: Path) -> None:
     cage.manifest(command=f"{private}/bin/tool")
     try:
         done = cage.caller("exec", cage.folder)
@@ -137,7 +137,7 @@ def test_a_command_does_not_bring_its_folder(cage: Cage, private: Path) -> None:
         shutil.rmtree(private)
 
 
-def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: Cage, private: Path) -> None:
+def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: RemoteCell, private: Path) -> None:
     (cage.folder / "pyvenv.cfg").write_text(f"home = {private}/bin\n")
     try:
         answer = cage.attack("read", f"{private}/secret")
@@ -149,13 +149,13 @@ def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: Cage, pr
         shutil.rmtree(private)
 
 
-def test_a_link_in_the_plugins_folder_leads_nowhere(cage: Cage, secret: Path) -> None:
+def test_a_link_in_the_plugins_folder_leads_nowhere(cage: RemoteCell, secret: Path) -> None:
     os.symlink(secret, cage.folder / "open/link")
     assert cage.attack("read", f"{cage.folder}/open/link").refused == "ENOENT"
     assert cage.outside("read", f"{cage.folder}/open/link").done == SECRET
 
 
-def test_a_manifest_that_wants_no_cage_gets_one(cage: Cage) -> None:
+def test_a_manifest_that_wants_no_cage_gets_one(cage: RemoteCell) -> None:
     tables = "[plugin.sandbox]\nenabled = false\n"
     assert cage.attack("status", "Seccomp", tables=tables).done == {"Seccomp": "2"}
     policy = cage.caller.home / "policy.toml"

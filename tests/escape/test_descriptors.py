@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import Cage, Told, told
+from tests.escape.cage import RemoteCell, Told, told
 
 
-def test_an_open_directory_is_not_inherited(cage: Cage) -> None:
+def test_an_open_directory_is_not_inherited(cage: RemoteCell) -> None:
     fd = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.set_inheritable(fd, True)
@@ -26,7 +26,7 @@ def test_an_open_directory_is_not_inherited(cage: Cage) -> None:
         os.close(fd)
 
 
-def test_only_three_descriptors_are_open(cage: Cage) -> None:
+def test_only_three_descriptors_are_open(cage: RemoteCell) -> None:
     with open("/dev/zero", "rb") as one, open("/dev/full", "rb") as two:
         fds = [one.fileno(), two.fileno()]
         own, init = cage.attacks(("descriptors", "self"), ("descriptors", "1"), pass_fds=fds)
@@ -43,7 +43,7 @@ CLOSED: tuple[Sequence[int], ...] = ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (
 
 
 @pytest.mark.parametrize("closed", CLOSED, ids=str)
-def test_a_closed_standard_stream_is_no_gap(cage: Cage, closed: Sequence[int]) -> None:
+def test_a_closed_standard_stream_is_no_gap(cage: RemoteCell, closed: Sequence[int]) -> None:
     """The lowest free number goes to whatever is opened next: in bubblewrap that is the host's /proc."""
     state = Path(f"{cage.folder}.state")
     cage.manifest(_STATE)
@@ -66,7 +66,7 @@ def test_a_closed_standard_stream_is_no_gap(cage: Cage, closed: Sequence[int]) -
 _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 
 
-def test_the_gap_is_real(cage: Cage) -> None:
+def test_the_gap_is_real(cage: RemoteCell) -> None:
     """The control: bubblewrap alone, with stdin closed, has the host's /proc where stdin was."""
     bwrap = ["--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     argv = [*cage.caller.prefix, "bwrap", *bwrap, "--", str(cage.folder / "probe.py"), "descriptors", "1"]
@@ -88,7 +88,7 @@ def _with_closed(argv: Sequence[str], closed: Sequence[int], env: dict[str, str]
 
 
 @pytest.mark.parametrize("fd", [0, 1, 2])
-def test_a_directory_as_a_standard_stream_is_refused(cage: Cage, fd: int) -> None:
+def test_a_directory_as_a_standard_stream_is_refused(cage: RemoteCell, fd: int) -> None:
     cage.manifest()
     words = cage.caller.command("exec", cage.folder, "--", "through_descriptors", "self", "hostname")
     plain = subprocess.run(
@@ -107,14 +107,14 @@ def test_a_directory_as_a_standard_stream_is_refused(cage: Cage, fd: int) -> Non
     assert b"done" not in (done.stdout or b"") and b"refused" not in (done.stdout or b"")
 
 
-def test_the_working_directory_is_the_plugins(cage: Cage) -> None:
+def test_the_working_directory_is_the_plugins(cage: RemoteCell) -> None:
     inside = cage.attack("working_directory", cwd="/etc")
     assert inside.done == str(cage.folder)
     control = cage.outside("working_directory", cwd="/etc")
     assert control.done == "/etc"
 
 
-def test_the_report_descriptor_is_the_runners_alone(cage: Cage) -> None:
+def test_the_report_descriptor_is_the_runners_alone(cage: RemoteCell) -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
     with open(read, "rb") as reader:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import Cage, sandbox_table, told, toml
+from tests.escape.cage import RemoteCell, sandbox_table, told, toml
 from tests.escape.conftest import SECRET
 
 REFUSED = 126
 
 
-def test_the_callers_variables_are_nowhere_inside(cage: Cage) -> None:
+def test_the_callers_variables_are_nowhere_inside(cage: RemoteCell) -> None:
     env = {"API_TOKEN": SECRET, "LD_LIBRARY_PATH": f"/{SECRET}"}
     inside, everybodys = cage.attacks(("environment",), ("environments",), env=env)
     assert SECRET not in json.dumps(inside.done)
@@ -30,7 +30,7 @@ def test_the_callers_variables_are_nowhere_inside(cage: Cage) -> None:
 _CLEARED = ["--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc", "--clearenv"]
 
 
-def test_only_granted_names_are_there(cage: Cage) -> None:
+def test_only_granted_names_are_there(cage: RemoteCell) -> None:
     found = cage.attack("environment", env={"EDITOR": "ed", "LANG": "C.UTF-8"}).done
     assert set(found) <= {
         "PATH",
@@ -47,7 +47,7 @@ def test_only_granted_names_are_there(cage: Cage) -> None:
     assert found["HOME"] == "/tmp"
 
 
-def test_options_of_the_cage_are_not_shown_to_it(cage: Cage, write_file: Callable[..., Path]) -> None:
+def test_options_of_the_cage_are_not_shown_to_it(cage: RemoteCell, write_file: Callable[..., Path]) -> None:
     """Neither host paths nor variables stand in the command line the plugin can read."""
     granted = write_file(cage.caller.home / "notes/x", "")
     cage.caller.give(granted.parent)
@@ -68,7 +68,7 @@ def test_options_of_the_cage_are_not_shown_to_it(cage: Cage, write_file: Callabl
 
 
 @pytest.mark.machine
-def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: Cage) -> None:
+def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: RemoteCell) -> None:
     report = cage.caller.home / "report.json"
     tables = '[plugin.requires]\nenv = ["API_TOKEN"]\n'
     env = {"API_TOKEN": SECRET}
@@ -86,7 +86,7 @@ def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: Cage) -> N
 
 
 @pytest.mark.machine
-def test_a_secret_of_the_manifest_is_in_no_command_line_and_no_report(cage: Cage) -> None:
+def test_a_secret_of_the_manifest_is_in_no_command_line_and_no_report(cage: RemoteCell) -> None:
     report = cage.caller.home / "report.json"
     tables = f'[plugin.entrypoint.env]\nAPI_TOKEN = "{SECRET}"\n'
     with cage.running("linger", tables=tables, options=["--report", str(report)]):
@@ -109,7 +109,7 @@ STEERING = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GCONV_PATH", "PYTHONPA
 STEERING += ["NODE_OPTIONS", "JAVA_TOOL_OPTIONS", "BASH_ENV", "PERL5LIB", "RUBYOPT"]
 
 
-def test_a_manifest_may_not_choose_the_code_that_runs(cage: Cage) -> None:
+def test_a_manifest_may_not_choose_the_code_that_runs(cage: RemoteCell) -> None:
     """Each name that is asked for is named in the refusal."""
     lines = "".join(f'{name} = "/tmp/x"\n' for name in STEERING)
     answer = cage.attack("environment", tables=f"[plugin.entrypoint.env]\n{lines}")
@@ -119,7 +119,7 @@ def test_a_manifest_may_not_choose_the_code_that_runs(cage: Cage) -> None:
     assert harmless.done["GREETING"] == "/tmp/x"
 
 
-def test_everything_beyond_the_policy_is_listed(cage: Cage) -> None:
+def test_everything_beyond_the_policy_is_listed(cage: RemoteCell) -> None:
     tables = sandbox_table(
         read=["/var/log", "/opt/data"], write=["/srv/data"], more='network = "host"\nseccomp = "compat"'
     )
@@ -135,7 +135,7 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
 
 @pytest.mark.parametrize("where", ["path", "command", "socket", "argument"])
-def test_no_terminal_is_steered_by_what_a_plugin_is_called(cage: Cage, where: str) -> None:
+def test_no_terminal_is_steered_by_what_a_plugin_is_called(cage: RemoteCell, where: str) -> None:
     report = cage.caller.home / "report.json"
     options = ["--report", str(report)]
     tables, command = "", "./probe.py"
@@ -159,14 +159,14 @@ def test_no_terminal_is_steered_by_what_a_plugin_is_called(cage: Cage, where: st
         assert "owned" in done.stderr
 
 
-def test_a_fault_is_one_line_whatever_it_quotes(cage: Cage) -> None:
+def test_a_fault_is_one_line_whatever_it_quotes(cage: RemoteCell) -> None:
     cage.manifest(sandbox_table(write=["/tmp/a\nrunner: ok: all is well"]))
     done = cage.caller("exec", cage.folder)
     assert done.returncode == REFUSED
     assert not any(line.startswith("runner: ok") for line in done.stderr.splitlines())
 
 
-def test_the_time_zone_is_all_a_plugin_may_change_about_time(cage: Cage) -> None:
+def test_the_time_zone_is_all_a_plugin_may_change_about_time(cage: RemoteCell) -> None:
     tables = f"[plugin.entrypoint.env]\nTZ = {toml('Pacific/Apia')}\n"
     assert cage.attack("environment", tables=tables).done["TZ"] == "Pacific/Apia"
     began = cage.attack("daemon_and_wait", "/tmp/x", tables=tables, options=["--deadline", "0.5"])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import SYSTEM_PATH, USER_UID
-from tests.escape.cage import Cage, sandbox_table, several
+from tests.escape.cage import RemoteCell, sandbox_table, several
 from tests.escape.conftest import SECRET
 
 REFUSED = 126
@@ -25,12 +25,12 @@ REFUSED = 126
 # --- Reading -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_the_caller_does_not_exist_inside(cage: Cage, secret: Path) -> None:
+def test_a_file_of_the_caller_does_not_exist_inside(cage: RemoteCell, secret: Path) -> None:
     assert cage.attack("read", str(secret)).refused == "ENOENT"
     assert cage.outside("read", str(secret)).done == SECRET
 
 
-def test_the_hosts_own_places_do_not_exist_inside(cage: Cage) -> None:
+def test_the_hosts_own_places_do_not_exist_inside(cage: RemoteCell) -> None:
     places = [
         "/etc/shadow",
         "/etc/machine-id",
@@ -50,7 +50,7 @@ def test_the_hosts_own_places_do_not_exist_inside(cage: Cage) -> None:
     assert (inside, "/etc/shadow" in outside, "/root" in outside) == ([], True, True)
 
 
-def test_the_hosts_tmp_and_shm_are_others(cage: Cage, write_file: Callable[..., Path]) -> None:
+def test_the_hosts_tmp_and_shm_are_others(cage: RemoteCell, write_file: Callable[..., Path]) -> None:
     for place in (Path("/tmp"), Path("/dev/shm")):
         name = f"rt-{os.getpid()}-seen"
         write_file(place / name, "")
@@ -61,7 +61,7 @@ def test_the_hosts_tmp_and_shm_are_others(cage: Cage, write_file: Callable[..., 
             (place / name).unlink()
 
 
-def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: Cage) -> None:
+def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: RemoteCell) -> None:
     for place in ("/tmp", "/dev/shm"):
         with cage.running("write_and_linger", f"{place}/mine"):
             assert "mine" not in cage.attack("listing", place).done
@@ -69,7 +69,7 @@ def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: Cage) -> None:
         assert cage.attacks(("write", f"{place}/mine"), ("listing", place))[1].done.count("mine") == 1
 
 
-def test_tables_about_the_host_cannot_be_opened(cage: Cage) -> None:
+def test_tables_about_the_host_cannot_be_opened(cage: RemoteCell) -> None:
     names = ("kallsyms", "keys", "timer_list", "interrupts", "kcore", "kmsg", "sched_debug")
     there = [f"/proc/{name}" for name in names if os.path.lexists(f"/proc/{name}")]
     reads = [("read", path) for path in there]
@@ -83,7 +83,7 @@ def test_tables_about_the_host_cannot_be_opened(cage: Cage) -> None:
     assert "".join(told.done for told in several(cage.without("many", words, remove=unmasked)))
 
 
-def test_the_memory_of_the_cages_init_cannot_be_read(cage: Cage) -> None:
+def test_the_memory_of_the_cages_init_cannot_be_read(cage: RemoteCell) -> None:
     """It holds what bwrap was told, and the host's mount table."""
     paths = ("/proc/1/mem", "/proc/1/task/1/mem")
     assert [told.refused for told in cage.attacks(*(("open_to_read", path) for path in paths))] == [
@@ -113,7 +113,7 @@ WRITES = {
 }
 
 
-def test_nothing_outside_of_tmp_is_writable(cage: Cage) -> None:
+def test_nothing_outside_of_tmp_is_writable(cage: RemoteCell) -> None:
     paths = {name: row.path.format(folder=cage.folder) for name, row in WRITES.items()}
     tried = cage.attacks(*(("write", path) for path in paths.values()))
     assert {name: told.refused for name, told in zip(paths, tried, strict=True)} == {
@@ -128,14 +128,14 @@ def test_nothing_outside_of_tmp_is_writable(cage: Cage) -> None:
         assert cage.without("write", paths[name], replace=replace).done is True, name
 
 
-def test_usr_is_read_only(cage: Cage) -> None:
+def test_usr_is_read_only(cage: RemoteCell) -> None:
     # No control that really writes there: what stops it is shown by the mount's own word.
     assert cage.attack("write", "/usr/planted").refused == "EROFS"
     options = dict(cage.attack("mounts").done)
     assert "ro" in options["/usr"]
 
 
-def test_empty_files_are_bounded(cage: Cage) -> None:
+def test_empty_files_are_bounded(cage: RemoteCell) -> None:
     """They take the kernel's memory, and nothing of a folder's size."""
     tables = '[plugin.limits]\ntmp = "8M"\nshm = "4M"\n'
     tmp, shm = cage.attacks(
@@ -149,7 +149,7 @@ def test_empty_files_are_bounded(cage: Cage) -> None:
     assert more.done == [4000, ""]
 
 
-def test_no_pseudo_terminals(cage: Cage) -> None:
+def test_no_pseudo_terminals(cage: RemoteCell) -> None:
     """There is one number of them for the whole machine."""
     assert cage.attack("terminals", "3").done == 0
     policy = 'version = 1\n[seccomp]\ndefault = "compat"\nceiling = "compat"\n'
@@ -160,13 +160,13 @@ def test_no_pseudo_terminals(cage: Cage) -> None:
     assert cage.attack("terminals", "3", options=["--policy", str(path)]).done == 3
 
 
-def test_tmp_and_shm_are_writable(cage: Cage) -> None:
+def test_tmp_and_shm_are_writable(cage: RemoteCell) -> None:
     for place in ("/tmp/x", "/dev/shm/x"):
         assert cage.attack("write", place).done is True
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
-def test_scratch_space_has_a_size(cage: Cage, place: str) -> None:
+def test_scratch_space_has_a_size(cage: RemoteCell, place: str) -> None:
     small, wanted = 1 << 20, 3 << 20
     name = "shm" if place == "/dev/shm" else "tmp"
     full = cage.attack("flood", f"{place}/x", str(wanted), tables=f'[plugin.limits]\n{name} = "1M"\n')
@@ -176,7 +176,7 @@ def test_scratch_space_has_a_size(cage: Cage, place: str) -> None:
     assert roomy.done == [wanted, ""]
 
 
-def test_no_mount_lets_privileges_or_devices_through(cage: Cage) -> None:
+def test_no_mount_lets_privileges_or_devices_through(cage: RemoteCell) -> None:
     for point, options in cage.attack("mounts").done:
         if point.startswith("/dev/") and point not in ("/dev/shm", "/dev/pts"):
             continue  # the handful of device nodes themselves
@@ -189,7 +189,7 @@ def test_no_mount_lets_privileges_or_devices_through(cage: Cage) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_setuid_program_gives_nothing(cage: Cage) -> None:
+def test_a_setuid_program_gives_nothing(cage: RemoteCell) -> None:
     """Both that the mount is nosuid and that no_new_privs is set would do; both hold."""
     other = USER_UID if cage.caller.uid == 0 else 0
     program = cage.folder / "id"
@@ -203,7 +203,7 @@ def test_a_setuid_program_gives_nothing(cage: Cage) -> None:
     assert "nosuid" in options[str(cage.folder)]
 
 
-def test_no_setuid_program_is_left_on_the_host(cage: Cage) -> None:
+def test_no_setuid_program_is_left_on_the_host(cage: RemoteCell) -> None:
     """The state directory is on the host: who runs such a file there is the plugin's uid, or the caller's."""
     state = Path(f"{cage.folder}.state")
     tables, options = sandbox_table(write=["${state_dir}"]), ["--state-dir", str(state)]
@@ -225,7 +225,7 @@ def test_no_setuid_program_is_left_on_the_host(cage: Cage) -> None:
 # --- bubblewrap's own program (CVE-2019-5736's kin) --------------------------------------------------------
 
 
-def test_the_cages_own_program_cannot_be_changed(cage: Cage) -> None:
+def test_the_cages_own_program_cannot_be_changed(cage: RemoteCell) -> None:
     bwrap = Path(shutil.which("bwrap", path=SYSTEM_PATH) or "")
     before = hashlib.sha256(bwrap.read_bytes()).digest()
     assert cage.attack("open_to_write", "/proc/1/exe").refused in ("EACCES", "EROFS")
@@ -240,7 +240,7 @@ def test_the_cages_own_program_cannot_be_changed(cage: Cage) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: Cage) -> None:
+def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: RemoteCell) -> None:
     """In the plugin's own folder, but 0600: shown, and not readable for a leased uid."""
     path = cage.folder / "open/key"
     path.write_text(SECRET)
@@ -258,7 +258,7 @@ def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: Cage) -> Non
 
 
 @pytest.fixture
-def data(cage: Cage) -> Iterator[Path]:
+def data(cage: RemoteCell) -> Iterator[Path]:
     """A folder for the plugin to write to, with another one in it."""
     path = Path(f"{cage.folder}.data")
     (path / "inner").mkdir(parents=True)
@@ -268,7 +268,9 @@ def data(cage: Cage) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("link", ["/oldroot{target}", "../../../../../..{target}"])
-def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(cage: Cage, data: Path, link: str) -> None:
+def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(
+    cage: RemoteCell, data: Path, link: str
+) -> None:
     target = Path(f"{cage.folder}.target")
     target.mkdir()
     target.chmod(0o777)
@@ -289,7 +291,7 @@ def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(cage: Cage, data: 
         shutil.rmtree(target)
 
 
-def _control_of_mounts_below(cage: Cage, data: Path, target: Path) -> None:
+def _control_of_mounts_below(cage: RemoteCell, data: Path, target: Path) -> None:
     version = subprocess.run(
         ["bwrap", "--version"], capture_output=True, text=True, check=True
     ).stdout.split()[1]
@@ -302,7 +304,7 @@ def _control_of_mounts_below(cage: Cage, data: Path, target: Path) -> None:
         assert done.code != 0
 
 
-def test_a_mount_below_a_writable_one_is_refused_by_name(cage: Cage, data: Path) -> None:
+def test_a_mount_below_a_writable_one_is_refused_by_name(cage: RemoteCell, data: Path) -> None:
     options = ["--policy", _policy(cage, write=[str(data)], read=[str(data)])]
     tables = sandbox_table(write=[str(data)], read=[str(data / "inner")])
     refused = cage.attack("words", tables=tables, options=options)
@@ -316,7 +318,7 @@ def test_a_mount_below_a_writable_one_is_refused_by_name(cage: Cage, data: Path)
 # --- The denylist, by every name a denied folder has -------------------------------------------------------
 
 
-def _policy(cage: Cage, *, read: list[str], write: list[str] = []) -> str:  # noqa: B006 -- never changed
+def _policy(cage: RemoteCell, *, read: list[str], write: list[str] = []) -> str:  # noqa: B006 -- never changed
     path = cage.caller.home / "policy.toml"
     path.write_text(f"version = 1\n[read]\nceiling = {read}\n[write]\nceiling = {write}\n")
     cage.caller.give(path)
@@ -325,7 +327,7 @@ def _policy(cage: Cage, *, read: list[str], write: list[str] = []) -> str:  # no
 
 
 @pytest.fixture
-def denied(cage: Cage, write_file: Callable[..., Path]) -> Path:
+def denied(cage: RemoteCell, write_file: Callable[..., Path]) -> Path:
     """~/.ssh with something in it, and ways to it."""
     home = cage.caller.home
     home.chmod(0o755)
@@ -355,7 +357,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_a_denied_folder_is_denied_by_every_name(cage: Cage, denied: Path, name: str) -> None:
+def test_a_denied_folder_is_denied_by_every_name(cage: RemoteCell, denied: Path, name: str) -> None:
     asked = ALIASES[name].format(home=cage.caller.home)
     answer = cage.attack(
         "read", f"{denied}/id", tables=sandbox_table(read=[asked]), options=["--policy", "dev"]
@@ -365,7 +367,7 @@ def test_a_denied_folder_is_denied_by_every_name(cage: Cage, denied: Path, name:
     assert "nexo-plugin.toml" in answer.err
 
 
-def test_its_neighbour_is_not(cage: Cage, denied: Path) -> None:
+def test_its_neighbour_is_not(cage: RemoteCell, denied: Path) -> None:
     notes = denied.parent / "notes"
     answer = cage.attack(
         "read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]), options=["--policy", "dev"]
@@ -378,7 +380,7 @@ def test_its_neighbour_is_not(cage: Cage, denied: Path) -> None:
 
 @pytest.mark.needs("root")
 def test_a_mount_of_a_denied_folder_is_denied(
-    cage: Cage, denied: Path, write_file: Callable[..., Path]
+    cage: RemoteCell, denied: Path, write_file: Callable[..., Path]
 ) -> None:
     """Neither its name nor its parents betray it: bound elsewhere, or a layer of an overlay.
 
@@ -431,7 +433,7 @@ def test_a_mount_of_a_denied_folder_is_denied(
 
 @pytest.mark.needs("root")
 def test_a_layer_of_an_overlay_that_is_denied_is_denied(
-    cage: Cage, denied: Path, write_file: Callable[..., Path]
+    cage: RemoteCell, denied: Path, write_file: Callable[..., Path]
 ) -> None:
     """What is denied may itself be a mount that shows what lies elsewhere."""
     layer = denied.parent / "layer"
@@ -452,7 +454,7 @@ def test_a_layer_of_an_overlay_that_is_denied_is_denied(
 # --- Hard links --------------------------------------------------------------------------------------------
 
 
-def test_a_hard_link_to_a_denied_file_is_found(cage: Cage, denied: Path) -> None:
+def test_a_hard_link_to_a_denied_file_is_found(cage: RemoteCell, denied: Path) -> None:
     assert cage.attack("words").done == []
     os.link(denied / "id", cage.folder / "innocent")
     answer = cage.attack("read", f"{cage.folder}/innocent")
@@ -460,7 +462,7 @@ def test_a_hard_link_to_a_denied_file_is_found(cage: Cage, denied: Path) -> None
     assert "hard_link" in answer.err and "innocent" in answer.err
 
 
-def test_no_hard_link_leads_from_read_only_to_writable(cage: Cage) -> None:
+def test_no_hard_link_leads_from_read_only_to_writable(cage: RemoteCell) -> None:
     state = cage.caller.home / "state"
     answer = (
         cage.attack(
@@ -480,7 +482,7 @@ def test_no_hard_link_leads_from_read_only_to_writable(cage: Cage) -> None:
 # --- Sockets, FIFOs, devices -------------------------------------------------------------------------------
 
 
-def test_a_folder_with_a_socket_is_refused(cage: Cage) -> None:
+def test_a_folder_with_a_socket_is_refused(cage: RemoteCell) -> None:
     """A read-only bind does not stop connect(): the control shows it."""
     path = str(cage.folder / "s")
     with closing(socket.socket(socket.AF_UNIX)) as server:
@@ -507,7 +509,7 @@ def test_a_folder_with_a_socket_is_refused(cage: Cage) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", pytest.param("device", marks=pytest.mark.needs("root"))])
-def test_a_folder_with_a_fifo_or_device_is_refused(cage: Cage, kind: str) -> None:
+def test_a_folder_with_a_fifo_or_device_is_refused(cage: RemoteCell, kind: str) -> None:
     assert cage.attack("words").code == 0
     path = cage.folder / "open/special"
     if kind == "fifo":
@@ -519,7 +521,7 @@ def test_a_folder_with_a_fifo_or_device_is_refused(cage: Cage, kind: str) -> Non
     assert "special_file" in answer.err and str(path) in answer.err
 
 
-def test_no_device_can_be_made(cage: Cage) -> None:
+def test_no_device_can_be_made(cage: RemoteCell) -> None:
     assert cage.attack("make_node", "/tmp/mem").refused == "EPERM"
 
 
@@ -531,7 +533,7 @@ def test_root_outside_could_make_it(runner_as_root: object, plugin_dir: Path) ->
 # --- Sources behind links ----------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: Cage, denied: Path) -> None:
+def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: RemoteCell, denied: Path) -> None:
     home = denied.parent
     (home / "shortcut").symlink_to(home / "notes")
     if cage.caller.uid == 0:
@@ -545,7 +547,7 @@ def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: Cage, den
 # --- Core dumps --------------------------------------------------------------------------------------------
 
 
-def test_a_crash_leaves_no_core(cage: Cage) -> None:
+def test_a_crash_leaves_no_core(cage: RemoteCell) -> None:
     """Into a folder where a core could be written."""
     state = Path(f"{cage.folder}.state")
     report = cage.caller.home / "report.json"

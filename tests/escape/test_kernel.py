@@ -16,7 +16,7 @@ import pytest
 from sandbox.seccomp import syscalls
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH
-from tests.escape.cage import STAND_IN_UID, Cage, Told, sandbox_table, several, told
+from tests.escape.cage import STAND_IN_UID, RemoteCell, Told, sandbox_table, several, told
 
 ARCH = os.uname().machine
 CALLS = syscalls.load(ARCH)
@@ -65,7 +65,7 @@ TABLE = {
 }
 
 
-def test_system_calls_that_lead_out(cage: Cage) -> None:
+def test_system_calls_that_lead_out(cage: RemoteCell) -> None:
     """The seccomp tests have the whole table; these are the doors, through the real launch."""
     rows = TABLE.values()
     words = [(row.attack, str(CALLS.get(row.call, row.call)), *row.arguments) for row in rows]
@@ -81,7 +81,7 @@ def test_system_calls_that_lead_out(cage: Cage) -> None:
     assert unfiltered == {name: row.control for name, row in TABLE.items() if row.control is not None}
 
 
-def test_user_namespaces_are_closed_twice(cage: Cage) -> None:
+def test_user_namespaces_are_closed_twice(cage: RemoteCell) -> None:
     attack = ("unshare", f"{NEWUSER:#x}")
     assert cage.attack(*attack).refused == "EPERM"
     # Without the filter it is the namespaces' own counter that says no; without both, nothing does.
@@ -90,7 +90,7 @@ def test_user_namespaces_are_closed_twice(cage: Cage) -> None:
     assert cage.without(*attack, remove=["--seccomp 10", closed]).done is True
 
 
-def test_no_capability_is_left(cage: Cage) -> None:
+def test_no_capability_is_left(cage: RemoteCell) -> None:
     names = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
     assert set(cage.attack("status", *names).done.values()) == {"0" * 16}
     if cage.caller.uid == 0:
@@ -99,14 +99,14 @@ def test_no_capability_is_left(cage: Cage) -> None:
         assert int(control.done["CapEff"], 16) & 1 << 21
 
 
-def test_layers_as_the_kernel_sees_them(cage: Cage) -> None:
+def test_layers_as_the_kernel_sees_them(cage: RemoteCell) -> None:
     names = ("NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid", "Gid")
     expected = {"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1", "Uid": "65534", "Gid": "65534"}
     assert cage.attack("status", *names).done == expected
     assert cage.outside("status", "NoNewPrivs", "Seccomp").done == {"NoNewPrivs": "0", "Seccomp": "0"}
 
 
-def test_a_program_without_a_file_is_in_the_same_cage(cage: Cage) -> None:
+def test_a_program_without_a_file_is_in_the_same_cage(cage: RemoteCell) -> None:
     """Executing from memory is no way out: what holds the plugin holds what it executes."""
     inside = cage.attack("run_from_memory", "0").done
     assert inside == {"Seccomp": "2", "NoNewPrivs": "1", "CapEff": "0" * 16, "Uid": "65534"}
@@ -114,7 +114,7 @@ def test_a_program_without_a_file_is_in_the_same_cage(cage: Cage) -> None:
 
 
 @pytest.mark.skipif(ARCH != "x86_64", reason="int 0x80 is x86's; other machines have no such door")
-def test_the_door_of_32_bit_programs_kills(cage: Cage) -> None:
+def test_the_door_of_32_bit_programs_kills(cage: RemoteCell) -> None:
     answer = cage.attack("int_0x80")
     assert answer.code == 128 + signal.SIGSYS
     control = cage.outside("int_0x80")
@@ -125,7 +125,7 @@ def test_the_door_of_32_bit_programs_kills(cage: Cage) -> None:
 
 
 @pytest.mark.parametrize("high", ["0", "0xffffffff00000000"])
-def test_nothing_is_typed_into_the_callers_terminal(cage: Cage, high: str) -> None:
+def test_nothing_is_typed_into_the_callers_terminal(cage: RemoteCell, high: str) -> None:
     """CVE-2017-5226, and CVE-2019-10063 for the high half."""
     cage.manifest()
     inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "type_into_terminal", high), cage)
@@ -138,7 +138,7 @@ def test_nothing_is_typed_into_the_callers_terminal(cage: Cage, high: str) -> No
         assert control.done is True
 
 
-def test_each_of_the_two_layers_against_typing_holds_alone(cage: Cage) -> None:
+def test_each_of_the_two_layers_against_typing_holds_alone(cage: RemoteCell) -> None:
     attack = ("type_into_terminal", "0")
     for removed in ("--seccomp 10", "--new-session"):
         cage.manifest()
@@ -150,7 +150,7 @@ def test_each_of_the_two_layers_against_typing_holds_alone(cage: Cage) -> None:
         assert answer.refused in ("EPERM", "EIO"), removed
 
 
-def test_the_callers_terminal_cannot_be_opened(cage: Cage) -> None:
+def test_the_callers_terminal_cannot_be_opened(cage: RemoteCell) -> None:
     cage.manifest()
     inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "open_terminal"), cage)
     assert inside.refused in ("ENXIO", "EIO", "ENOENT")
@@ -158,7 +158,7 @@ def test_the_callers_terminal_cannot_be_opened(cage: Cage) -> None:
     assert control.done is True
 
 
-def _in_a_terminal(argv: list[str], cage: Cage) -> Told:
+def _in_a_terminal(argv: list[str], cage: RemoteCell) -> Told:
     """With a pseudo-terminal as stdin and controlling terminal, and pipes for the answer."""
     script = "\n".join(
         (
@@ -189,7 +189,7 @@ def _in_a_terminal(argv: list[str], cage: Cage) -> Told:
 # --- Keys --------------------------------------------------------------------------------------------------
 
 
-def test_a_key_of_one_plugin_is_not_another_plugins(cage: Cage) -> None:
+def test_a_key_of_one_plugin_is_not_another_plugins(cage: RemoteCell) -> None:
     name = f"rt-{os.getpid()}"
     add, find = ("add_key", str(CALLS["add_key"]), name), ("find_key", str(CALLS["keyctl"]), name)
     assert cage.attack(*add).refused == "EPERM"
@@ -204,7 +204,7 @@ def test_a_key_of_one_plugin_is_not_another_plugins(cage: Cage) -> None:
     assert control.stdout.count("done") == 2, control.stdout + control.stderr
 
 
-def test_the_session_keyring_is_not_the_callers(cage: Cage) -> None:
+def test_the_session_keyring_is_not_the_callers(cage: RemoteCell) -> None:
     """The layer behind the filter, looked at without it: through the spawner itself."""
 
     def keyrings(probe: str, keyctl: str) -> list[str]:
@@ -239,31 +239,31 @@ def test_the_session_keyring_is_not_the_callers(cage: Cage) -> None:
 SYSCTL = "/proc/sys/kernel/domainname"
 
 
-def test_the_kernel_takes_no_settings_from_inside(cage: Cage) -> None:
+def test_the_kernel_takes_no_settings_from_inside(cage: RemoteCell) -> None:
     """Of /proc nothing is writable but what is the plugin's own process."""
     assert cage.attack("writable", "/proc").done == []
     if cage.caller.uid == 0:
         assert SYSCTL in cage.outside("writable", "/proc/sys").done
 
 
-def test_no_control_groups_no_sys_no_firmware(cage: Cage) -> None:
+def test_no_control_groups_no_sys_no_firmware(cage: RemoteCell) -> None:
     places = ("/sys", "/sys/fs/cgroup", "/sys/firmware", "/sys/kernel", "/proc/sys/fs/binfmt_misc/register")
     looks = [("exists", place) for place in places]
     assert [answer.done for answer in cage.attacks(*looks)] == [False] * len(places)
     assert cage.outside("exists", "/sys/fs/cgroup").done is True
 
 
-def test_the_control_group_shown_is_the_root_of_its_own(cage: Cage) -> None:
+def test_the_control_group_shown_is_the_root_of_its_own(cage: RemoteCell) -> None:
     paths = {line.split(":", 2)[2] for line in cage.attack("read", "/proc/self/cgroup").done.splitlines()}
     assert paths == {"/"}
 
 
-def test_the_hostname_is_not_the_hosts(cage: Cage) -> None:
+def test_the_hostname_is_not_the_hosts(cage: RemoteCell) -> None:
     assert cage.attack("hostname").done == "plugin"
     assert cage.outside("hostname").done == os.uname().nodename
 
 
-def test_the_clock_cannot_be_set(cage: Cage) -> None:
+def test_the_clock_cannot_be_set(cage: RemoteCell) -> None:
     assert cage.attack("set_clock").refused == "EPERM"
     if cage.caller.uid == 0:
         # Not done for real: that the permission is there shows in the kernel looking at the argument.
@@ -274,14 +274,14 @@ def test_the_clock_cannot_be_set(cage: Cage) -> None:
 # --- Identity ----------------------------------------------------------------------------------------------
 
 
-def test_no_other_identity_can_be_taken(cage: Cage) -> None:
+def test_no_other_identity_can_be_taken(cage: RemoteCell) -> None:
     assert cage.attack("ids").done == [[65534] * 3, [65534] * 3, []]
     assert [t.refused for t in cage.attacks(("become", "0"), ("become", "1000"))] == ["EINVAL", "EINVAL"]
     if cage.caller.uid == 0:
         assert cage.outside("become", "1000").done is True
 
 
-def test_running_plugins_have_a_uid_each(cage: Cage) -> None:
+def test_running_plugins_have_a_uid_each(cage: RemoteCell) -> None:
     with cage.running("linger") as one, cage.running("linger") as two, cage.running("linger") as three:
         uids = [os.stat(f"/proc/{each.pid}").st_uid for each in (one, two, three)]
     if cage.caller.uid == 0:
@@ -293,7 +293,7 @@ def test_running_plugins_have_a_uid_each(cage: Cage) -> None:
 
 @pytest.mark.machine
 @pytest.mark.needs("root")
-def test_a_plugin_that_takes_all_leaves_others_theirs(cage: Cage) -> None:
+def test_a_plugin_that_takes_all_leaves_others_theirs(cage: RemoteCell) -> None:
     """inotify instances are counted per uid on the host."""
     if cage.caller.uid != 0:
         pytest.skip("without root all plugins are the caller: there is no uid to give them")
@@ -324,7 +324,7 @@ def test_a_plugin_that_takes_all_leaves_others_theirs(cage: Cage) -> None:
     assert json.loads(second.stdout) == {"refused": "EMFILE"}
 
 
-def test_limits_nobody_has_to_ask_for(cage: Cage) -> None:
+def test_limits_nobody_has_to_ask_for(cage: RemoteCell) -> None:
     found = cage.attack("limits").done
     assert found["CORE"] == [0, 0]
     assert found["MSGQUEUE"] == [0, 0]
@@ -337,7 +337,7 @@ def test_limits_nobody_has_to_ask_for(cage: Cage) -> None:
 
 
 def test_a_bubblewrap_on_path_or_in_the_working_directory_is_not_used(
-    cage: Cage, write_file: Callable[..., Path]
+    cage: RemoteCell, write_file: Callable[..., Path]
 ) -> None:
     fake = write_file(cage.folder / "open/bwrap", "#!/bin/sh\necho FAKE\n", 0o755)
     path = f"{fake.parent}:{SYSTEM_PATH}"
@@ -350,7 +350,9 @@ def test_a_bubblewrap_on_path_or_in_the_working_directory_is_not_used(
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize(("mode", "status"), [("0755", 0), ("4755", 125), ("0775", 125)])
-def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(cage: Cage, mode: str, status: int) -> None:
+def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(
+    cage: RemoteCell, mode: str, status: int
+) -> None:
     """On a file system of its own, in a mount namespace that takes it away again."""
     cage.manifest()
     script = (
@@ -370,7 +372,7 @@ def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(cage: Cage, mod
         assert "/mnt/bwrap" in done.stderr
 
 
-def test_a_state_directory_does_not_carry_privileges_out(cage: Cage) -> None:
+def test_a_state_directory_does_not_carry_privileges_out(cage: RemoteCell) -> None:
     """What a plugin writes belongs to its own uid, never to root."""
     if cage.caller.uid != 0:
         pytest.skip("without root the plugin's files are the caller's")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.escape.cage import Cage, several
+from tests.escape.cage import RemoteCell, several
 
 GREETING = b"host"
 SHARED = "--unshare-net"  # what a control takes out of the plan
@@ -56,7 +56,7 @@ def _listening(stack: ExitStack, family: int, kind: int, address: tuple[str, int
     return server
 
 
-def test_what_listens_on_the_host_is_out_of_reach(cage: Cage) -> None:
+def test_what_listens_on_the_host_is_out_of_reach(cage: RemoteCell) -> None:
     abstract = f"@rt-{os.getpid()}"
     with ExitStack() as stack:
         tcp = _listening(stack, socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)).getsockname()[1]
@@ -82,7 +82,7 @@ def test_what_listens_on_the_host_is_out_of_reach(cage: Cage) -> None:
         assert [answer.done for answer in control] == ["host"] * len(attacks)
 
 
-def test_there_is_no_way_off_the_machine(cage: Cage) -> None:
+def test_there_is_no_way_off_the_machine(cage: RemoteCell) -> None:
     assert cage.attack("interfaces").done == ["lo"]
     attempts = cage.attacks(("connect", "192.0.2.1", "80"), ("datagram", "192.0.2.1", "53"))
     assert [answer.refused for answer in attempts] == ["ENETUNREACH", "ENETUNREACH"]
@@ -90,7 +90,7 @@ def test_there_is_no_way_off_the_machine(cage: Cage) -> None:
         assert len(cage.without("interfaces", remove=[SHARED]).done) > 1
 
 
-def test_a_plugin_may_talk_to_itself(cage: Cage) -> None:
+def test_a_plugin_may_talk_to_itself(cage: RemoteCell) -> None:
     assert cage.attack("own_loopback").done == "me"
 
 
@@ -115,7 +115,7 @@ FAMILIES = {
 }
 
 
-def test_families_that_lead_around_the_network_namespace(cage: Cage) -> None:
+def test_families_that_lead_around_the_network_namespace(cage: RemoteCell) -> None:
     words = [("family", str(f.number), str(int(f.kind)), str(f.protocol)) for f in FAMILIES.values()]
     inside = cage.attacks(*words)
     assert {name: answer.refused for name, answer in zip(FAMILIES, inside, strict=True)} == dict.fromkeys(
@@ -127,7 +127,7 @@ def test_families_that_lead_around_the_network_namespace(cage: Cage) -> None:
     assert len(open_ones) >= 2
 
 
-def test_the_strict_profile_has_no_sockets_at_all(cage: Cage) -> None:
+def test_the_strict_profile_has_no_sockets_at_all(cage: RemoteCell) -> None:
     words = [("family", "1", "1", "0"), ("family", "2", "1", "0"), ("family", "10", "1", "0")]
     strict = cage.attacks(*words, tables='[plugin.sandbox]\nenabled = true\nseccomp = "strict"\n')
     assert {answer.refused for answer in strict} == {"EAFNOSUPPORT"}

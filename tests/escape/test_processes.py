@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import descendants, vanished
-from tests.escape.cage import Cage
+from tests.escape.cage import RemoteCell
 
 
-def test_only_its_own_processes_are_there(cage: Cage) -> None:
+def test_only_its_own_processes_are_there(cage: RemoteCell) -> None:
     inside = cage.attack("pids").done
     assert len(inside) == 2  # bubblewrap's init and the probe
     assert max(inside) < 10
     assert os.getpid() in cage.outside("pids").done
 
 
-def test_a_process_of_the_same_user_cannot_be_signalled(cage: Cage) -> None:
+def test_a_process_of_the_same_user_cannot_be_signalled(cage: RemoteCell) -> None:
     with subprocess.Popen([*cage.caller.prefix, "sleep", "1000"]) as sentinel:
         try:
             answer = cage.attack("kill", str(sentinel.pid), "9")
@@ -34,7 +34,7 @@ def test_a_process_of_the_same_user_cannot_be_signalled(cage: Cage) -> None:
             sentinel.kill()
 
 
-def test_killing_everything_kills_only_itself(cage: Cage) -> None:
+def test_killing_everything_kills_only_itself(cage: RemoteCell) -> None:
     """kill(-1) spares its sender and the namespace's init."""
     with subprocess.Popen([*cage.caller.prefix, "sleep", "1000"]) as sentinel:
         try:
@@ -45,26 +45,26 @@ def test_killing_everything_kills_only_itself(cage: Cage) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
-def test_the_cages_init_takes_no_signals(cage: Cage, number: int) -> None:
+def test_the_cages_init_takes_no_signals(cage: RemoteCell, number: int) -> None:
     answer = cage.attack("kill", "1", str(int(number)))
     assert (answer.code, answer.answer) == (0, {"done": True})
 
 
-def test_the_exit_status_is_the_plugins_own_word(cage: Cage) -> None:
+def test_the_exit_status_is_the_plugins_own_word(cage: RemoteCell) -> None:
     """bubblewrap's init passes it on in an eventfd, which must be out of reach."""
     assert cage.attack("reopened", "1").done == []
     cage.manifest(command="/bin/sh", args=["-c", "exit 7"])
     assert cage.caller("exec", cage.folder).returncode == 7
 
 
-def test_other_processes_belongings_are_closed(cage: Cage) -> None:
+def test_other_processes_belongings_are_closed(cage: RemoteCell) -> None:
     """Of pid 1, which has the same uid."""
     assert cage.attack("memory_of", "1").answer.get("done", 0) == 0
     inside, root = cage.attacks(("listing", "/proc/1/root/"), ("listing", "/"))
     assert inside.answer.get("done", root.done) == root.done
 
 
-def test_what_a_plugin_leaves_running_ends_with_it(cage: Cage) -> None:
+def test_what_a_plugin_leaves_running_ends_with_it(cage: RemoteCell) -> None:
     """Double-forked, in a session of its own, deaf to polite signals, holding stdout open."""
     began = time.monotonic()
     answer = cage.attack("daemon", "/tmp/held")
@@ -83,7 +83,7 @@ def test_what_a_plugin_leaves_running_ends_with_it(cage: Cage) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_runner_ends_all_of_it(cage: Cage, number: signal.Signals) -> None:
+def test_a_signal_to_the_runner_ends_all_of_it(cage: RemoteCell, number: signal.Signals) -> None:
     before = descendants()
     with cage.running("daemon_and_wait", "/tmp/held") as running:
         inside = descendants() - before
@@ -93,7 +93,7 @@ def test_a_signal_to_the_runner_ends_all_of_it(cage: Cage, number: signal.Signal
         assert vanished(inside)
 
 
-def test_the_death_of_the_caller_ends_all_of_it(cage: Cage) -> None:
+def test_the_death_of_the_caller_ends_all_of_it(cage: RemoteCell) -> None:
     """The caller is a process between us and the runner; its death must be enough."""
     cage.manifest()
     command = cage.caller.command("exec", cage.folder, "--", "daemon_and_wait", "/tmp/held")
@@ -114,7 +114,7 @@ def test_the_death_of_the_caller_ends_all_of_it(cage: Cage) -> None:
         assert vanished(tree)
 
 
-def test_a_deadline_ends_all_of_it(cage: Cage, tmp_path: Path) -> None:
+def test_a_deadline_ends_all_of_it(cage: RemoteCell, tmp_path: Path) -> None:
     before = descendants()
     answer = cage.attack("daemon_and_wait", "/tmp/held", options=["--deadline", "1"])
     assert answer.code == 124

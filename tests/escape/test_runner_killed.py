@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller, descendants, vanished
-from tests.escape.cage import Cage, make_cage, sandbox_table
+from tests.escape.cage import RemoteCell, make_cage, sandbox_table
 from tests.tables import REPEAT
 
 # For each of the two callers, spread evenly over a launch. Three times as many before a release, with
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.machine
 
 
 @pytest.fixture
-def cage_with_state(runner_as: Caller, plugin_dir: Path, machine_as_before: None) -> Cage:
+def cage_with_state(runner_as: Caller, plugin_dir: Path, machine_as_before: None) -> RemoteCell:
     return make_cage(runner_as, plugin_dir)
 
 
-def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Cage) -> None:
+def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: RemoteCell) -> None:
     cage = cage_with_state
     state = Path(f"{cage.folder}.state")
     cage.manifest(sandbox_table(write=["${state_dir}"]))
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Ca
         subprocess.run(["rm", "-rf", str(state)], check=True)
 
 
-def _time_to_ready(cage: Cage, command: list[str], pids: set[int]) -> float:
+def _time_to_ready(cage: RemoteCell, command: list[str], pids: set[int]) -> float:
     """How long a launch takes until the plugin speaks; then it is killed like all the others."""
     began = time.monotonic()
     with _start(cage, command) as process:
@@ -93,7 +93,7 @@ def _time_to_ready(cage: Cage, command: list[str], pids: set[int]) -> float:
     return taken
 
 
-def _start(cage: Cage, command: list[str]) -> subprocess.Popen[bytes]:
+def _start(cage: RemoteCell, command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         env=dict(cage.caller.environ),
@@ -105,7 +105,7 @@ def _start(cage: Cage, command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _kill_at(
-    cage: Cage,
+    cage: RemoteCell,
     command: list[str],
     moments: list[float],
     sizes: Counter[int],

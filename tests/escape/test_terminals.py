@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.escape.cage import Cage, told
+from tests.escape.cage import RemoteCell, told
 
 # Every way to a terminal that is known: its streams, the same opened anew, and those of bubblewrap's init.
 THEFT = """\
@@ -55,7 +55,7 @@ print(json.dumps({"done": found}), file=os.fdopen(out, "w"))
 """
 
 
-def steal(cage: Cage, *options: str, streams: str) -> tuple[dict[str, Any], list[Any], list[Any]]:
+def steal(cage: RemoteCell, *options: str, streams: str) -> tuple[dict[str, Any], list[Any], list[Any]]:
     """The attack while somebody types; what it got, and the terminal's modes before and after."""
     ours, theirs = pty.openpty()
     os.fchown(theirs, cage.caller.uid, -1)
@@ -82,7 +82,7 @@ def steal(cage: Cage, *options: str, streams: str) -> tuple[dict[str, Any], list
 
 
 @pytest.mark.parametrize("streams", ["npt", "tpt", "ttp"])
-def test_keystrokes_and_modes_are_the_operators(cage: Cage, streams: str) -> None:
+def test_keystrokes_and_modes_are_the_operators(cage: RemoteCell, streams: str) -> None:
     """Whichever of the three is a terminal."""
     found, before, after = steal(cage, streams=streams)
     assert found["terminals"] == found["theirs"] == []
@@ -92,7 +92,7 @@ def test_keystrokes_and_modes_are_the_operators(cage: Cage, streams: str) -> Non
     assert found["keys"] == "EBADF"
 
 
-def test_with_the_option_they_are_the_plugins(cage: Cage) -> None:
+def test_with_the_option_they_are_the_plugins(cage: RemoteCell) -> None:
     """The control: stdin is no terminal, and all that is typed goes to the plugin by way of its stderr. That
     is all it has: bubblewrap's own processes have no terminal then either."""
     found, before, after = steal(cage, "--tty", streams="npt")

@@ -1,6 +1,6 @@
-"""A plugin of a few lines, held to budgets by the real command line, and what the report says of its end.
+"""A plugin of a few lines, held to limits by the real command line, and what the report says of its end.
 
-What can be expected depends on the means this machine has for a budget, as this caller: `held` asks the
+What can be expected depends on the means this machine has for a limit, as this caller: `held` asks the
 runner itself, and the tests then show that what it claims is so. Nothing here is about root or cgroup v1.
 """
 
@@ -27,13 +27,13 @@ SH = "#!/bin/sh\n"
 
 # Those that need cgroups; elsewhere something weaker holds them, or nothing.
 BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
-_KEEPER_TO_PROGRAM = ("keeper", "bwrap", "init", "program")
+_INIT_TO_PROGRAM = ("init", "bwrap", "init", "program")
 
 MANIFEST = """\
 [plugin]
 id = "{id}"
 version = "1.0.0"
-name = "Budgets"
+name = "Limits"
 description = "Uses more than it may."
 min_nexo_version = ">=0.1"
 
@@ -117,8 +117,8 @@ class Result:
         """Seconds of processor time."""
         return float(self.usage["cpu_user"] + self.usage["cpu_system"])
 
-    def budget(self, name: str) -> Mapping[str, Any]:
-        (found,) = (budget for budget in self.report["budgets"] if budget["name"] == name)
+    def limit(self, name: str) -> Mapping[str, Any]:
+        (found,) = (limit for limit in self.report["limits"] if limit["name"] == name)
         return dict(found)
 
     @property
@@ -133,15 +133,15 @@ def _is_sound(result: Result) -> None:
     _schema().validate(result.report)
     assert result.exit["status"] == result.status
     assert bool(result.exit["left"]) == result.exit["kill_incomplete"]
-    budgets = result.report["budgets"]
-    assert {b["name"] for b in budgets if b["degraded"]} <= set(result.report["degraded"])
-    assert all(b["enforced_by"] or (b["degraded"] and b["effective"] is None) for b in budgets)
+    limits = result.report["limits"]
+    assert {b["name"] for b in limits if b["degraded"]} <= set(result.report["degraded"])
+    assert all(b["enforced_by"] or (b["degraded"] and b["effective"] is None) for b in limits)
     # Where only whole seconds count, a part of one is rounded up.
-    most = {b["name"]: math.ceil(b["requested"]) for b in budgets if b["enforced_by"] == "RLIMIT_CPU"}
+    most = {b["name"]: math.ceil(b["requested"]) for b in limits if b["enforced_by"] == "RLIMIT_CPU"}
     assert all(
-        b["effective"] is None or b["effective"] <= most.get(b["name"], b["requested"]) for b in budgets
+        b["effective"] is None or b["effective"] <= most.get(b["name"], b["requested"]) for b in limits
     )
-    assert set(result.hits) <= {b["name"] for b in budgets}
+    assert set(result.hits) <= {b["name"] for b in limits}
 
 
 @functools.cache
@@ -159,9 +159,9 @@ class Running:
 
     @property
     def family(self) -> dict[str, int]:
-        """The pids on the host of the keeper, of both bwraps and of the plugin's own first process."""
+        """The pids on the host of the cell's init, of both bwraps and of the plugin's own first process."""
         pid, found = self.process.pid, {}
-        for name in _KEEPER_TO_PROGRAM:
+        for name in _INIT_TO_PROGRAM:
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
             found[name] = pid
         return found
@@ -340,10 +340,10 @@ _known: dict[str, dict[str, str]] = {}
 
 def _means(box: Box) -> Iterator[tuple[str, str]]:
     limits = {"memory": "64M", "pids": 32, "cpu": 1, "cpu_time": "10s", "io": "100M"}
-    for budget in box.explain("", name="asked", limits=limits)["budgets"]:
-        if budget["name"] in BY_CGROUP:
-            assert budget["degraded"] == (not budget["enforced_by"].startswith("cgroup")), budget
-            yield budget["name"], budget["enforced_by"]
+    for limit in box.explain("", name="asked", limits=limits)["limits"]:
+        if limit["name"] in BY_CGROUP:
+            assert limit["degraded"] == (not limit["enforced_by"].startswith("cgroup")), limit
+            yield limit["name"], limit["enforced_by"]
 
 
 def group_of(pid: int, controller: str) -> Path:

@@ -130,9 +130,9 @@ def test_all_of_it_is_in_from_the_beginning(box: Box) -> None:
             assert members == below, f"{name}: not all, or others, are in {group}"
         places = {Path(f"/proc/{pid}/cgroup").read_text() for pid in below}
         assert len(places) == 1
-        # The keeper ends the others. It must be neither slowed down with them nor killed for them.
-        keeper = Path(f"/proc/{family['keeper']}/cgroup").read_text()
-        assert (keeper in places) == (not any(by_cgroup(box, name) for name in LIMITS))
+        # The cell's init ends the others. It must be neither slowed down with them nor killed for them.
+        init = Path(f"/proc/{family['init']}/cgroup").read_text()
+        assert (init in places) == (not any(by_cgroup(box, name) for name in LIMITS))
         for name, limit in (("memory", "Max data size"), ("pids", "Max processes")):
             if held(box, name).startswith("RLIMIT"):
                 (value,) = {rlimit_of(pid, limit) for pid in below}
@@ -155,7 +155,7 @@ def _below(pid: int) -> set[int]:
     return found
 
 
-def test_nothing_of_the_budgets_is_open(box: Box) -> None:
+def test_nothing_of_the_limits_is_open(box: Box) -> None:
     """The doors through which it joined, and the locks on its groups, are not for the plugin."""
     code = "import json, os\nprint(json.dumps({fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64)\n"
     code += "    if os.path.lexists(f'/proc/self/fd/{fd}')}))"
@@ -165,14 +165,14 @@ def test_nothing_of_the_budgets_is_open(box: Box) -> None:
         for pid in (running.family["init"], running.family["program"]):
             opened = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
             assert "0" in opened and not [path for path in opened.values() if "cgroup" in path]
-        keeper = Path(f"/proc/{running.family['keeper']}/fd").iterdir()
-        locks = [path for path in map(os.readlink, keeper) if "cgroup" in path]
+        init = Path(f"/proc/{running.family['init']}/fd").iterdir()
+        locks = [path for path in map(os.readlink, init) if "cgroup" in path]
         assert bool(locks) == any(by_cgroup(box, name) for name in LIMITS)
         running.say("enough")
 
 
-def test_a_new_user_namespace_is_no_new_budget(box: Box) -> None:
-    """Where processes are counted by user namespace, one more of them would be one more budget."""
+def test_a_new_user_namespace_is_no_new_limit(box: Box) -> None:
+    """Where processes are counted by user namespace, one more of them would be one more limit."""
     code = SH + "unshare --user true && echo made\nunshare --user --map-root-user true && echo made\nexit 0\n"
     result = box.run(code, limits=LIMITS)
     assert (result.outcome, result.out) == (OK, "")

@@ -94,9 +94,9 @@ def is_timeout(result: Result, seconds: float) -> bool:
     assert result.exit["ended_by"] == "deadline" and result.exit["forced"]
     assert not result.exit["kill_incomplete"]
     assert "the deadline passed" in result.err
-    budget = result.budget("deadline")
-    assert (budget["enforced_by"], budget["effective"]) == ("clock", seconds)
-    assert budget["peak"] > 0
+    limit = result.limit("deadline")
+    assert (limit["enforced_by"], limit["effective"]) == ("clock", seconds)
+    assert limit["peak"] > 0
     return True
 
 
@@ -199,7 +199,7 @@ def test_a_plugin_lives_while_its_runner_is_stopped(box: Box) -> None:
         pid = running.process.pid
         os.kill(pid, signal.SIGSTOP)
         assert wait_for(partial(is_stopped, pid))
-        assert len(family(pid)) >= 4  # keeper, bwrap, its init and the plugin
+        assert len(family(pid)) >= 4  # init, bwrap, its init and the plugin
         os.kill(pid, signal.SIGCONT)
         assert running.end().status == 3
 
@@ -291,8 +291,8 @@ def test_a_launch_that_is_slow_but_in_time(box: Box) -> None:
     slowly(box, "0.3")
     result = box.run(RAN, "--limit", "launch=50s")
     assert (result.status, result.out, result.hits) == (3, "ran\n", [])
-    budget = result.budget("launch")
-    assert (budget["enforced_by"], budget["effective"], budget["degraded"]) == ("clock", 50.0, False)
+    limit = result.limit("launch")
+    assert (limit["enforced_by"], limit["effective"], limit["degraded"]) == ("clock", 50.0, False)
 
 
 # The time for the launch is over at once, but is not looked at before the program runs.
@@ -371,7 +371,7 @@ def test_clocks_of_the_protocol_are_passed_on(box: Box) -> None:
     result = box.run(f"{SH}sleep 0.2; exit 0\n", limits=limits)
     assert (result.status, result.hits) == (0, [])
     for name, seconds in {"handshake": 0.001, "call": 2.0, "idle": 180.0}.items():
-        budget = result.budget(name)
-        assert (budget["requested"], budget["effective"]) == (seconds, None)
-        assert (budget["enforced_by"], budget["degraded"]) == ("caller", False)
-        assert "exec" in budget["detail"]
+        limit = result.limit(name)
+        assert (limit["requested"], limit["effective"]) == (seconds, None)
+        assert (limit["enforced_by"], limit["degraded"]) == ("caller", False)
+        assert "exec" in limit["detail"]

@@ -41,7 +41,7 @@ for _ in range({times}):
 """
 )
 
-# Its own session, its own parent: nothing but the budget ties it to the program, which hears of its end by a
+# Its own session, its own parent: nothing but the limit ties it to the program, which hears of its end by a
 # pipe that nobody holds any more.
 DAEMON = """
 import os
@@ -64,17 +64,17 @@ def ended_by(box: Box) -> int:
     return KILLED if by_cgroup(box, "cpu_time") else 128 + signal.SIGXCPU
 
 
-def as_asked(result: Result, box: Box, limit: str, value: float) -> None:
-    """What every report says of the budget, however it ended."""
-    budget = result.budget(limit)
+def as_asked(result: Result, box: Box, name: str, value: float) -> None:
+    """What every report says of the limit, however it ended."""
+    limit = result.limit(name)
     expected = {
         "requested": value,
         "decided_by": "manifest",
-        "enforced_by": held(box, limit),
-        "degraded": not by_cgroup(box, limit),
+        "enforced_by": held(box, name),
+        "degraded": not by_cgroup(box, name),
     }
-    assert {key: budget[key] for key in expected} == expected
-    assert budget["peak"] == (result.cpu if limit == "cpu_time" else None)
+    assert {key: limit[key] for key in expected} == expected
+    assert limit["peak"] == (result.cpu if name == "cpu_time" else None)
     assert result.exit["status"] == result.status
     assert not result.exit["kill_incomplete"] and result.exit["left"] == []
 
@@ -95,13 +95,13 @@ def test_a_share_of_one_core(box: Box, processes: int) -> None:
     assert result.cpu >= 0.2
     if by_cgroup(box, "cpu"):
         assert result.hits == ["cpu"]
-        assert result.budget("cpu")["effective"] == 0.2
+        assert result.limit("cpu")["effective"] == 0.2
         # Whoever it is that spins: together they had a fifth of the time, and a little at the edges.
         assert result.cpu / result.usage["wall"] < 0.2 * 1.5
     else:
         assert result.hits == []
-        assert result.budget("cpu")["effective"] is None
-        assert result.budget("cpu")["detail"]
+        assert result.limit("cpu")["effective"] is None
+        assert result.limit("cpu")["detail"]
 
 
 def test_who_is_slowed_down_and_fails_has_failed_by_itself(box: Box) -> None:
@@ -137,7 +137,7 @@ def test_a_spinner(box: Box) -> None:
     result = box.run(FOR_EVER, limits={"cpu_time": "500ms"})
     assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
     as_asked(result, box, "cpu_time", 0.5)
-    assert "cpu_time budget of 500ms" in result.message or not by_cgroup(box, "cpu_time")
+    assert "cpu_time limit of 500ms" in result.message or not by_cgroup(box, "cpu_time")
     assert result.exit["ended_by"] == ("limit" if by_cgroup(box, "cpu_time") else None)
     # An rlimit counts whole seconds; the runner looks in time, and may be kept waiting for a core itself.
     assert 0.5 <= result.cpu < 20.0
@@ -153,8 +153,8 @@ def test_what_is_in_effect_where_only_seconds_count(box: Box) -> None:
     if by_cgroup(box, "cpu_time"):
         pytest.skip("here fractions count")
     result = box.run("pass", limits={"cpu_time": "500ms"})
-    assert result.budget("cpu_time")["effective"] == 1
-    assert result.budget("cpu_time")["requested"] == 0.5
+    assert result.limit("cpu_time")["effective"] == 1
+    assert result.limit("cpu_time")["requested"] == 0.5
 
 
 def test_two_together(box: Box) -> None:
@@ -174,7 +174,7 @@ def test_many_short_lives(box: Box) -> None:
         assert 0.3 <= result.cpu < 2
     else:  # nobody adds them up; the report says so, and what they used
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
-        assert "each process on its own" in result.budget("cpu_time")["detail"]
+        assert "each process on its own" in result.limit("cpu_time")["detail"]
         assert result.cpu >= 0.6
 
 
@@ -204,7 +204,7 @@ def test_sleep_costs_nothing(box: Box) -> None:
     assert 0 < result.cpu < 0.4 < 0.5 <= result.usage["wall"]
 
 
-def test_signals_of_the_plugins_own_are_not_the_budgets(box: Box) -> None:
+def test_signals_of_the_plugins_own_are_not_the_limits(box: Box) -> None:
     """It kills itself in the way the kernel would."""
     for number in (signal.SIGKILL, signal.SIGXCPU):
         result = box.run(f"import os\nos.kill(os.getpid(), {int(number)})", limits={"cpu_time": "5s"})
@@ -219,7 +219,7 @@ def test_who_catches_the_warning_is_ended_all_the_same(box: Box) -> None:
     assert (result.status, result.outcome, result.hits) == (KILLED, USED_UP, ["cpu_time"])
 
 
-def test_the_time_to_end_is_no_time_without_budgets(box: Box) -> None:
+def test_the_time_to_end_is_no_time_without_limits(box: Box) -> None:
     """Asked to end, it starts to spin."""
     if not by_cgroup(box, "cpu_time"):
         pytest.skip("each process on its own")

@@ -103,10 +103,10 @@ print(json.dumps(limits))
 
 
 def as_asked(result: Result, name: str, value: int, effective: int | None = None) -> None:
-    budget = result.budget(name)
-    assert budget["requested"] == value
-    assert budget["effective"] == (value if effective is None else effective)
-    assert (budget["enforced_by"], budget["degraded"], budget["peak"]) == ("rlimit", False, None)
+    limit = result.limit(name)
+    assert limit["requested"] == value
+    assert limit["effective"] == (value if effective is None else effective)
+    assert (limit["enforced_by"], limit["degraded"], limit["peak"]) == ("rlimit", False, None)
     assert result.exit["status"] == result.status
 
 
@@ -277,5 +277,5 @@ def test_nor_of_what_stands_in_for_a_cgroup(
     more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
     result = box.run(code, limits={name: asked}, **more)
     assert result.outcome == OK and result.told == [own, own]
-    assert result.budget(name)["requested"] == asked
-    assert result.budget(name)["effective"] == effective
+    assert result.limit(name)["requested"] == asked
+    assert result.limit(name)["effective"] == effective

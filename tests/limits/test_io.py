@@ -66,9 +66,9 @@ def test_a_disk_gives_no_more_than_granted(box: Box, what: str) -> None:
     done, seconds = result.told
     assert done == MIB
     assert seconds > 0.8, f"{MIB} bytes at {MIB} a second took {seconds:.2f} s, and {alone:.2f} s without"
-    budget = result.budget("io")
-    assert budget["requested"] == budget["effective"] == MIB
-    assert (budget["enforced_by"], budget["degraded"]) == (held(box, "io"), False)
+    limit = result.limit("io")
+    assert limit["requested"] == limit["effective"] == MIB
+    assert (limit["enforced_by"], limit["degraded"]) == (held(box, "io"), False)
 
 
 def test_what_the_kernel_was_told(box: Box) -> None:
@@ -110,9 +110,9 @@ def test_where_nothing_can_hold_it(box: Box, runner_as: Caller) -> None:
         pytest.skip("here it is held")
     result = box.run("pass", limits={"io": "1M"})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    budget = result.budget("io")
-    assert (budget["enforced_by"], budget["effective"], budget["degraded"]) == ("", None, True)
-    assert budget["detail"]
+    limit = result.limit("io")
+    assert (limit["enforced_by"], limit["effective"], limit["degraded"]) == ("", None, True)
+    assert limit["detail"]
     refused = box.run("pass", policy=policy("require"), limits={"io": "1M"})
     assert (refused.status, refused.outcome) == (125, ("sandbox_unavailable", "plan", "io"))
-    assert "io budget cannot be enforced" in refused.message and refused.hint
+    assert "io limit cannot be enforced" in refused.message and refused.hint

@@ -80,21 +80,21 @@ def is_incomplete(result: Result) -> list[int]:
 
 
 SLEEPS = f"{SH}echo ready; sleep 1000\n"
-BUDGETS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
+LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
 
 
 # --- one that cannot be killed -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["program", "everybody"])
-@pytest.mark.parametrize("budgets", [BUDGETS, ()], ids=["in groups", "in none"])
+@pytest.mark.parametrize("limits", [LIMITS, ()], ids=["in groups", "in none"])
 def test_the_runner_returns_and_says_who_is_left(
-    brisk: Box, freezer: Freezer, who: str, budgets: tuple[str, ...]
+    brisk: Box, freezer: Freezer, who: str, limits: tuple[str, ...]
 ) -> None:
-    with brisk.running(SLEEPS, *budgets, "--deadline", "1h") as running:
+    with brisk.running(SLEEPS, *limits, "--deadline", "1h") as running:
         family = running.family
         frozen = {family["program"]} if who == "program" else set(family.values())
-        groups = [running.group(name) for name in ("memory", "cpu")] if budgets else []
+        groups = [running.group(name) for name in ("memory", "cpu")] if limits else []
         freezer.freeze(*frozen)
         running.process.send_signal(signal.SIGTERM)
         running.process.send_signal(signal.SIGINT)  # at once, then
@@ -107,12 +107,12 @@ def test_the_runner_returns_and_says_who_is_left(
     assert result.outcome == ("cancelled", "teardown", "signal:15")
     left = is_incomplete(result)
     assert result.exit["code"] is None
-    if budgets and by_cgroup(brisk, "memory"):
-        keeper = family.pop("keeper")
-        assert frozen - {keeper} <= set(left) <= set(family.values())
+    if limits and by_cgroup(brisk, "memory"):
+        init = family.pop("init")
+        assert frozen - {init} <= set(left) <= set(family.values())
         assert quota in ("max", "-1") or not by_cgroup(brisk, "cpu")  # dying takes time, once it can
     else:
-        assert left == [family["keeper"]]  # whoever waits for it waits for all
+        assert left == [family["init"]]  # whoever waits for it waits for all
     sweep(brisk)
 
 
@@ -127,7 +127,7 @@ def test_the_deadline_too(brisk: Box, freezer: Freezer) -> None:
     folder = brisk.plugin(SLEEPS)
     for seconds in (2, 4, 8, 16, 32):
         began = time.monotonic()
-        with brisk._started(folder, ("--deadline", f"{seconds}s", *BUDGETS), PREFER, {}) as running:
+        with brisk._started(folder, ("--deadline", f"{seconds}s", *LIMITS), PREFER, {}) as running:
             if running.line() != "ready" or time.monotonic() > began + seconds / 2:
                 running.process.kill()  # too busy a machine to tell
                 continue
@@ -157,10 +157,10 @@ def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
     """The program itself ends, in order. That is bounded as well."""
     code = f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n"
     folder = brisk.plugin(code)
-    with brisk._started(folder, BUDGETS, PREFER, {}) as running:
+    with brisk._started(folder, LIMITS, PREFER, {}) as running:
         assert running.line() == "ready"
         assert wait_for(lambda: _children(running.pid))
-        (daemon,), keeper = _children(running.pid), running.family["keeper"]
+        (daemon,), init = _children(running.pid), running.family["init"]
         freezer.freeze(daemon)
         running.say("end")
         assert running.process.wait(RETURNS) == 7
@@ -169,7 +169,7 @@ def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
         assert wait_for(lambda: not lives(daemon))
         result = running.end()
     left = is_incomplete(result)
-    assert daemon in left if by_cgroup(brisk, "memory") else left == [keeper]
+    assert daemon in left if by_cgroup(brisk, "memory") else left == [init]
     assert (result.exit["code"], result.exit["ended_by"]) == (7, None)
     sweep(brisk)
 
@@ -191,7 +191,7 @@ def unsandboxed(box: Box, code: str) -> tuple[Path, str]:
 
 def test_without_a_cage_it_is_said_too(brisk: Box, freezer: Freezer) -> None:
     folder, policy = unsandboxed(brisk, SLEEPS)
-    with brisk._started(folder, BUDGETS, policy, {}) as running:
+    with brisk._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
         (program,) = _children(running.process.pid)
         freezer.freeze(program)
@@ -207,7 +207,7 @@ def test_without_a_cage_it_is_said_too(brisk: Box, freezer: Freezer) -> None:
 
 def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
     folder, policy = unsandboxed(brisk, f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n")
-    with brisk._started(folder, BUDGETS, policy, {}) as running:
+    with brisk._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
         (program,) = _children(running.process.pid)
         assert wait_for(lambda: _children(program))
@@ -227,7 +227,7 @@ def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Free
 
 def test_what_is_frozen_by_v2_dies(box: Box) -> None:
     """As the disk meter may have left it at that very moment."""
-    with box.running(f"{SH}trap '' TERM; echo ready; sleep 1000\n", *BUDGETS) as running:
+    with box.running(f"{SH}trap '' TERM; echo ready; sleep 1000\n", *LIMITS) as running:
         group = group_of(running.pid, "")
         if not group.name.startswith("runner-") or not (group / "cgroup.freeze").exists():
             running.process.kill()
@@ -269,8 +269,8 @@ def test_a_crowd_under_a_small_quota(box: Box) -> None:
     assert not any(lives(pid) for pid in pids)
 
 
-def test_the_keeper_lives_to_tell_what_was_used(box: Box) -> None:
-    """It is ended from within first: whoever kills the keeper kills the account."""
+def test_the_init_lives_to_tell_what_was_used(box: Box) -> None:
+    """It is ended from within first: whoever kills the cell's init kills the account."""
     busy = "import sys, time\nsys.stdout.write('ready\\n'); sys.stdout.flush()\n"
     busy += "while time.process_time() < 0.3: pass\nprint('done', flush=True)\ntime.sleep(1000)\n"
     with box.running(busy) as running:

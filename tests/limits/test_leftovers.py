@@ -25,7 +25,7 @@ from tests.sandbox.limits import own_cgroups
 from tests.sandbox.limits.own_cgroups import Pen, pen
 from tests.tables import REPEAT, wait_for
 
-BUDGETS = ("--memory", "64M", "--pids", "20", "--cpu", "1")
+LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "1")
 SLEEPS = f"{SH}setsid sleep 1000 & echo ready; sleep 1000\n"
 WAITS = f"{SH}echo ready; read word; exit 3\n"
 
@@ -42,14 +42,14 @@ class Penned(Box):
         return [path for path in self.pen.groups() if not path.name.endswith("-self")]
 
     def used(self) -> list[Path]:
-        """Where a runner with these budgets makes groups, and so sweeps."""
-        with self.running(WAITS, *BUDGETS, name="asked") as running:
+        """Where a runner with these limits makes groups, and so sweeps."""
+        with self.running(WAITS, *LIMITS, name="asked") as running:
             own = f"runner-{running.process.pid}-"
             return [path.parent for path in self.groups() if path.name.startswith(own)]
 
     def next_runner(self) -> None:
         """Starts, does its work and leaves nothing behind."""
-        result = self.run(f"{SH}exit 3\n", *BUDGETS, name="next")
+        result = self.run(f"{SH}exit 3\n", *LIMITS, name="next")
         assert result.status == 3, result
 
     def swept(self) -> bool:
@@ -84,14 +84,14 @@ def killed(running: Running) -> None:
 
 
 def test_groups_are_named_after_their_runner(box: Penned) -> None:
-    with box.running(WAITS, *BUDGETS) as running:
+    with box.running(WAITS, *LIMITS) as running:
         pid = running.process.pid
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
         groups = box.groups()
         assert {path.name for path in groups} == {f"runner-{pid}-{started}-0"}
         members = [set((path / "cgroup.procs").read_text().split()) for path in groups]
         assert all(str(running.pid) in each for each in members)
-        assert not any(str(running.family["keeper"]) in each for each in members)
+        assert not any(str(running.family["init"]) in each for each in members)
     assert box.groups() == []
 
 
@@ -145,7 +145,7 @@ def test_a_runner_that_dies_at_a_certain_moment(
     sane = box.caller
     box.caller = altered(sane, SUICIDE.format(when=MOMENTS[moment]))
     folder = box.plugin(f"{SH}exit 0\n" if moment in ("the plugin is gone", "half removed") else SLEEPS)
-    with box._started(folder, BUDGETS, PREFER, {"stdin": subprocess.DEVNULL}) as running:
+    with box._started(folder, LIMITS, PREFER, {"stdin": subprocess.DEVNULL}) as running:
         assert running.process.wait(60) == -signal.SIGKILL
         assert vanished(descendants() - before), "something has outlived its runner"
     alone = box.pen.leaves
@@ -162,7 +162,7 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
     box.next_runner()
     seen: Counter[int] = Counter()
     began = time.monotonic()
-    with box._started(folder, BUDGETS, PREFER, {}) as running:
+    with box._started(folder, LIMITS, PREFER, {}) as running:
         assert running.line() == "ready"
         took = time.monotonic() - began
         killed(running)
@@ -173,7 +173,7 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
         with ExitStack() as stack:
             running_at = sorted(
                 (
-                    (moment, stack.enter_context(box._started(folder, BUDGETS, PREFER, {})))
+                    (moment, stack.enter_context(box._started(folder, LIMITS, PREFER, {})))
                     for moment in moments[start : start + 4]
                 ),
                 key=lambda pair: pair[0],
@@ -193,7 +193,7 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
 
 
 def test_a_living_runners_groups_stay(box: Penned) -> None:
-    with box.running(WAITS, *BUDGETS) as running:
+    with box.running(WAITS, *LIMITS) as running:
         theirs = box.groups()
         assert len(theirs) >= 1
         for _ in range(3):
@@ -205,15 +205,15 @@ def test_a_living_runners_groups_stay(box: Penned) -> None:
     assert box.groups() == []
 
 
-def test_a_keeper_that_outlives_its_runner_keeps_its_groups(box: Penned, plugin_dir: Path) -> None:
-    """For a moment only, but a new runner may start in it. Here it is a long one: the keeper is frozen."""
+def test_a_init_that_outlives_its_runner_keeps_its_groups(box: Penned, plugin_dir: Path) -> None:
+    """For a moment only, but a new runner may start in it. Here it is long: the cell's init is frozen."""
     if reason := lacks("root"):
         pytest.skip(reason)
     with own_cgroups.freezer(plugin_dir) as freezer:
-        with box._started(box.plugin(SLEEPS), BUDGETS, PREFER, {}) as running:
+        with box._started(box.plugin(SLEEPS), LIMITS, PREFER, {}) as running:
             assert running.line() == "ready"
             theirs, family = box.groups(), running.family
-            freezer.freeze(family["keeper"])
+            freezer.freeze(family["init"])
             killed(running)
             box.next_runner()
             assert box.groups() == theirs, "they were in use"
@@ -280,7 +280,7 @@ def test_a_daemon_without_a_cage_whose_runner_was_killed(box: Penned) -> None:
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
     policy = PREFER.replace("version = 1\n", 'version = 1\nunsandboxed = "allow"\n')
     before = descendants()
-    with box._started(folder, BUDGETS, policy, {}) as running:
+    with box._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
         killed(running)
     daemons = descendants() - before
@@ -297,7 +297,7 @@ def test_eight_at_once(box: Penned) -> None:
         for directory in directories:
             make(box, directory / f"runner-4000000-77-{number}")
     with ExitStack() as stack:
-        running = [stack.enter_context(box._started(folder, BUDGETS, PREFER, {})) for _ in range(8)]
+        running = [stack.enter_context(box._started(folder, LIMITS, PREFER, {})) for _ in range(8)]
         assert [each.line() for each in running] == ["ready"] * 8
         # By pid, not by name: one swept between its making and its locking is made again by the next number.
         owners = Counter(int(path.name.split("-")[1]) for path in box.groups())

@@ -44,7 +44,7 @@ with open(path, "wb", buffering=0) as file:
 print(json.dumps([written, refused]))
 """
 
-# Four children, each well within the budget, and together twice of it.
+# Four children, each well within the limit, and together twice of it.
 TOGETHER = """
 import mmap, os
 part = 16 << 20
@@ -70,8 +70,8 @@ print(b''.join(os.read(end, 1) for end in ends).decode(), flush=True)
 
 
 def as_asked(result: Result, box: Box, size: int) -> None:
-    """What every report says of the budget, however it ended."""
-    budget = result.budget("memory")
+    """What every report says of the limit, however it ended."""
+    limit = result.limit("memory")
     expected = {
         "requested": size,
         "effective": size,
@@ -79,13 +79,13 @@ def as_asked(result: Result, box: Box, size: int) -> None:
         "enforced_by": held(box, "memory"),
         "degraded": not by_cgroup(box, "memory"),
     }
-    assert {key: budget[key] for key in expected} == expected
-    assert bool(budget["detail"]) == budget["degraded"]
+    assert {key: limit[key] for key in expected} == expected
+    assert bool(limit["detail"]) == limit["degraded"]
     if by_cgroup(box, "memory"):
-        assert budget["peak"] == result.usage["memory_peak"]
-        assert 0 < budget["peak"] <= size * 1.05  # the kernel itself may go over by a little
+        assert limit["peak"] == result.usage["memory_peak"]
+        assert 0 < limit["peak"] <= size * 1.05  # the kernel itself may go over by a little
     else:
-        assert budget["peak"] is None and result.usage["memory_peak"] is None
+        assert limit["peak"] is None and result.usage["memory_peak"] is None
     assert result.exit["status"] == result.status
     assert not result.exit["kill_incomplete"] and result.exit["left"] == []
 
@@ -109,7 +109,7 @@ def test_the_program_itself(box: Box) -> None:
         as_asked(result, box, 32 * MIB)
 
 
-def test_within_the_budget_nothing_happens(box: Box) -> None:
+def test_within_the_limit_nothing_happens(box: Box) -> None:
     # The control of all the others: the same, with enough.
     result = box.run(HOG, limits={"memory": "160M"})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
@@ -136,11 +136,11 @@ def test_a_program_that_was_faster_than_the_runner(box: Box) -> None:
     """The runner is stopped, so that nobody but the kernel has a hand in it, and learns of all at once."""
     code = "print('ready', flush=True)\ninput()\n" + ONLY_A_CHILD.format(then="os._exit(0)")
     with box.running(code, limits={"memory": "32M"}) as running:
-        keeper = running.family["keeper"]
+        init = running.family["init"]
         running.process.send_signal(signal.SIGSTOP)
         try:
             running.say("now")
-            assert vanished({keeper}, 60)
+            assert vanished({init}, 60)
         finally:
             running.process.send_signal(signal.SIGCONT)
     result = running.result
@@ -193,7 +193,7 @@ def test_a_tmpfs_has_a_size_of_its_own(box: Box, limit: str, path: str) -> None:
     assert result.told == [8 * MIB, "ENOSPC"]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     as_asked(result, box, 64 * MIB)
-    mount = result.budget(limit)
+    mount = result.limit(limit)
     assert mount["requested"] == mount["effective"] == 8 * MIB
     assert (mount["enforced_by"], mount["degraded"]) == ("size of the mount", False)
 
@@ -208,7 +208,7 @@ def test_many_who_take_little(box: Box, shared: bool) -> None:
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
         assert result.out == "....\n"
         as_asked(result, box, 48 * MIB)
-        assert "each process on its own, shared memory not at all" in result.budget("memory")["detail"]
+        assert "each process on its own, shared memory not at all" in result.limit("memory")["detail"]
 
 
 def test_a_kill_is_not_called_oom(box: Box) -> None:
@@ -246,8 +246,8 @@ def test_what_the_kernel_was_told(box: Box) -> None:
         running.say("thanks")
         result = running.end()
     assert result.outcome == OK
-    assert result.budget("memory")["requested"] == asked
-    assert result.budget("memory")["effective"] == taken["memory"]
+    assert result.limit("memory")["requested"] == asked
+    assert result.limit("memory")["effective"] == taken["memory"]
     if by_cgroup(box, "memory"):
         assert taken["memory"] == asked // page * page
         assert taken["with swap"] in (taken["memory"], None)

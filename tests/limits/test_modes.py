@@ -1,4 +1,4 @@
-"""Whose word decides: manifest, policy or command line, and what happens where a budget cannot be held.
+"""Whose word decides: manifest, policy or command line, and what happens where a limit cannot be held.
 
 All of it seen in what the plugin can really do, or in what the kernel has been told; and explain has to say
 the same beforehand.
@@ -18,7 +18,7 @@ from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, group_of, h
 
 MIB = 1 << 20
 OK = ("ok", "run", "")
-BUDGETS: Mapping[str, object] = {"memory": "64M", "pids": 20, "cpu": 0.5, "cpu_time": "10s", "io": "10M"}
+LIMITS: Mapping[str, object] = {"memory": "64M", "pids": 20, "cpu": 0.5, "cpu_time": "10s", "io": "10M"}
 
 # Says in a file that it has run, in a folder it may write to.
 LEAVES_A_MARK = SH + "echo ran > {place}/mark\n"
@@ -56,7 +56,7 @@ def launch(box: Box, place: Path, mode: str, *names: str) -> Result:
         LEAVES_A_MARK.format(place=place),
         policy=policy(mode, write=(str(place),)),
         write=(str(place),),
-        limits={name: BUDGETS[name] for name in names},
+        limits={name: LIMITS[name] for name in names},
     )
 
 
@@ -65,10 +65,10 @@ def test_required(box: Box, place: Path, name: str) -> None:
     result = launch(box, place, "require", name)
     if by_cgroup(box, name):
         assert (result.status, result.outcome) == (0, OK)
-        assert (place / "mark").exists() and not result.budget(name)["degraded"]
+        assert (place / "mark").exists() and not result.limit(name)["degraded"]
         return
     assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", name))
-    assert f"the {name} budget cannot be enforced" in result.message
+    assert f"the {name} limit cannot be enforced" in result.message
     # Which controller, and what to do about it.
     assert "cpu" in result.message if name == "cpu_time" else name in result.message
     assert f'mode = "prefer" under [limits.{name}]' in result.hint
@@ -79,16 +79,16 @@ def test_required(box: Box, place: Path, name: str) -> None:
 
 
 def test_preferred(box: Box, place: Path) -> None:
-    result = launch(box, place, "prefer", *BUDGETS)
+    result = launch(box, place, "prefer", *LIMITS)
     assert (result.status, result.outcome) == (0, OK)
     assert (place / "mark").exists()
-    for name in BUDGETS:
-        budget = result.budget(name)
-        assert budget["enforced_by"] == held(box, name)
-        assert budget["degraded"] == (not by_cgroup(box, name))
-        assert (budget["effective"] is None) == (not held(box, name))
-        assert budget["detail"] or not budget["degraded"]
-    assert set(result.report["degraded"]) == {name for name in BUDGETS if not by_cgroup(box, name)}
+    for name in LIMITS:
+        limit = result.limit(name)
+        assert limit["enforced_by"] == held(box, name)
+        assert limit["degraded"] == (not by_cgroup(box, name))
+        assert (limit["effective"] is None) == (not held(box, name))
+        assert limit["detail"] or not limit["degraded"]
+    assert set(result.report["degraded"]) == {name for name in LIMITS if not by_cgroup(box, name)}
 
 
 @pytest.mark.parametrize("name", ["memory", "cpu_time"])
@@ -98,7 +98,7 @@ def test_required_where_it_was_delegated(box: Box, place: Path, name: str) -> No
     expected = box.caller.uid == 0 or any(by_cgroup(box, each) for each in BY_CGROUP)
     if by_cgroup(box, name) or not expected:
         assert (result.status, result.outcome) == (0, OK)
-        assert result.budget(name)["degraded"] == (not by_cgroup(box, name))
+        assert result.limit(name)["degraded"] == (not by_cgroup(box, name))
         assert (place / "mark").exists()
     else:
         assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", name))
@@ -114,18 +114,18 @@ def test_without_a_word_of_anybody(box: Box) -> None:
         return
     assert (result.status, result.outcome) == (0, OK)
     for name, value in (("memory", 1024 * MIB), ("pids", 256)):
-        budget = result.budget(name)
-        assert (budget["requested"], budget["decided_by"]) == (value, "policy")
-        assert (budget["enforced_by"], budget["degraded"]) == (held(box, name), name in lacking)
+        limit = result.limit(name)
+        assert (limit["requested"], limit["decided_by"]) == (value, "policy")
+        assert (limit["enforced_by"], limit["degraded"]) == (held(box, name), name in lacking)
 
 
 def test_explain_says_so_beforehand(box: Box) -> None:
-    asked = {**BUDGETS, "open_files": 64, "file_size": "1M", "tmp": "8M", "deadline": "1m"}
-    launched = {budget["name"]: budget for budget in box.run("pass", limits=asked).report["budgets"]}
-    explained = {budget["name"]: budget for budget in box.explain("pass", limits=asked)["budgets"]}
+    asked = {**LIMITS, "open_files": 64, "file_size": "1M", "tmp": "8M", "deadline": "1m"}
+    launched = {limit["name"]: limit for limit in box.run("pass", limits=asked).report["limits"]}
+    explained = {limit["name"]: limit for limit in box.explain("pass", limits=asked)["limits"]}
     assert launched.keys() == explained.keys() >= asked.keys()
-    for name, budget in explained.items():
-        assert {**budget, "peak": None} == {**launched[name], "peak": None}
+    for name, limit in explained.items():
+        assert {**limit, "peak": None} == {**launched[name], "peak": None}
 
 
 # --- what the machine lets this caller have, found without the runner ---------------------------------------
@@ -190,8 +190,8 @@ def test_the_lowest_wins(
         limits={} if manifest is None else {"pids": manifest},
     )
     assert result.told == lowest
-    budget = result.budget("pids")
-    assert (budget["requested"], budget["effective"], budget["decided_by"]) == (lowest, lowest, who)
+    limit = result.limit("pids")
+    assert (limit["requested"], limit["effective"], limit["decided_by"]) == (lowest, lowest, who)
 
 
 def test_a_default_is_for_silence_only(box: Box) -> None:
@@ -216,4 +216,4 @@ def test_the_lowest_is_what_the_kernel_was_told(box: Box, manifest: str, line: s
             told = rlimit_of(running.pid, "Max data size")
         running.say("thanks")
     assert told == 24 * MIB
-    assert running.result is not None and running.result.budget("memory")["effective"] == 24 * MIB
+    assert running.result is not None and running.result.limit("memory")["effective"] == 24 * MIB

@@ -44,7 +44,7 @@ def told(result: Result) -> dict[str, object]:
 def is_output(result: Result, limit: str) -> bool:
     assert (result.status, result.outcome, result.hits) == (KILLED, OUTPUT, [limit]), result
     assert result.exit["ended_by"] == "limit" and result.exit["forced"]
-    assert f"{limit} budget" in result.message and result.message in result.err
+    assert f"{limit} limit" in result.message and result.message in result.err
     assert not result.exit["kill_incomplete"]
     return True
 
@@ -56,13 +56,13 @@ def test_a_gibibyte(box: Box) -> None:
     result = box.run(FLOOD.format(size=1 << 30, fd=2), limits={"output": 300_000})
     assert is_output(result, "output")
     assert passed_on(result) == "Q" * 300_000  # and not one more
-    budget = result.budget("output")
-    assert (budget["requested"], budget["effective"]) == (300_000, 300_000)
-    assert (budget["enforced_by"], budget["degraded"]) == ("runner", False)
+    limit = result.limit("output")
+    assert (limit["requested"], limit["effective"]) == (300_000, 300_000)
+    assert (limit["enforced_by"], limit["degraded"]) == ("runner", False)
     # What was read of the rest was not kept.
-    assert 300_000 < budget["peak"] < 300_000 + MIB
-    assert told(result)["bytes"] == budget["peak"]
-    assert told(result)["dropped"] == budget["peak"] - 300_000
+    assert 300_000 < limit["peak"] < 300_000 + MIB
+    assert told(result)["bytes"] == limit["peak"]
+    assert told(result)["dropped"] == limit["peak"] - 300_000
     assert told(result)["lines"] == 0
     tail = told(result)["tail"]
     assert isinstance(tail, str) and 1000 < len(tail) <= 8192 and set(tail) == {"Q"}
@@ -75,7 +75,7 @@ def test_so_many_lines(box: Box) -> None:
     assert passed_on(result) == "".join(f"line {number}\n" for number in range(500))
     tail = told(result)["tail"]
     assert isinstance(tail, str) and tail.startswith("line ") and tail.endswith("line 499\n")
-    assert result.budget("output_lines")["peak"] > 500
+    assert result.limit("output_lines")["peak"] > 500
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def identity(fd: int) -> list[object]:
 
 @pytest.mark.parametrize("limits", [{}, {"output": 1000}, {"output_lines": 10}], ids=str)
 def test_whose_file_it_is(box: Box, limits: dict[str, object]) -> None:
-    """Without a budget stderr is the caller's own file, with --tty also a terminal; stdout always is."""
+    """Without a limit stderr is the caller's own file, with --tty also a terminal; stdout always is."""
     read, write = os.pipe()
     ours, theirs = pty.openpty()
     try:
@@ -222,7 +222,7 @@ def test_stdout_is_not_counted(box: Box) -> None:
     assert told(result) == {"bytes": 0, "lines": 0, "dropped": 0, "tail": ""}
 
 
-def test_without_a_budget_nothing_is_known_of_it(box: Box) -> None:
+def test_without_a_limit_nothing_is_known_of_it(box: Box) -> None:
     result = box.run(FLOOD.format(size=MIB, fd=2))
     assert (result.status, len(result.err), result.report["stderr"]) == (0, MIB, None)
 
@@ -241,13 +241,13 @@ os._exit(0)
 def ended_unseen(box: Box, *options: str) -> Result:
     """It has written and is gone before the runner, which was stopped, looks at anything."""
     with box.running(LAST_WORDS, *options) as running:
-        keeper = os.pidfd_open(running.family["keeper"])
+        init = os.pidfd_open(running.family["init"])
         running.process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{running.process.pid}/stat")
         assert wait_for(lambda: status.read_text().rpartition(") ")[2].startswith("T"))
         running.say("go")
-        assert select.select([keeper], [], [], 60)[0]
-        os.close(keeper)
+        assert select.select([init], [], [], 60)[0]
+        os.close(init)
         running.process.send_signal(signal.SIGCONT)
         return running.end()
 
@@ -265,7 +265,7 @@ def test_last_words_that_are_too_many(box: Box, limit: str, kept: int) -> None:
     assert (result.outcome, result.hits) == (OUTPUT, [limit.partition("=")[0]])
 
 
-def test_last_words_without_a_budget(box: Box) -> None:
+def test_last_words_without_a_limit(box: Box) -> None:
     """The control."""
     assert ended_unseen(box).err == "1234\n" * 4
 

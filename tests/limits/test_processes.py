@@ -73,8 +73,8 @@ def count(kinds: str = "[process]", status: int = 0, most: int = 100) -> str:
 
 
 def as_asked(result: Result, box: Box, number: int, peak: int | None = None) -> None:
-    """What every report says of the budget, however it ended."""
-    budget = result.budget("pids")
+    """What every report says of the limit, however it ended."""
+    limit = result.limit("pids")
     expected = {
         "requested": number,
         "effective": number,
@@ -82,13 +82,13 @@ def as_asked(result: Result, box: Box, number: int, peak: int | None = None) -> 
         "enforced_by": held(box, "pids"),
         "degraded": not by_cgroup(box, "pids"),
     }
-    assert {key: budget[key] for key in expected} == expected
-    assert bool(budget["detail"]) == budget["degraded"]
-    assert budget["peak"] == result.usage["pids_peak"]
+    assert {key: limit[key] for key in expected} == expected
+    assert bool(limit["detail"]) == limit["degraded"]
+    assert limit["peak"] == result.usage["pids_peak"]
     if not by_cgroup(box, "pids"):
-        assert budget["peak"] is None
+        assert limit["peak"] is None
     elif _counts_peaks():
-        assert budget["peak"] == (number if peak is None else peak)
+        assert limit["peak"] == (number if peak is None else peak)
     assert result.exit["status"] == result.status
     assert not result.exit["kill_incomplete"] and result.exit["left"] == []
 
@@ -172,7 +172,7 @@ def test_a_fork_bomb_is_over_with_its_deadline(box: Box) -> None:
     as_asked(result, box, TASKS)
     assert result.exit["ended_by"] == "deadline"
     # The promise itself: all of them are gone within 5 seconds of the deadline.
-    assert seconds <= result.budget("deadline")["peak"] < seconds + 5
+    assert seconds <= result.limit("deadline")["peak"] < seconds + 5
 
 
 BESIDE = """

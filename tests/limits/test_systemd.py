@@ -102,7 +102,7 @@ def unit_of(group: Path) -> Path:
 
 
 def enforced(report: dict[str, Any]) -> dict[str, str]:
-    return {budget["name"]: budget["enforced_by"] for budget in report["budgets"] if budget["name"] in LIMITS}
+    return {limit["name"]: limit["enforced_by"] for limit in report["limits"] if limit["name"] in LIMITS}
 
 
 @pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
@@ -146,7 +146,7 @@ def test_bounds_of_a_unit_are_not_left(box: Box) -> None:
         assert plugin == own or own in plugin.parents
         report = running.go_on()
     assert enforced(report) == {"memory": "RLIMIT_DATA", "pids": "RLIMIT_NPROC"}
-    assert "sh (" in next(b["detail"] for b in report["budgets"] if b["name"] == "memory")
+    assert "sh (" in next(b["detail"] for b in report["limits"] if b["name"] == "memory")
 
 
 def test_alone_within_the_bounds_of_a_unit(box: Box) -> None:

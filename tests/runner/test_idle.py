@@ -229,7 +229,7 @@ SESSIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 
 
 def test_a_session_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
-    """With it its fork server and its monitor, the plugin's keeper and bubblewrap."""
+    """With it its fork server and its monitor, the plugin's init and bubblewrap."""
 
     def starts(state: str) -> Callable[[], subprocess.Popen[bytes]]:
         argument, then, more = SESSIONS[state]
@@ -243,7 +243,7 @@ def test_a_session_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
         }
         return lambda: elsewhere.start(runner_as, hold, told)
 
-    # host, fork server, monitor, keeper, bwrap twice
+    # host, fork server, monitor, init, bwrap twice
     is_idle(all_measured({state: starts(state) for state in SESSIONS}), 6)
 
 
@@ -275,7 +275,7 @@ def test_exec_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
         words += EXEC[name]
         return lambda: runner_as.start(*words, folder / "nexo-plugin.toml", "--", "launched")
 
-    # the runner, keeper, bwrap twice
+    # the runner, init, bwrap twice
     is_idle(all_measured({name: starts(name) for name in EXEC}), 4)
 
 
@@ -290,5 +290,5 @@ def test_the_command_line_waits_for_nothing(runner_as: Caller, folder: Path) -> 
     def starts(words: Sequence[str | Path]) -> Callable[[], subprocess.Popen[bytes]]:
         return lambda: runner_as.start(*words)
 
-    # the runner, its fork server, the monitor, keeper, bwrap twice
+    # the runner, its fork server, the monitor, init, bwrap twice
     is_idle(all_measured({name: starts(words) for name, words in lines.items()}), 5)

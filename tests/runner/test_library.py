@@ -142,7 +142,7 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"memroy": "1M"}, "no budget is called 'memroy'"),
+        ({"memroy": "1M"}, "no limit is called 'memroy'"),
         ({"memory": "much"}, "memory: "),
         ({"call": "-1s"}, "call: "),
         ({"pids": "3.5"}, "pids: "),

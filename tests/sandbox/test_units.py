@@ -1,4 +1,4 @@
-"""Sizes, durations and budgets as people write them."""
+"""Sizes, durations and limits as people write them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_formatted_duration_parses_to_the_same(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-# --- budgets --------------------------------------------------------------------------------------
+# --- limits --------------------------------------------------------------------------------------
 
 COUNTS = ("pids", "open_files", "output_lines")
 
@@ -208,7 +208,7 @@ def test_every_limit_is_of_one_kind() -> None:
         ("deadline", DURATION_MAX, DURATION_MAX),
     ],
 )
-def test_budgets(name: str, written: object, amount: float) -> None:
+def test_limits(name: str, written: object, amount: float) -> None:
     found = parse_limit(name, written)
     assert found == amount
     assert type(found) is (float if name == "cpu" or name in DURATIONS else int)
@@ -258,7 +258,7 @@ def test_budgets(name: str, written: object, amount: float) -> None:
         ("deadline", DURATION_MAX * 2, "is not a possible duration"),
     ],
 )
-def test_impossible_budgets(name: str, written: object, said: str) -> None:
+def test_impossible_limits(name: str, written: object, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
         parse_limit(name, written)
     message = str(caught.value)
@@ -282,7 +282,7 @@ def test_a_number_that_python_will_not_print(name: str) -> None:
     | st.text()
     | st.from_regex(r"\s*[0-9]{1,22}(\.[0-9]{1,3})?\s?(ms|[smhd%]|[kMGTP]i?B?)?", fullmatch=True),
 )
-def test_a_budget_is_possible_or_refused_with_a_sentence(name: str, written: object) -> None:
+def test_a_limit_is_possible_or_refused_with_a_sentence(name: str, written: object) -> None:
     try:
         amount = parse_limit(name, written)
     except ValueError as error:
@@ -293,7 +293,7 @@ def test_a_budget_is_possible_or_refused_with_a_sentence(name: str, written: obj
 
 
 @given(st.sampled_from(Limits._fields), st.integers(1 << 20, 1 << 22))
-def test_a_number_and_its_text_are_one_budget(name: str, amount: int) -> None:
+def test_a_number_and_its_text_are_one_limit(name: str, amount: int) -> None:
     amount = amount % 10_000 + 16 if name in ("cpu", *COUNTS) else amount
     amount = min(amount, 9_999) if name == "cpu" else amount
     assert parse_limit(name, amount) == parse_limit(name, str(amount)) == amount

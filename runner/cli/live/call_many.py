@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.cli.live.session import Request, interrupted, interruptible, running, unheard
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
@@ -16,21 +16,21 @@ from runner.protocol.dialect import Notice
 from runner.session.session import Session
 
 
-def call_many(request: Request, voice: Voice, repeat: int, concurrency: int) -> int:
+def call_many(request: Request, output: Output, repeat: int, concurrency: int) -> int:
     tally = Tally(repeat)
-    wall, numbers = running(_many, request, voice, tally, min(repeat, concurrency))
-    voice.result(tally.summary(wall))
+    wall, numbers = running(_many, request, output, tally, min(repeat, concurrency))
+    output.result(tally.summary(wall))
     if tally.first is not None:
-        voice.failure(tally.first)
+        output.failure(tally.first)
         return EXIT[tally.first.outcome.code]
     if tally.done < repeat:
         cancelled = interrupted(numbers[0] if numbers else signal.SIGTERM)
-        voice.failure(cancelled)
+        output.failure(cancelled)
         return EXIT["cancelled"]
-    if voice.unheard is not None:
-        failed = unheard(voice.unheard)
-        if not isinstance(voice.unheard, BrokenPipeError):
-            voice.failure(failed)
+    if output.unheard is not None:
+        failed = unheard(output.unheard)
+        if not isinstance(output.unheard, BrokenPipeError):
+            output.failure(failed)
         return EXIT[failed.outcome.code]
     return 0
 
@@ -78,7 +78,7 @@ class Tally:
 _FOR_GOOD = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
 
 
-async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
+async def _many(request: Request, output: Output, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
     """How long it took, from when all sessions were warm, and the signals that came meanwhile."""
     clock: list[float] = []
     living: list[Session] = []
@@ -138,9 +138,9 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
         else:
             if session.stood_in and "hook_failed" not in tally.codes:  # the first is told, all are counted
                 told = {"hook": request.call.name, "why": session.stood_in}
-                voice.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
+                output.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
             tally.count(trio.current_time() - began, code="hook_failed" if session.stood_in else "ok")
-        voice.progress({"progress": tally.done, "total": tally.wanted})
+        output.progress({"progress": tally.done, "total": tally.wanted})
         return not session.is_over  # a hook's answer may be ours, for a plugin that died of it
 
     def heed(first: bool) -> None:
@@ -149,7 +149,7 @@ async def _many(request: Request, voice: Voice, tally: Tally, concurrency: int) 
                 session.kill()
 
     what = f"{request.call.name} × {tally.wanted}"
-    async with interruptible(heed) as numbers, voice.showing(what), trio.open_nursery() as workers:
+    async with interruptible(heed) as numbers, output.showing(what), trio.open_nursery() as workers:
         for _ in range(concurrency):
             workers.start_soon(worker)
     now = trio.current_time()

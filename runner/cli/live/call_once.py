@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.cli.live.session import Request, converse, written
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
@@ -16,10 +16,10 @@ _ADVICE_SECONDS = 5.0
 _ADVICE_NAMES = 20
 
 
-def call_once(request: Request, voice: Voice) -> int:
+def call_once(request: Request, output: Output) -> int:
     async def work(session: Session) -> None:
         try:
-            value = await session.call(request.call, seconds=request.seconds, on_progress=voice.progress)
+            value = await session.call(request.call, seconds=request.seconds, on_progress=output.progress)
         except InvalidCall as error:
             raise _advised_of_input(error) from None
         except PluginError as error:
@@ -28,13 +28,13 @@ def call_once(request: Request, voice: Voice) -> int:
             if error.outcome.code == "timeout" and not session.is_over:
                 error.stderr = session.stderr
                 # Before the farewell, which takes a moment.
-                voice.failure(error, session.prepared.notes)
+                output.failure(error, session.prepared.notes)
             raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: it may take the answer back
-        await written(voice.result, value)
+        await written(output.result, value)
 
-    return converse(request, voice, f"{request.call.kind} {request.call.name}", work)
+    return converse(request, output, f"{request.call.kind} {request.call.name}", work)
 
 
 def _advised_of_input(error: PluginError) -> PluginError:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.cli.live.session import Request, converse, written
 from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
@@ -18,21 +18,21 @@ from sandbox.document.diagnostic import printable
 _DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 
 
-def list_all(request: Request, voice: Voice) -> int:
+def list_all(request: Request, output: Output) -> int:
     async def work(session: Session) -> None:
         found = await _everything(session)
         if session.is_one_shot:
             await session.conclude()
         identity, contract = session.identity, session.prepared.plugin.contract
         assert identity is not None
-        if voice.as_json:
+        if output.as_json:
             about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
-            await written(voice.result, {"plugin": {**about, "contract": contract}, **found})
+            await written(output.result, {"plugin": {**about, "contract": contract}, **found})
         else:
             title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
-            await written(voice.tell, "\n".join((title, *_listing(found))))
+            await written(output.tell, "\n".join((title, *_listing(found))))
 
-    return converse(request, voice, "tools", work)
+    return converse(request, output, "tools", work)
 
 
 async def _everything(session: Session) -> dict[str, list[Any]]:

@@ -32,7 +32,7 @@ _LINE_LENGTH = 500  # of what a plugin says about its progress; a terminal's lin
 _PATIENCE = 2.0
 
 
-class Voice:
+class Output:
     """What is said on stdout (results) and on stderr (everything else)."""
 
     def __init__(self, verb: str, *, as_json: bool, events: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.cli.live.session import Request, converse
 from runner.exceptions import PluginFailure
 from runner.launch import verdict
@@ -15,9 +15,9 @@ from runner.session.session import Session
 SECONDS = 5.0
 
 
-def tell_event(request: Request, voice: Voice) -> int:
+def tell_event(request: Request, output: Output) -> int:
     """Nobody knows how many events an event brings about: they are shown as they come, until time is up."""
-    voice.shows_published = True
+    output.shows_published = True
 
     async def work(session: Session) -> None:
         seconds = SECONDS if request.seconds is None else request.seconds
@@ -29,4 +29,4 @@ def tell_event(request: Request, voice: Voice) -> int:
         if not all(letter.written for letter in letters):
             raise PluginFailure(verdict.stalled(seconds))
 
-    return converse(request, voice, f"event {request.call.name}", work)
+    return converse(request, output, f"event {request.call.name}", work)

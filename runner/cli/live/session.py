@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.cli.report_file import ReportSink, SinkError
 from runner.exceptions import PluginError, PluginFailure
-from runner.launch.forkserver import Errand
+from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, Notice
@@ -34,7 +34,7 @@ class Request(NamedTuple):
     seconds: float | None
     config: Any
     sink: ReportSink
-    sent: Errand | None
+    sent: LaunchTicket | None
 
     def session(self, made: Callable[[Session], None] | None = None) -> AbstractAsyncContextManager[Session]:
         return open_session(
@@ -59,19 +59,19 @@ async def written(write: Callable[[Any], None], what: Any) -> None:
     await trio.to_thread.run_sync(write, what, abandon_on_cancel=True)
 
 
-def converse(request: Request, voice: Voice, what: str, work: Any) -> int:
-    outcome, report = running(_conversation, request, voice, what, work)
+def converse(request: Request, output: Output, what: str, work: Any) -> int:
+    outcome, report = running(_conversation, request, output, what, work)
     if request.sink.wanted:
         try:
             request.sink.write(report)
         except SinkError as error:
             with contextlib.suppress(OSError):
-                print(f"runner {voice.verb}: {error}", file=sys.stderr)
+                print(f"runner {output.verb}: {error}", file=sys.stderr)
     return EXIT[outcome.code]
 
 
 async def _conversation(
-    request: Request, voice: Voice, what: str, work: Any
+    request: Request, output: Output, what: str, work: Any
 ) -> tuple[Outcome, dict[str, Any]]:
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
@@ -81,44 +81,44 @@ async def _conversation(
         nonlocal phase
         if first and seen:  # between the answer and the farewell it is still the call that is interrupted
             phase = "call" if seen[0].phase == "run" else seen[0].phase
-        if voice.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
+        if output.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
             for session in seen:
                 session.kill()
 
     async with interruptible(heed) as numbers:
         try:
-            async with voice.showing(what), _session(request, voice, seen) as session:
+            async with output.showing(what), _session(request, output, seen) as session:
                 await work(session)
         except* (PluginError, PluginFailure) as group:
             [failed] = _leaves(group)
-    if failed is None and not voice.has_told and numbers:
+    if failed is None and not output.has_told and numbers:
         failed = interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""
-    if voice.unheard is not None and (failed is None or voice.shows_published):
-        failed = unheard(voice.unheard)
+    if output.unheard is not None and (failed is None or output.shows_published):
+        failed = unheard(output.unheard)
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
-    told = (report or {}).get("session") if voice.shows_published else None
+    told = (report or {}).get("session") if output.shows_published else None
     lost = told["dropped"]["notices"] if told else 0
-    outcome = _answered(seen, voice, lost) if failed is None else failed.outcome
+    outcome = _answered(seen, output, lost) if failed is None else failed.outcome
     if lost:
-        voice.warn(f"{lost} events came faster than they could be shown, and are lost")
+        output.warn(f"{lost} events came faster than they could be shown, and are lost")
     if report is not None and numbers:
         report = settlement.interrupted(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
-        voice.last_words(seen[0].stderr)  # it died of it
+        output.last_words(seen[0].stderr)  # it died of it
     if failed is not None:
         failed.report = report
-        voice.hush()
-        if not isinstance(voice.unheard, BrokenPipeError):  # `| head` is no accident
-            voice.failure(failed)
+        output.hush()
+        if not isinstance(output.unheard, BrokenPipeError):  # `| head` is no accident
+            output.failure(failed)
     return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
 
 
-def _answered(seen: list[Session], voice: Voice, lost: int) -> Outcome:
+def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
     """Something was answered: by the plugin, or in its place."""
-    if voice.shows_published:
+    if output.shows_published:
         also = f", {lost} more were lost" if lost else ""
-        return Outcome("ok", "call", f"the event was sent, and {voice.lines} came in return{also}")
+        return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
     if not seen or not seen[0].stood_in:
         return Outcome("ok", "call", "the plugin answered")
     message = f"the hook failed, and the policy answered in its place: {seen[0].stood_in}"
@@ -138,7 +138,7 @@ def unheard(error: OSError) -> PluginFailure:
 
 
 @asynccontextmanager
-async def _session(request: Request, voice: Voice, seen: list[Session]) -> AsyncIterator[Session]:
+async def _session(request: Request, output: Output, seen: list[Session]) -> AsyncIterator[Session]:
     """With its events told as they come: from before the handshake on, and all of them."""
     failed: PluginError | PluginFailure | None = None
     async with trio.open_nursery() as nursery:
@@ -147,17 +147,17 @@ async def _session(request: Request, voice: Voice, seen: list[Session]) -> Async
             seen.append(session)
             for note in session.prepared.notes:
                 if note.urgent:
-                    voice.note(note)
+                    output.note(note)
             nursery.start_soon(tell, session)
 
         async def tell(session: Session) -> None:
             async for event in session.events():
-                if voice.shows_published and isinstance(event, Notice) and event.kind == "published":
-                    await written(voice.line, event.value)
-                    if voice.unheard is not None:
+                if output.shows_published and isinstance(event, Notice) and event.kind == "published":
+                    await written(output.line, event.value)
+                    if output.unheard is not None:
                         session.kill()  # for nobody
                 else:
-                    voice.event(event)
+                    output.event(event)
 
         try:
             async with request.session(made) as session:

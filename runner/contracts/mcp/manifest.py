@@ -242,7 +242,7 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         if item.text not in named:
             named.add(item.text)
             env.append(EnvRequest(item.text, where=item.keys))
-    budgets, where = sandbox_request.limits(faults, sandbox, "limits")
+    limits, where = sandbox_request.limits(faults, sandbox, "limits")
     seccomp, where = sandbox_request.seccomp(sandbox, where)
     return SandboxSpec(
         enabled=True,
@@ -253,7 +253,7 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         network=_network(faults, sandbox),
         env=tuple(env),
         seccomp=seccomp,
-        limits=budgets,
+        limits=limits,
         where=where,
     )
 

@@ -577,13 +577,13 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
 
 def _spec(faults: Faults, plugin: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
     sandbox = plugin.table("sandbox")
-    budgets, where = sandbox_request.limits(faults, plugin, "limits", LIMIT_WORDS)
+    limits, where = sandbox_request.limits(faults, plugin, "limits", LIMIT_WORDS)
     entrypoint = plugin.table("entrypoint")
     words = (*entrypoint.strings("args"), *(item for _, item in entrypoint.pairs("env")))
     state = sandbox_request.own_state(words)
     if not sandbox.flag("enabled", False):
-        return SandboxSpec(enabled=False, paths=state, env=tuple(env), limits=budgets, where=where)
-    spec = _enabled_spec(faults, sandbox, env, home, budgets, where)
+        return SandboxSpec(enabled=False, paths=state, env=tuple(env), limits=limits, where=where)
+    spec = _enabled_spec(faults, sandbox, env, home, limits, where)
     return spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
 
 
@@ -592,7 +592,7 @@ def _enabled_spec(
     sandbox: Table,
     env: list[EnvRequest],
     home: str,
-    budgets: Limits,
+    limits: Limits,
     where: sandbox_request.Where,
 ) -> SandboxSpec:
     paths: list[PathRequest] = []
@@ -613,7 +613,7 @@ def _enabled_spec(
         network=_network(faults, sandbox),
         env=tuple(env),
         seccomp=seccomp,
-        limits=budgets,
+        limits=limits,
         where=where,
     )
 

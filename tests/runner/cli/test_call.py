@@ -384,7 +384,7 @@ WAYS: dict[str, Way] = {
         misbehaviour.TOOL["nexo"],
         ("--timeout", "500ms"),
     ),
-    "silent, and a budget is shorter than its time": Way(
+    "silent, and a limit is shorter than its time": Way(
         "timeout",
         "call",
         r"timeout in call \(deadline\): there was no answer within 400ms; .* up to the policy's ceiling",
@@ -450,7 +450,7 @@ WAYS: dict[str, Way] = {
     "talked too much": Way(
         "crashed",
         "call",
-        r"crashed in call \(output\): the plugin wrote more than its output budget of 64 KiB; give it more",
+        r"crashed in call \(output\): the plugin wrote more than its output limit of 64 KiB; give it more",
         misbehaving("burst_stderr", "nexo", "call"),
         misbehaviour.TOOL["nexo"],
         ("--limit", "output=64K"),

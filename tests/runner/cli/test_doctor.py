@@ -130,18 +130,18 @@ def test_nothing_is_left_when_the_doctor_is_killed(runner_as: Caller) -> None:
                 process.kill()
 
 
-# --- budgets --------------------------------------------------------------------------------------------
+# --- limits --------------------------------------------------------------------------------------------
 
-BUDGETS = tuple(f"{name}_budget" for name in ("memory", "pids", "cpu", "cpu_time", "io"))
+LIMITS = tuple(f"{name}_limit" for name in ("memory", "pids", "cpu", "cpu_time", "io"))
 
 
 def held(result: dict[str, Any]) -> dict[str, str]:
-    return {name: finding(result, name)["status"] for name in BUDGETS}
+    return {name: finding(result, name)["status"] for name in LIMITS}
 
 
 @pytest.mark.needs("root")
 @pytest.mark.usefixtures("nothing_left")
-def test_budgets_are_tried_and_no_group_is_left(runner_as: Caller) -> None:
+def test_limits_are_tried_and_no_group_is_left(runner_as: Caller) -> None:
     """In groups that belong to the caller: who is not root can do as much there as root."""
     with in_groups_of_their_own(runner_as) as (caller, _):
         result = examined(caller)
@@ -150,9 +150,9 @@ def test_budgets_are_tried_and_no_group_is_left(runner_as: Caller) -> None:
     for name in ("memory", "pids", "cpu"):
         site = promised.site(name)
         if site is not None and site.version == 1:  # below a group of v2, others would have to be handed down
-            found = finding(result, f"{name}_budget")
+            found = finding(result, f"{name}_limit")
             assert (found["status"], found["summary"]) == ("ok", "held by cgroup v1")
-    assert finding(result, "cpu_time_budget")["status"] == "ok"
+    assert finding(result, "cpu_time_limit")["status"] == "ok"
 
 
 @pytest.mark.needs("root")
@@ -177,11 +177,11 @@ def test_what_a_killed_doctor_left_is_swept_by_the_next(runner_as: Caller) -> No
 def test_groups_mounted_read_only_are_told(runner_as: Caller) -> None:
     """As Docker does it: the most common reason why root cannot."""
     result = examined(with_read_only_groups(runner_as))
-    found = finding(result, "memory_budget")
+    found = finding(result, "memory_limit")
     assert "is mounted read-only" in found["summary"] and found["cause"] == "read_only"
     assert "ProtectControlGroups=no" in found["remedy"] and "container" in found["remedy"]
     if runner_as.uid == 0:
-        assert result["unmet"] == ["memory_budget", "pids_budget"]
+        assert result["unmet"] == ["memory_limit", "pids_limit"]
         assert 'mode = "prefer" under [limits.memory]' in found["remedy"]
         assert "docker run --memory" in found["remedy"] and "is not started" in found["detail"]
     else:
@@ -196,7 +196,7 @@ def test_groups_that_cannot_be_seen_are_told(runner_as: Caller) -> None:
     hidden = 'mount -t tmpfs none /sys/fs/cgroup; exec "$@"'
     prefix = ("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", hidden, "sh", *runner_as.prefix)
     result = examined(replace(runner_as, prefix=prefix))
-    assert result["unmet"] == (["memory_budget", "pids_budget"] if runner_as.uid == 0 else [])
+    assert result["unmet"] == (["memory_limit", "pids_limit"] if runner_as.uid == 0 else [])
     assert set(held(result).values()) <= {"missing", "degraded", "info"}
 
 
@@ -214,13 +214,13 @@ def test_a_promise_that_does_not_hold_is_found_out(runner_as: Caller) -> None:
         assert (
             finding(result, "cgroup_freeze")["status"] == finding(result, "cgroup_kill")["status"] == "info"
         )
-        assert finding(result, "memory_budget")["status"] == "ok"
-        counted = finding(result, "cpu_time_budget")
+        assert finding(result, "memory_limit")["status"] == "ok"
+        counted = finding(result, "cpu_time_limit")
         assert (counted["status"], "cgroup v1" in counted["summary"]) == ("ok", True)  # cpuacct
 
 
 @pytest.mark.needs("root")
-def test_a_disk_budget_of_the_policy_needs_a_freezer(
+def test_a_disk_limit_of_the_policy_needs_a_freezer(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
     caller = with_read_only_groups(runner_as)
@@ -510,17 +510,17 @@ MODES = {
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("mode", MODES)
-def test_the_policy_says_which_budgets_are_needed(
+def test_the_policy_says_which_limits_are_needed(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], mode: str
 ) -> None:
     rule, for_root, for_users = MODES[mode]
     policy = write_file(plugin_dir / "policy.toml", f"version = 1\n[limits.memory]\n{rule}\n")
     result = examined(with_read_only_groups(runner_as), arguments=("--policy", str(policy)))
     expected = for_root if runner_as.uid == 0 else for_users
-    found = finding(result, "memory_budget")
+    found = finding(result, "memory_limit")
     assert found["status"] == expected
-    assert result["unmet"] == (["memory_budget"] if expected == "missing" else [])
-    assert {finding(result, name)["status"] for name in ("pids_budget", "cpu_budget")} == {"info"}
+    assert result["unmet"] == (["memory_limit"] if expected == "missing" else [])
+    assert {finding(result, name)["status"] for name in ("pids_limit", "cpu_limit")} == {"info"}
     # It is true of a launch.
     plugin = write_file(
         plugin_dir / "nexo-plugin.toml",

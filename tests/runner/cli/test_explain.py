@@ -150,12 +150,12 @@ def test_without_a_cage_it_says_so_in_capitals(
         assert said.stdout.splitlines()[0] == "65534"
 
 
-# --- budgets ---
+# --- limits ---
 
 
-def budgets(said: str) -> dict[str, list[str]]:
+def limits(said: str) -> dict[str, list[str]]:
     """By name: how much, whose word, what holds it, and the rest of the line."""
-    lines = said.partition("\nbudgets:\n")[2].partition("\n\n")[0].splitlines()
+    lines = said.partition("\nlimits:\n")[2].partition("\n\n")[0].splitlines()
     return {row[0]: row[1:] for row in (re.split(r"  +", line.strip()) for line in lines)}
 
 
@@ -187,7 +187,7 @@ default = "1M"
 """
 
 
-def test_whose_word_each_budget_is(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+def test_whose_word_each_limit_is(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     """The lowest of three: each of them decides something."""
     write_file(plugin / "nexo-plugin.toml", NEXO + ASKED)
     policy = write_file(plugin / "policy.toml", DECIDING)
@@ -205,7 +205,7 @@ def test_whose_word_each_budget_is(runner_as: Caller, plugin: Path, write_file: 
     )
     said = runner_as("explain", *options, plugin)
     assert said.returncode == 0, said.stderr
-    found = {name: row[:2] for name, row in budgets(said.stdout).items()}
+    found = {name: row[:2] for name, row in limits(said.stdout).items()}
     assert found == {
         "memory": ["256 MiB", "policy"],
         "pids": ["100", "manifest"],
@@ -219,7 +219,7 @@ def test_whose_word_each_budget_is(runner_as: Caller, plugin: Path, write_file: 
         "call": ["30s", "manifest"],
         "deadline": ["1m30s", "command line"],
     }
-    held = {name: row[2] for name, row in budgets(said.stdout).items()}
+    held = {name: row[2] for name, row in limits(said.stdout).items()}
     assert (held["open_files"], held["tmp"], held["deadline"]) == ("rlimit", "size of the mount", "clock")
     assert (held["call"], held["output"]) == ("caller", "runner")
     asked = {line.split()[1]: line for line in said.stdout.splitlines() if line.startswith("  limit ")}
@@ -229,7 +229,7 @@ def test_whose_word_each_budget_is(runner_as: Caller, plugin: Path, write_file: 
 
 
 @pytest.mark.parametrize("weak", [False, pytest.param(True, marks=pytest.mark.needs("root"))])
-def test_what_holds_each_budget_is_what_a_launch_reports(
+def test_what_holds_each_limit_is_what_a_launch_reports(
     runner_as: Caller, plugin: Path, write_file: Write, weak: bool
 ) -> None:
     """Also where nobody can make groups: then it says what is weak, and why."""
@@ -241,17 +241,17 @@ def test_what_holds_each_budget_is_what_a_launch_reports(
     assert caller("exec", "--policy", policy, "--report", where, plugin).returncode == 5
     report = json.loads(where.read_text())
     promised, kept = (
-        [{key: row[key] for key in row if key not in ("peak", "effective")} for row in document["budgets"]]
+        [{key: row[key] for key in row if key not in ("peak", "effective")} for row in document["limits"]]
         for document in (told, report)
     )
     assert promised == kept and promised
     assert told["degraded"] == report["degraded"]
-    rows = budgets(caller("explain", "--policy", policy, plugin).stdout)
-    for budget in promised:
-        assert rows[budget["name"]][2] == (budget["enforced_by"] or "nothing")
-        assert rows[budget["name"]][3:] == [
-            ": ".join(filter(None, ("DEGRADED" if budget["degraded"] else "", budget["detail"])))
-        ] or (not budget["degraded"] and not budget["detail"])
+    rows = limits(caller("explain", "--policy", policy, plugin).stdout)
+    for limit in promised:
+        assert rows[limit["name"]][2] == (limit["enforced_by"] or "nothing")
+        assert rows[limit["name"]][3:] == [
+            ": ".join(filter(None, ("DEGRADED" if limit["degraded"] else "", limit["detail"])))
+        ] or (not limit["degraded"] and not limit["detail"])
     if weak:
         assert told["degraded"] == ["memory", "pids", "cpu"]
         assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith("DEGRADED: each process")
@@ -259,24 +259,24 @@ def test_what_holds_each_budget_is_what_a_launch_reports(
 
 
 @pytest.mark.needs("root")
-def test_a_budget_that_is_required_and_cannot_be_held(
+def test_a_limit_that_is_required_and_cannot_be_held(
     runner_as: Caller, plugin: Path, write_file: Write
 ) -> None:
     policy = write_file(plugin / "policy.toml", "version = 1\n[limits.pids]\ndefault = 50\n")
     said = with_read_only_groups(runner_as)("explain", "--policy", policy, "--deadline", "9", plugin)
     assert said.returncode == 22
-    rows = budgets(said.stdout)
+    rows = limits(said.stdout)
     assert rows["pids"] == ["50", "policy", "CANNOT BE HELD"]
     assert rows["deadline"] == ["9s", "command line"]
-    assert "It would NOT be launched: sandbox_unavailable: the pids budget cannot be enforced" in said.stdout
+    assert "It would NOT be launched: sandbox_unavailable: the pids limit cannot be enforced" in said.stdout
     assert 'mode = "prefer" under [limits.pids]' in said.stdout.splitlines()[-1]
 
 
-def test_without_a_cage_budgets_that_are_walls_are_gone(
+def test_without_a_cage_limits_that_are_walls_are_gone(
     runner_as_user: Caller, plugin: Path, write_file: Write
 ) -> None:
     write_file(plugin / "nexo-plugin.toml", NEXO.replace("enabled = true", "enabled = false"))
     policy = write_file(plugin / "policy.toml", 'version = 1\nunsandboxed = "allow"\n')
     runner_as_user.give(policy)
-    rows = budgets(runner_as_user("explain", "--policy", policy, plugin).stdout)
+    rows = limits(runner_as_user("explain", "--policy", policy, plugin).stdout)
     assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: there is no cage"]

@@ -1,4 +1,4 @@
-"""What exec and explain are told: budgets on the command line."""
+"""What exec and explain are told: limits on the command line."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def option(name: str) -> str:
         ),
     ],
 )
-def test_budgets(verb: str, words: tuple[str, ...], limits: Limits) -> None:
+def test_limits(verb: str, words: tuple[str, ...], limits: Limits) -> None:
     assert limits_of(*words, verb=verb) == limits
 
 
 @pytest.mark.parametrize("name", LIMIT_NAMES)
-def test_every_budget_can_be_given_by_its_name(name: str) -> None:
+def test_every_limit_can_be_given_by_its_name(name: str) -> None:
     found = limits_of("--limit", f"{name}={OWN_OPTIONS.get(name, '5000')}")
     assert found == Limits(**{name: parse_limit(name, OWN_OPTIONS.get(name, "5000"))})  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize(("first", "second"), TWICE)
-def test_a_budget_given_twice_is_an_error_also_if_both_say_the_same(
+def test_a_limit_given_twice_is_an_error_also_if_both_say_the_same(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     limits_of(*first)  # the control
@@ -101,24 +101,24 @@ def test_a_budget_given_twice_is_an_error_also_if_both_say_the_same(
         (("--cpu", "0.001"), "--cpu 0.001: '0.001' is less than 0.01"),
         (("--cpu-time", "soon"), "--cpu-time soon: 'soon' is not a duration"),
         (("--deadline", "0"), "--deadline 0: it has to be more than 0"),
-        (("--limit", "memroy=1G"), "--limit memroy=1G: no budget is called 'memroy'; did you mean 'memory'?"),
+        (("--limit", "memroy=1G"), "--limit memroy=1G: no limit is called 'memroy'; did you mean 'memory'?"),
         (("--limit", "cpu-time=1m"), "did you mean 'cpu_time'?"),
-        (("--limit", "zzz=1"), f"no budget is called 'zzz'; there are {', '.join(LIMIT_NAMES)}"),
-        (("--limit", "=1"), "--limit =1: no budget is called ''"),
+        (("--limit", "zzz=1"), f"no limit is called 'zzz'; there are {', '.join(LIMIT_NAMES)}"),
+        (("--limit", "=1"), "--limit =1: no limit is called ''"),
         (("--limit", ""), "--limit : write NAME=VALUE, as in memory=256M"),
         (("--limit", "memory"), "--limit memory: write NAME=VALUE, as in memory=256M"),
         (("--limit", "memory="), "--limit memory=: '' is not a size"),
         (("--limit", "io=1=2"), "--limit io=1=2: '1=2' is not a size"),
     ],
 )
-def test_what_is_no_budget(verb: str, words: tuple[str, ...], said: str) -> None:
+def test_what_is_no_limit(verb: str, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=r"^--") as caught:
         limits_of(*words, verb=verb)
     assert said in str(caught.value)
 
 
 @given(st.text(), st.sampled_from(["--limit", "--memory", "--cpu", "--deadline"]))
-def test_any_word_is_a_budget_or_refused_with_a_sentence(word: str, name: str) -> None:
+def test_any_word_is_a_limit_or_refused_with_a_sentence(word: str, name: str) -> None:
     try:
         found = limits_of(f"{name}={word}")
     except ValueError as error:
@@ -180,11 +180,11 @@ def test_the_lowest_of_the_three_wins(
     assert (granted["limits"][name], granted["decided_by"][name]) == (value << 20, who)
 
 
-def test_help_names_every_budget_and_stays_short(runner_as_user: Caller) -> None:
+def test_help_names_every_limit_and_stays_short(runner_as_user: Caller) -> None:
     for verb in ("exec", "explain"):
         said = runner_as_user(verb, "--help").stdout
-        budgets = said.partition("\nbudgets:\n")[2]
-        words = set(budgets.replace(",", " ").split())
+        limits = said.partition("\nlimits:\n")[2]
+        words = set(limits.replace(",", " ").split())
         assert {option(name) for name in OWN_OPTIONS} <= words
         assert set(LIMIT_NAMES) - set(OWN_OPTIONS) <= words
         assert len(said.splitlines()) <= 45

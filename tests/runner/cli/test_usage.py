@@ -109,9 +109,9 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
     assert set(VERBS) <= completed(script, "runner", "")
     assert completed(script, "runner", "ex") == {"exec", "explain"}
     assert {"--policy", "--report", "--deadline"} <= completed(script, "runner", "exec", "--")
-    budgets = {"--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"}
+    limits = {"--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"}
     for verb in ("exec", "explain"):
-        assert budgets <= completed(script, "runner", verb, "--")
+        assert limits <= completed(script, "runner", verb, "--")
         assert completed(script, "runner", verb, "--limit", "") == {f"{name}=" for name in LIMIT_NAMES}
         assert completed(script, "runner", verb, "--limit", "out") == {"output=", "output_lines="}
     assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
@@ -122,7 +122,7 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
     assert completed(script, "runner", "exec", f"{tmp_path}/o") == {str(file)}
 
 
-def test_a_budgets_name_is_completed_without_a_space_and_without_a_backslash(
+def test_a_limits_name_is_completed_without_a_space_and_without_a_backslash(
     runner_as_user: Caller, tmp_path: Path
 ) -> None:
     """In a bash that really completes: its own spacing and quoting come after the script's answer."""

@@ -41,7 +41,7 @@ def in_cage(given: dict[str, Any], act: Any) -> Any:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> Any:
         try:
@@ -52,7 +52,7 @@ def in_cage(given: dict[str, Any], act: Any) -> Any:
                     return await act(cage)
         finally:
             with trio.CancelScope(shield=True):
-                await aclose_zygote()
+                await aclose_forkserver()
 
     return trio.run(main)
 
@@ -80,7 +80,7 @@ def summed(ended: Any) -> list[Any]:
 
 
 def holding(given: dict[str, Any]) -> None:
-    """Open a cage, say who its warden is once the plugin has said a line, and wait for a word."""
+    """Open a cage, say who its monitor is once the plugin has said a line, and wait for a word."""
     import os
     import sys
     import time
@@ -89,7 +89,7 @@ def holding(given: dict[str, Any]) -> None:
 
     async def act(cage: Any) -> None:
         await line(cage.stdout)
-        os.write(1, b'{"warden": %d, "zygote": %d}\n' % (cage._pid, zygote_pid(cage)))
+        os.write(1, b'{"monitor": %d, "fork server": %d}\n' % (cage._pid, forkserver_pid(cage)))
         if given.get("child"):
             in_a_child(lambda: time.sleep(15))
         await trio.to_thread.run_sync(sys.stdin.readline)
@@ -127,12 +127,12 @@ def settled(look: Any) -> Any:
     return look()
 
 
-def zygote_pid(cage: Any) -> int:
-    with open(f"/proc/self/fdinfo/{cage._errand.zygote.pidfd}") as file:
+def forkserver_pid(cage: Any) -> int:
+    with open(f"/proc/self/fdinfo/{cage._errand.forkserver.pidfd}") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
-TRAVEL = (invocation, in_cage, in_a_child, read, line, summed, json_of, settled, zygote_pid)
+TRAVEL = (invocation, in_cage, in_a_child, read, line, summed, json_of, settled, forkserver_pid)
 
 
 # --- in the test -------------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ class Host:
         self.process = process
         told = json.loads(elsewhere.line(process) or b"null")
         assert told is not None, "the host ended"
-        self.warden: int = told["warden"]
-        self.zygote: int = told["zygote"]
-        self.keeper = below(self.warden)[0]
+        self.monitor: int = told["monitor"]
+        self.forkserver: int = told["fork server"]
+        self.init = below(self.monitor)[0]
 
     @property
     def plugin(self) -> set[int]:
-        """All of its processes, with its keeper."""
-        found, ends = set(), [self.keeper]
+        """All of its processes, with its init."""
+        found, ends = set(), [self.init]
         while ends:
             pid = ends.pop()
             found.add(pid)

@@ -1,4 +1,4 @@
-"""The process wardens are forked from: how it is started, what it has of its host, and what becomes of it."""
+"""The process monitors are forked from: how it is started, what it has of its host, what becomes of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Any
 
 import pytest
 
-from runner.launch.forkserver import Errand
+from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from sandbox.policy.grant import Overrides
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
 from tests.runner.launch import monitored_plugins
-from tests.runner.launch.monitored_plugins import CAT, in_cage, invocation, line, settled, summed, zygote_pid
+from tests.runner.launch.monitored_plugins import (
+    CAT,
+    forkserver_pid,
+    in_cage,
+    invocation,
+    line,
+    settled,
+    summed,
+)
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 
@@ -28,7 +36,7 @@ WAITS = "#!/bin/sh\necho runs\nread word\nexit 6\n"
 
 
 def replaced(given: dict[str, Any]) -> list[Any]:
-    """The zygote is killed while a plugin runs, and found dead by the next launch."""
+    """The fork server is killed while a plugin runs, and found dead by the next launch."""
     import os
     import signal
 
@@ -38,14 +46,14 @@ def replaced(given: dict[str, Any]) -> list[Any]:
 
     async def act(cage: Any) -> list[Any]:
         await line(cage.stdout)
-        first = zygote_pid(cage)
+        first = forkserver_pid(cage)
         os.kill(first, signal.SIGKILL)
         with trio.move_on_after(0.3):
             await cage.ended()
         lives = cage.has_ended is None
         async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
             await line(other.stdout)
-            second = zygote_pid(other)
+            second = forkserver_pid(other)
             await other.stdin.send_all(b"go\n")
             ended = summed(await other.ended())
         await cage.stdin.send_all(b"go\n")
@@ -55,7 +63,7 @@ def replaced(given: dict[str, Any]) -> list[Any]:
     return [*told, os.path.exists(f"/proc/{first}")]
 
 
-def test_a_plugin_outlives_the_zygote_it_came_from(box: Box) -> None:
+def test_a_plugin_outlives_the_forkserver_it_came_from(box: Box) -> None:
     six = ["crashed", "run", "exit:6", 6]
     assert monitored_plugins.run(box, replaced, monitored_plugins.given(box, WAITS)) == [
         True,
@@ -67,7 +75,7 @@ def test_a_plugin_outlives_the_zygote_it_came_from(box: Box) -> None:
 
 
 def halted(given: dict[str, Any]) -> list[Any]:
-    """The zygote is stopped for good: what becomes of a launch, and of the next one."""
+    """The fork server is stopped for good: what becomes of a launch, and of the next one."""
     import os
     import signal
 
@@ -78,7 +86,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
 
     async def act(cage: Any) -> list[Any]:
         await line(cage.stdout)
-        os.kill(zygote_pid(cage), signal.SIGSTOP)
+        os.kill(forkserver_pid(cage), signal.SIGSTOP)
         told: list[Any] = []
         async with module.open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
             try:
@@ -93,33 +101,33 @@ def halted(given: dict[str, Any]) -> list[Any]:
     return list(in_cage(given, act))
 
 
-def test_a_zygote_that_does_not_get_on_is_replaced(box: Box) -> None:
+def test_a_forkserver_that_does_not_get_on_is_replaced(box: Box) -> None:
     told = monitored_plugins.run(box, halted, monitored_plugins.given(box, WAITS))
     assert told == [["launch_failed", "spawn"], "runs", ["crashed", "run", "exit:6", 6]]
 
 
 def crowded(given: dict[str, Any]) -> list[Any]:
-    """More orders than a zygote's socket holds; it is closed while some wait for room. How many were taken by
+    """More orders than a fork server's socket holds, closed while some wait for room. How many were taken by
     the first, and what became of the last."""
     import signal
 
     import trio.testing
 
     from runner.launch import forkserver
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> list[Any]:
         first = forkserver.current()
         signal.pidfd_send_signal(first.pidfd, signal.SIGSTOP)
         taken = 0
         while True:
-            errand = forkserver.Errand(invocation(given), environ={})
+            ticket = forkserver.LaunchTicket(invocation(given), environ={})
             try:
-                errand.send(first)
+                ticket.send(first)
             except BlockingIOError:
                 break
             finally:
-                errand.close()
+                ticket.close()
             taken += 1
         async with trio.open_nursery() as nursery:
             said: list[str] = []
@@ -131,8 +139,8 @@ def crowded(given: dict[str, Any]) -> list[Any]:
             nursery.start_soon(last)
             await trio.testing.wait_all_tasks_blocked()
             before = list(said)
-            await aclose_zygote()
-        await aclose_zygote()
+            await aclose_forkserver()
+        await aclose_forkserver()
         return [taken > 50, before, said]
 
     async def bounded() -> list[Any]:
@@ -142,7 +150,7 @@ def crowded(given: dict[str, Any]) -> list[Any]:
     return trio.run(bounded)
 
 
-def test_who_waits_for_a_zygote_that_is_closed(box: Box) -> None:
+def test_who_waits_for_a_forkserver_that_is_closed(box: Box) -> None:
     assert monitored_plugins.run(box, crowded, monitored_plugins.given(box, WAITS)) == [True, [], ["runs"]]
 
 
@@ -160,7 +168,7 @@ def test_what_no_process_can_be_given_is_said_at_once(place: str, word: Any) -> 
         environ = {"A": word} if place == "environ" else {}
         overrides = Overrides(env=(("A", word),) if place == "env" else ())
         asked = Invocation("/p", args=(word,) if place == "args" else (), overrides=overrides)
-        Errand(asked, environ=environ).close()
+        LaunchTicket(asked, environ=environ).close()
 
     order("fine \udcff")  # a byte that is no UTF-8
     with pytest.raises(ValueError, match=r"no variable of an environment|cannot be an argument"):
@@ -170,11 +178,11 @@ def test_what_no_process_can_be_given_is_said_at_once(place: str, word: Any) -> 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0", 3])
 def test_what_is_no_name_of_a_variable(name: Any) -> None:
     with pytest.raises(ValueError, match="no variable of an environment"):
-        Errand(Invocation("/p"), environ={name: "x"})
+        LaunchTicket(Invocation("/p"), environ={name: "x"})
 
 
 def adopted(given: dict[str, Any]) -> list[Any]:
-    """A host that inherits orphans, as pid 1 of a container does: its zygote's wardens come to it."""
+    """A host that inherits orphans, as pid 1 of a container does: its fork server's monitors come to it."""
     import ctypes
     import os
     import signal
@@ -183,7 +191,7 @@ def adopted(given: dict[str, Any]) -> list[Any]:
 
     async def act(cage: Any) -> None:
         await line(cage.stdout)
-        os.kill(zygote_pid(cage), signal.SIGKILL)
+        os.kill(forkserver_pid(cage), signal.SIGKILL)
 
     in_cage(given, act)
     try:
@@ -229,7 +237,7 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
     return trio.run(main)
 
 
-def test_a_zygote_that_cannot_live(box: Box) -> None:
+def test_a_forkserver_that_cannot_live(box: Box) -> None:
     assert monitored_plugins.run(box, in_vain, monitored_plugins.given(box, CAT)) == [
         "launch_failed",
         "spawn",
@@ -245,7 +253,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
     from runner.outcome import Failure
     from sandbox.cell.cell import children
 
@@ -258,7 +266,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
             return [failure.outcome.code, failure.outcome.cause]
 
     async def main() -> list[Any]:
-        assert (await once())[0][0] == "ok"  # the zygote is there
+        assert (await once())[0][0] == "ok"  # the fork server is there
         (pid,) = children(os.getpid())
         before = len(os.listdir("/proc/self/fd"))
         kind = resource.RLIMIT_NPROC if what == "processes" else resource.RLIMIT_NOFILE
@@ -269,7 +277,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
         resource.prlimit(pid, kind, old)
         again = await once()
         held = len(os.listdir("/proc/self/fd")) - before
-        await aclose_zygote()
+        await aclose_forkserver()
         return [failed, again[0][0], held]
 
     return trio.run(main)
@@ -294,7 +302,7 @@ def test_what_is_short_fails_one_launch_and_no_more(box: Box, what: str, expecte
 
 
 def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
-    """A zygote, started by a host with things that are nobody else's."""
+    """A fork server, started by a host with things that are nobody else's."""
     import os
     import signal
     import time
@@ -316,7 +324,7 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
 
     def is_made() -> bool:
         with open(f"/proc/{pid}/comm") as file:
-            return file.read() != "runner-zygote\n"
+            return file.read() != "runner-fork server\n"
 
     assert not settled(is_made)
     time.sleep(0.2)
@@ -411,29 +419,29 @@ def forked(given: dict[str, Any]) -> list[Any]:
     assert "trio" not in sys.modules
     made = forkserver.by_fork()
     assert made is not None
-    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
-    errand.send(made)
+    ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    ticket.send(made)
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
 
     refused = forkserver.by_fork() is None  # from now on
 
     async def main() -> list[Any]:
-        async with open_cage(invocation(given), environ={}, sent=errand) as cage:
+        async with open_cage(invocation(given), environ={}, sent=ticket) as cage:
             await cage.stdin.send_all(b"hello\n")
             said = await line(cage.stdout)
         again = []
         async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
             await cage.stdin.send_all(b"again\n")
             again.append(await line(cage.stdout))
-            same = cage._errand.zygote is made
-        await aclose_zygote()
+            same = cage._ticket.forkserver is made
+        await aclose_forkserver()
         return [said, *again, same]
 
     before = len(os.listdir("/proc/self/fd"))
     told = trio.run(main)
-    # Four ends of that launch, and the zygote's socket and pidfd.
+    # Four ends of that launch, and the fork server's socket and pidfd.
     return [*told, refused, before - len(os.listdir("/proc/self/fd"))]
 
 
@@ -468,7 +476,7 @@ def test_no_fork_beside_threads() -> None:
 def test_it_ends_with_its_host(box: Box) -> None:
     with monitored_plugins.host(box, monitored_plugins.given(box, WAITS)) as host:
         host.process.kill()
-        assert vanished({host.zygote, host.warden}, 30)
+        assert vanished({host.forkserver, host.monitor}, 30)
 
 
 def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
@@ -480,7 +488,7 @@ def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
         async def main() -> list[int]:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
                 await line(cage.stdout)
-                return [zygote_pid(cage)]
+                return [forkserver_pid(cage)]
 
         return trio.run(main)
 
@@ -500,7 +508,7 @@ def test_a_host_that_gave_up_its_rights_launches_without_them(
         import trio
 
         from runner.launch import forkserver
-        from runner.launch.remote_cell import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_forkserver, open_cage
 
         async def owner() -> Any:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -514,7 +522,7 @@ def test_a_host_that_gave_up_its_rights_launches_without_them(
         os.setresuid(54321, 54321, 54321)
         second = trio.run(owner)
         fresh = forkserver.current() is not old
-        trio.run(aclose_zygote)
+        trio.run(aclose_forkserver)
         return [first, fresh, second]
 
     given = monitored_plugins.given(box, CAT)

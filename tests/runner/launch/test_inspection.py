@@ -424,7 +424,7 @@ def test_a_flood() -> None:
     ("limits", "name", "most"),
     [(Limits(output=10), "output", 10), (Limits(output_lines=2), "output_lines", 2)],
 )
-def test_budgets_of_output_count_both_streams(limits: Limits, name: str, most: int) -> None:
+def test_limits_of_output_count_both_streams(limits: Limits, name: str, most: int) -> None:
     void = os.open("/dev/null", os.O_WRONLY)
     relay = Relay(void, size=limits.output, lines=limits.output_lines)
     try:
@@ -596,11 +596,11 @@ def test_each_breach(
 _PATIENT: Mapping[str, tuple[str, ...]] = {"silent": ("--limit", "handshake=200ms")}
 
 
-def test_the_budget_of_the_handshake_is_named(runner_as_user: Caller, rune_dir: Path) -> None:
+def test_the_limit_of_the_handshake_is_named(runner_as_user: Caller, rune_dir: Path) -> None:
     ran = inspected(runner_as_user, rune_dir, "silent", said=ASK, options=("--limit", "handshake=100ms"))
     assert ran.report["limits_hit"] == ["handshake"]
-    (budget,) = [one for one in ran.report["budgets"] if one["name"] == "handshake"]
-    assert (budget["enforced_by"], budget["effective"]) == ("clock", 0.1)
+    (limit,) = [one for one in ran.report["limits"] if one["name"] == "handshake"]
+    assert (limit["enforced_by"], limit["effective"]) == ("clock", 0.1)
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -131,21 +131,21 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
 
 
 def spoken(given: dict[str, Any]) -> list[Any]:
-    """All a warden says of a plugin that ends at once; or of an order that is none."""
+    """All a monitor says of a plugin that ends at once; or of an order that is none."""
     import json
     import os
 
     from runner.launch import forkserver
 
-    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
-        gear = errand._given
+        gear = ticket._given
         assert gear is not None
         os.truncate(gear.order, 10)
-    errand.send(forkserver.current())
-    with open(errand.control, "rb", closefd=False) as control:
+    ticket.send(forkserver.current())
+    with open(ticket.control, "rb", closefd=False) as control:
         told = [json.loads(text) for text in control]
-    errand.close()
+    ticket.close()
     forkserver.close()
     return told
 
@@ -172,7 +172,7 @@ def test_an_order_that_is_none(box: Box) -> None:
 
 
 def faulty(given: dict[str, Any]) -> list[Any]:
-    """A warden whose own code fails, when all is over but the telling."""
+    """A monitor whose own code fails, when all is over but the telling."""
     import json
 
     from runner.launch import forkserver, monitor
@@ -183,13 +183,13 @@ def faulty(given: dict[str, Any]) -> list[Any]:
     setattr(monitor, "report", report)  # noqa: B010 -- not exported there
     made = forkserver.by_fork()
     assert made is not None
-    errand = forkserver.Errand(invocation(given), environ={"PATH": "/usr/bin:/bin"})
-    errand.send(made)
-    with open(errand.control, "rb", closefd=False) as control:
+    ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
+    ticket.send(made)
+    with open(ticket.control, "rb", closefd=False) as control:
         told = [json.loads(text) for text in control]
-    with open(errand.stderr, closefd=False) as stream:
+    with open(ticket.stderr, closefd=False) as stream:
         err = stream.read()
-    errand.close()
+    ticket.close()
     forkserver.close()
     return [told, err]
 
@@ -203,13 +203,13 @@ def test_a_fault_of_ours_is_told_too(box: Box) -> None:
 
 
 def early(given: dict[str, Any], how: str) -> list[Any]:
-    """Ordered, and called off before the zygote has even looked."""
+    """Ordered, and called off before the fork server has even looked."""
     import signal
 
     import trio
 
     from runner.launch import forkserver
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> list[Any]:
         taker = forkserver.current()
@@ -221,7 +221,7 @@ def early(given: dict[str, Any], how: str) -> list[Any]:
                 signal.pidfd_send_signal(taker.pidfd, signal.SIGKILL)
             signal.pidfd_send_signal(taker.pidfd, signal.SIGCONT)
             ended = summed(await cage.ended())
-        await aclose_zygote()
+        await aclose_forkserver()
         return [ended]
 
     return trio.run(main)
@@ -251,8 +251,8 @@ def test_called_off_before_it_began(box: Box, how: str, expected: list[Any]) -> 
 
 def test_a_host_that_is_killed_takes_its_plugin_along(box: Box) -> None:
     with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
-        family = host.plugin | {host.warden, host.zygote}
-        assert len(family) >= 6  # keeper, two bwraps, the program
+        family = host.plugin | {host.monitor, host.forkserver}
+        assert len(family) >= 6  # init, two bwraps, the program
         host.process.kill()
         assert vanished(family, 30)
 
@@ -261,24 +261,24 @@ def test_also_if_a_child_of_the_host_lives_on(box: Box) -> None:
     """It has a copy of the control socket, so that nobody sees that one closed."""
     with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS, child=True)) as host:
         assert monitored_plugins.settled(lambda: len(monitored_plugins.below(host.process.pid)) < 2) is False
-        (child,) = set(monitored_plugins.below(host.process.pid)) - {host.zygote}
-        family = host.plugin | {host.warden}
+        (child,) = set(monitored_plugins.below(host.process.pid)) - {host.forkserver}
+        family = host.plugin | {host.monitor}
         host.process.kill()
         assert vanished(family, 10)
         assert not vanished({child}, 0.0)  # else nothing was shown
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_warden_that_is_killed_takes_its_plugin_along(box: Box) -> None:
+def test_a_monitor_that_is_killed_takes_its_plugin_along(box: Box) -> None:
     with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
         family = host.plugin
-        os.kill(host.warden, signal.SIGKILL)
-        assert vanished(family | {host.warden}, 30)
-        assert host.ended() == ["internal", "run", "warden", 125]
+        os.kill(host.monitor, signal.SIGKILL)
+        assert vanished(family | {host.monitor}, 30)
+        assert host.ended() == ["internal", "run", "monitor", 125]
 
 
 def stopped(given: dict[str, Any]) -> int:
-    """The warden is stopped for good while its cage is open. Who it was."""
+    """The monitor is stopped for good while its cage is open. Who it was."""
     import os
     import signal
     import sys
@@ -299,26 +299,26 @@ def stopped(given: dict[str, Any]) -> int:
     return int(in_cage(given, act))
 
 
-def test_a_warden_that_does_not_answer_is_ended(box: Box) -> None:
+def test_a_monitor_that_does_not_answer_is_ended(box: Box) -> None:
     """And its plugin with it, which would not end by itself."""
     given = monitored_plugins.given(box, SLEEPS)
     with elsewhere.start(
         box.caller, stopped, given, using=monitored_plugins.TRAVEL, stdin=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
-        keeper = monitored_plugins.below(pid := int(elsewhere.line(process)))
-        assert len(keeper) == 1
+        init = monitored_plugins.below(pid := int(elsewhere.line(process)))
+        assert len(init) == 1
         process.stdin.write(b"\n")
         assert int(elsewhere.line(process, 60)) == pid
-    assert vanished({pid, *keeper}, 30)
+    assert vanished({pid, *init}, 30)
 
 
-def test_a_warden_obeys_its_host_only(box: Box) -> None:
+def test_a_monitor_obeys_its_host_only(box: Box) -> None:
     with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
         family = host.plugin
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            os.kill(host.warden, number)
-        os.kill(host.keeper, signal.SIGKILL)  # what comes of that is told, so it lives to tell
+            os.kill(host.monitor, number)
+        os.kill(host.init, signal.SIGKILL)  # what comes of that is told, so it lives to tell
         assert vanished(family, 30)
         code, phase, _, _ = host.ended()
         assert (code, phase) == ("crashed", "run")
@@ -329,7 +329,7 @@ def test_a_stopped_host_does_not_stop_the_clock(box: Box) -> None:
     with monitored_plugins.host(box, given) as host:
         family = host.plugin
         os.kill(host.process.pid, signal.SIGSTOP)
-        assert vanished(family | {host.warden}, 60)  # told, with nobody listening, and gone
+        assert vanished(family | {host.monitor}, 60)  # told, with nobody listening, and gone
         os.kill(host.process.pid, signal.SIGCONT)
         assert host.ended() == ["timeout", "invocation", "deadline", 124]
 
@@ -356,21 +356,21 @@ def test_a_terminals_interrupt_is_not_for_plugins(box: Box) -> None:
         try:
             host = monitored_plugins.Host(process)
             own = os.getpgid(process.pid)
-            others = host.plugin | {host.warden, host.zygote}
+            others = host.plugin | {host.monitor, host.forkserver}
             assert own == process.pid
             assert all(os.getpgid(pid) != own and os.getsid(pid) != own for pid in others)
             os.killpg(own, signal.SIGINT)
-            os.kill(host.zygote, signal.SIGINT)  # not even there
-            assert not vanished({host.keeper}, 0.3)
-            assert not vanished({host.zygote}, 0.1)
+            os.kill(host.forkserver, signal.SIGINT)  # not even there
+            assert not vanished({host.init}, 0.3)
+            assert not vanished({host.forkserver}, 0.1)
         finally:
             process.kill()
 
 
-def test_a_warden_has_nothing_of_the_plugins_streams(box: Box) -> None:
-    """Or the host would never see their end; and what a warden printed would be the plugin's word."""
+def test_a_monitor_has_nothing_of_the_plugins_streams(box: Box) -> None:
+    """Or the host would never see their end; and what a monitor printed would be the plugin's word."""
     with monitored_plugins.host(box, monitored_plugins.given(box, SLEEPS)) as host:
-        held = monitored_plugins.descriptors(host.warden)
+        held = monitored_plugins.descriptors(host.monitor)
         assert {held[number] for number in (0, 1, 2)} == {"/dev/null"}
         pipes = {
             name
@@ -378,5 +378,5 @@ def test_a_warden_has_nothing_of_the_plugins_streams(box: Box) -> None:
             if name.startswith("pipe:")
         }
         assert pipes and not pipes & set(held.values())
-        keeper = monitored_plugins.descriptors(host.keeper)
-        assert not pipes & set(keeper.values())
+        init = monitored_plugins.descriptors(host.init)
+        assert not pipes & set(init.values())

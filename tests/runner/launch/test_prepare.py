@@ -67,7 +67,7 @@ def test_what_can_be_is_granted(ask: Ask) -> None:
     assert told["grant"]["limits"].items() >= {"tmp": 1 << 20, "shm": 2 << 20, "deadline": 60}.items()
 
 
-def test_a_policys_own_budget_is_named_as_the_policys(ask: Ask) -> None:
+def test_a_policys_own_limit_is_named_as_the_policys(ask: Ask) -> None:
     told = ask(policy='[limits.memory]\ndefault = "1G"\nmode = "prefer"\n')
     assert told["outcome"]["code"] == "ok"
     assert told["grant"]["limits"]["memory"] == 1 << 30

@@ -25,7 +25,7 @@ min_nexo_version = ">=0.1"
 command = "./plugin"
 """
 STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
-# Budgets as in the image: made do with where cgroups are read-only.
+# Limits as in the image: made do with where cgroups are read-only.
 POLICY = 'version = 1\n[limits.memory]\ndefault = "1G"\nmode = "prefer"\n'
 
 

@@ -107,7 +107,9 @@ def test_what_a_plugin_left_running_is_no_reason_to_wait(box: Box) -> None:
 
 
 def test_a_plugin_that_closes_its_stdout_and_lives_is_seen(box: Box) -> None:
-    """The pipe is the plugin's alone: neither bubblewrap nor the keeper, the warden or the zygote hold it."""
+    """The pipe is the plugin's alone: neither bubblewrap nor the cell's init, the monitor or the fork server
+    hold it.
+    """
 
     def deaf(given: dict[str, Any]) -> list[Any]:
         import trio
@@ -145,7 +147,7 @@ def test_limits_of_a_conversation_are_the_sessions(box: Box) -> None:
     err, ended, report = run(box, reported, monitored_plugins.given(box, code, limits=limits))
     assert err == "1\n2\n3\n4\n5\n6\n7\n8\n9\n" and ended == ["ok", "run", "", 0]
     is_sound(report)
-    held = {budget["name"]: (budget["enforced_by"], budget["effective"]) for budget in report["budgets"]}
+    held = {limit["name"]: (limit["enforced_by"], limit["effective"]) for limit in report["limits"]}
     for name in ("output", "output_lines", "handshake", "call", "idle"):
         assert held[name] == ("session", limits[name])
     assert held["teardown"] == ("clock", 8.0)
@@ -307,7 +309,7 @@ def test_killed_while_it_floods(box: Box) -> None:
     ]
 
 
-def test_a_deadline_is_the_wardens(box: Box) -> None:
+def test_a_deadline_is_the_monitors(box: Box) -> None:
     def expired(given: dict[str, Any]) -> list[Any]:
         async def act(cage: Any) -> list[Any]:
             return summed(await cage.ended())
@@ -322,7 +324,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     """Leave with the plugin running; what comes out, and what is left of it."""
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import descendants
 
     async def main() -> list[Any]:
@@ -332,8 +334,8 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
             with trio.move_on_after(1000) as scope:
                 async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
                     await line(cage.stdout)
-                    warden = cage._pid or 0
-                    family = [warden, *descendants(warden)]
+                    monitor = cage._pid or 0
+                    family = [monitor, *descendants(monitor)]
                     if how == "error":
                         raise KeyError("the body's")
                     if how == "cancelled":
@@ -347,7 +349,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
 
         assert forkserver.current().is_alive()
         alive = settled(lambda: [pid for pid in family if exists(pid)])
-        await aclose_zygote()
+        await aclose_forkserver()
         return [out, len(family) > 3, alive, summed(ended)]
 
     def exists(pid: int) -> bool:
@@ -375,7 +377,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import children
 
     reached = [0, 0, 0]
@@ -391,7 +393,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
                 await trio.sleep_forever()
 
     async def main() -> list[Any]:
-        await once(1.0)  # the zygote, and what trio opens once
+        await once(1.0)  # the fork server, and what trio opens once
         before = len(os.listdir("/proc/self/fd"))
         with trio.fail_after(100):
             with trio.CancelScope() as scope:
@@ -401,9 +403,9 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
             for step in range(steps):
                 await once(0.1 * step / steps)
         after = len(os.listdir("/proc/self/fd"))
-        (zygote,) = children(os.getpid())
-        assert not settled(lambda: children(zygote))
-        await aclose_zygote()
+        (forkserver,) = children(os.getpid())
+        assert not settled(lambda: children(forkserver))
+        await aclose_forkserver()
         return [after - before, reached[0] > reached[2] > 0, children(os.getpid())]
 
     return trio.run(main)
@@ -421,7 +423,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_zygote, open_cage
+    from runner.launch.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import children
 
     said: list[str] = []
@@ -446,10 +448,10 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
         with trio.fail_after(200):
             await batch(range(1, count))
         after = len(os.listdir("/proc/self/fd"))
-        (zygote,) = children(os.getpid())
-        assert not settled(lambda: children(zygote))
-        held = sorted(os.listdir(f"/proc/{zygote}/fd"), key=int)
-        await aclose_zygote()
+        (forkserver,) = children(os.getpid())
+        assert not settled(lambda: children(forkserver))
+        held = sorted(os.listdir(f"/proc/{forkserver}/fd"), key=int)
+        await aclose_forkserver()
         return [sorted(said, key=lambda word: int(word.split()[1])), after - before, held[:3], len(held)]
 
     return trio.run(main)
@@ -464,14 +466,14 @@ def test_many(box: Box, count: int, at_once: int) -> None:
 
 
 def test_a_host_full_of_threads(box: Box) -> None:
-    """One of them starts the zygote and ends: neither that nor any plugin ends with it."""
+    """One of them starts the fork server and ends: neither that nor any plugin ends with it."""
 
     def crowded(given: dict[str, Any]) -> list[Any]:
         import threading
 
         import trio
 
-        from runner.launch.remote_cell import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_forkserver, open_cage
 
         over = threading.Event()
         crowd = [threading.Thread(target=over.wait) for _ in range(30)]
@@ -499,7 +501,7 @@ def test_a_host_full_of_threads(box: Box) -> None:
             other = threading.Thread(target=lambda: trio.run(echo, "other"))
             other.start()
             await echo("main", other)
-            await aclose_zygote()
+            await aclose_forkserver()
 
         trio.run(main)
         over.set()
@@ -517,7 +519,7 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
         import trio
 
         from runner.launch import forkserver
-        from runner.launch.remote_cell import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_forkserver, open_cage
 
         async def echo(word: bytes) -> str:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -530,14 +532,14 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
         if pid == 0:
             try:
                 fresh = mine.orders.fileno() == -1 and trio.run(echo, b"child") == "child"
-                trio.run(aclose_zygote)
+                trio.run(aclose_forkserver)
                 os._exit(0 if fresh else 1)
             finally:
                 os._exit(2)
         _, status = os.waitpid(pid, 0)
         again = trio.run(echo, b"again")
         same = forkserver.current() is mine
-        trio.run(aclose_zygote)
+        trio.run(aclose_forkserver)
         return [first, status, again, same]
 
     assert run(box, forked, monitored_plugins.given(box, CAT)) == ["parent", 0, "again", True]
@@ -550,7 +552,7 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
         import trio
 
         from runner.launch.prepare import Invocation
-        from runner.launch.remote_cell import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_forkserver, open_cage
         from sandbox.policy.grant import Overrides
 
         environ = {f"NAME_{number}": "x" * 1000 for number in range(300)}
@@ -572,7 +574,7 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
                         pass
                 except ValueError:
                     refused.append(name)
-            await aclose_zygote()
+            await aclose_forkserver()
             return [out.decode("latin-1"), ended, refused]
 
         return trio.run(main)
@@ -592,7 +594,7 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
         import trio
 
         from runner.launch.prepare import Invocation
-        from runner.launch.remote_cell import aclose_zygote, open_cage
+        from runner.launch.remote_cell import aclose_forkserver, open_cage
 
         folder, name = os.path.split(given["manifest"])
 
@@ -605,7 +607,7 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
             found = [await where(None), await where(folder), await where("/nowhere")]
             os.chdir(folder)
             found.append(await where(None))
-            await aclose_zygote()
+            await aclose_forkserver()
             return found
 
         return trio.run(main)
@@ -648,7 +650,7 @@ def test_an_unsandboxed_plugin(box: Box) -> None:
 _BARE = 'version = 1\nunsandboxed = "allow"\n'
 
 
-def test_nothing_of_trio_in_a_warden() -> None:
+def test_nothing_of_trio_in_a_monitor() -> None:
     """What launches is single-threaded and small."""
     import sys
 

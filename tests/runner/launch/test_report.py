@@ -18,7 +18,7 @@ from runner.launch.verdict import judge
 from runner.launch.wait import End, Reason
 from runner.outcome import EXIT, SCHEMA, Code, Phase, schema
 from sandbox.cell.cell import Exit, Usage
-from sandbox.limits.assign import Budget
+from sandbox.limits.assign import AssignedLimit
 from sandbox.spec import SIZES, Grant, Limits, Network
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
@@ -72,9 +72,9 @@ def test_every_key_is_described() -> None:
 
 def test_the_schema_knows_every_word() -> None:
     properties = schema()["properties"]
-    budget = properties["budgets"]["items"]["properties"]
-    assert budget["name"]["enum"] == properties["limits_hit"]["items"]["enum"] == list(Limits._fields)
-    assert list(budget) == [*Budget._fields, "peak"]
+    limit = properties["limits"]["items"]["properties"]
+    assert limit["name"]["enum"] == properties["limits_hit"]["items"]["enum"] == list(Limits._fields)
+    assert list(limit) == [*AssignedLimit._fields, "peak"]
     assert list(properties["usage"]["properties"]) == list(Usage._fields)
     assert properties["outcome"]["properties"]["code"]["enum"] == list(get_args(Code)) == list(EXIT)
     assert properties["outcome"]["properties"]["phase"]["enum"] == list(get_args(Phase))
@@ -112,10 +112,10 @@ def test_readers_bear_keys_of_later_versions(launches: dict[str, Launch]) -> Non
         ("grant.env", ["A", "A"]),
         ("grant.decided_by.tmp", "nobody"),
         ("layers.0.effective", None),
-        ("budgets.0.name", "patience"),
-        ("budgets.0.decided_by", "environment"),
-        ("budgets.0.effective", "much"),
-        ("budgets.0.peak", -1),
+        ("limits.0.name", "patience"),
+        ("limits.0.decided_by", "environment"),
+        ("limits.0.effective", "much"),
+        ("limits.0.peak", -1),
         ("degraded", ["memory", "memory"]),
         ("limits_hit", ["patience"]),
         ("stderr", "text"),
@@ -220,7 +220,7 @@ CASES = {
         manifest='[plugin.sandbox]\nenabled = true\nnetwork = "host"\n',
         env=(("NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW", "1"),),
     ),
-    # Endings by budgets.
+    # Endings by limits.
     "memory": Case(f"exec /usr/bin/python3 -c '{HOG}'", ("--memory", "64M")),
     "memory of a child": Case(f"/usr/bin/python3 -c '{HOG}'; exit 0", ("--memory", "64M")),
     "processes": Case("for n in 1 2 3 4 5 6 7 8 9; do sleep 9 & done; wait", ("--pids", "6")),
@@ -319,13 +319,13 @@ def test_a_report_of_each_kind(
         assert report["plugin"]["id"] == "told" and report["plugin"]["version"] == "1.2.3"
     assert CANARY not in json.dumps(report)
     if report["grant"] is not None:
-        assert [budget["name"] for budget in report["budgets"]] in ([], list(report["grant"]["limits"]))
-        weak = {budget["name"] for budget in report["budgets"] if budget["degraded"]}
+        assert [limit["name"] for limit in report["limits"]] in ([], list(report["grant"]["limits"]))
+        weak = {limit["name"] for limit in report["limits"] if limit["degraded"]}
         weak |= {row["layer"] for row in report["layers"] if row["requested"] != row["effective"]}
         assert set(report["degraded"]) == weak
 
 
-# What is told where a cgroup holds the budget, and where it does not: cause, status, limits hit.
+# What is told where a cgroup holds the limit, and where it does not: cause, status, limits hit.
 Told = tuple[str, int | None, set[str]]
 BY_BUDGET: dict[str, tuple[str, Told, Told]] = {
     "memory": ("memory", ("oom", 137, {"memory"}), ("exit:1", 1, set())),
@@ -342,25 +342,25 @@ BY_BUDGET: dict[str, tuple[str, Told, Told]] = {
 
 @pytest.mark.parametrize("name", BY_BUDGET)
 @pytest.mark.usefixtures("nothing_left")
-def test_a_report_of_each_budget(
+def test_a_report_of_each_limit(
     runner_as: Caller, plugin_dir: Path, write_file: Write, documented: set[tuple[str, str]], name: str
 ) -> None:
     done = launch(runner_as, plugin_dir, write_file, name)
     report = done.report
     assert faults(report) == []
-    budget, by_cgroup, otherwise = BY_BUDGET[name]
-    held = {each["name"]: each for each in report["budgets"]}
-    in_full = not budget or held[budget]["enforced_by"].startswith("cgroup")
+    limit, by_cgroup, otherwise = BY_BUDGET[name]
+    held = {each["name"]: each for each in report["limits"]}
+    in_full = not limit or held[limit]["enforced_by"].startswith("cgroup")
     cause, status, hits = by_cgroup if in_full else otherwise
     assert (report["outcome"]["cause"], set(report["limits_hit"])) == (cause, hits), report
     assert status in (None, done.status) and report["exit"]["status"] == done.status
     if cause:
         assert (report["outcome"]["code"], re.sub(r":\d+", ":N", cause)) in documented
-    if budget:
-        assert held[budget]["degraded"] == (not in_full) == (budget in report["degraded"])
+    if limit:
+        assert held[limit]["degraded"] == (not in_full) == (limit in report["degraded"])
     for hit in hits & {"memory", "cpu_time", "disk", "output", "output_lines"}:
         peak, most = held[hit]["peak"], held[hit]["requested"]
-        # Memory ends at its budget, give or take what the kernel holds back for each core.
+        # Memory ends at its limit, give or take what the kernel holds back for each core.
         assert peak >= most * (0.9 if hit == "memory" else 1), held[hit]
     assert (report["stderr"] is not None) == (name in ("output", "lines"))
     if report["stderr"] is not None:
@@ -421,7 +421,7 @@ def test_a_signal_that_is_not_obeyed(runner_as: Caller, plugin_dir: Path, write_
 
 
 @pytest.mark.needs("root")
-def test_a_budget_that_is_required_and_cannot_be_held(
+def test_a_limit_that_is_required_and_cannot_be_held(
     runner_as: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
     policy = write_file(plugin_dir / "policy.toml", 'version = 1\n[limits.memory]\ndefault = "1G"\n')
@@ -432,7 +432,7 @@ def test_a_budget_that_is_required_and_cannot_be_held(
     assert (outcome["code"], outcome["cause"], done.status) == ("sandbox_unavailable", "memory", 125)
     assert 'mode = "prefer" under [limits.memory]' in outcome["hint"]
     assert done.report["grant"]["limits"]["memory"] == 1 << 30
-    assert (done.report["budgets"], done.report["degraded"]) == ([], [])
+    assert (done.report["limits"], done.report["degraded"]) == ([], [])
 
 
 def test_who_cannot_be_killed_is_named() -> None:
@@ -492,7 +492,7 @@ def test_what_a_timeout_tells(runner_as: Caller, plugin_dir: Path, write_file: W
         "left": [],
     }
     assert report["grant"]["limits"]["deadline"] == seconds
-    (deadline,) = (budget for budget in report["budgets"] if budget["name"] == "deadline")
+    (deadline,) = (limit for limit in report["limits"] if limit["name"] == "deadline")
     assert deadline["peak"] > seconds * 0.9  # a moment passes before anybody counts
     assert report["grant"]["decided_by"]["deadline"] == "command line"
     assert list(report["timings"]) == ["manifest", "policy", "plan", "launch", "run", "teardown"]

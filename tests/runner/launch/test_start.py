@@ -80,7 +80,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
                 "meters": [type(meter).__name__ for meter in found.meters],
                 "relay": found.relay is not None,
                 "clock": found.clocks.deadline and found.clocks.deadline - started,
-                "keeper's": bounds[0].deadline and bounds[0].deadline - started,
+                "init's": bounds[0].deadline and bounds[0].deadline - started,
                 "own stderr": found.plumbing.ways[2] == "direct",
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
@@ -136,14 +136,14 @@ def look(box: Box, code: str = SLEEPS, how: str = "", write: bool = False, **lim
     return told
 
 
-def test_without_budgets(box: Box) -> None:
+def test_without_limits(box: Box) -> None:
     told = look(box)
     assert (told["meters"], told["relay"], told["grouped"]) == ([], False, False)
-    assert told["clock"] is None and told["keeper's"] is None
+    assert told["clock"] is None and told["init's"] is None
     assert told["own stderr"] and told["cpu"] == []
 
 
-def test_a_meter_for_each_budget_that_has_to_be_looked_at(box: Box) -> None:
+def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
     told = look(
         box,
         memory=256 << 20,
@@ -175,10 +175,10 @@ def test_stderr_passes_through_us_only_where_it_is_limited(box: Box, limit: str)
     assert told["source"] == -1  # our copy of the plugin's end is closed, or the pipe would never end
 
 
-def test_the_keepers_clock_is_the_second(box: Box) -> None:
+def test_the_inits_clock_is_the_second(box: Box) -> None:
     told = look(box, deadline=1000.0)
     assert told["clock"] == pytest.approx(1000.0)
-    assert told["clock"] < told["keeper's"] < told["clock"] + 2  # and still holds what was promised
+    assert told["clock"] < told["init's"] < told["clock"] + 2  # and still holds what was promised
 
 
 def test_an_accident_of_ours_leaves_nothing(box: Box) -> None:

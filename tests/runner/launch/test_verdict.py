@@ -124,10 +124,10 @@ def test_what_an_ending_means(end: End, code: str, cause: str, status: int) -> N
     assert outcome.denials == () and outcome.diagnostics == ()
 
 
-# --- budgets -----------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------
 
 XCPU, XFSZ, KILL = 128 + signal.SIGXCPU, 128 + signal.SIGXFSZ, 128 + signal.SIGKILL
-BUDGETS = Limits(
+LIMITS = Limits(
     memory=64 << 20, pids=10, cpu=0.5, cpu_time=5.0, file_size=1000, disk=2000, teardown=1.0, launch=2.0
 )
 OOM = Counters(oom_kills=1, own_oom=True)
@@ -195,8 +195,8 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         ),
     ],
 )
-def test_an_ending_with_budgets(end: End, code: str, cause: str, status: int, hits: tuple[str, ...]) -> None:
-    limits = BUDGETS._replace(output=100, output_lines=10, deadline=9.0)
+def test_an_ending_with_limits(end: End, code: str, cause: str, status: int, hits: tuple[str, ...]) -> None:
+    limits = LIMITS._replace(output=100, output_lines=10, deadline=9.0)
     outcome, exit_status = judge(end, limits)
     assert (outcome.code, outcome.cause, exit_status) == (code, cause, status)
     assert limits_hit(end, limits) == hits
@@ -218,7 +218,7 @@ REASONS: tuple[Reason | None, ...] = (None, *get_args(Reason))
 
 
 def test_a_kill_for_somebody_elses_limit() -> None:
-    """Of the machine, or of a group around the runner: not its own budget, and no fault of its own."""
+    """Of the machine, or of a group around the runner: not its own limit, and no fault of its own."""
     limits = Limits(memory=512 << 20, pids=100)
     end = ended(KILL, counters=Counters(oom_kills=1, memory_peak=90 << 20))
     outcome, status = judge(end, limits)
@@ -243,7 +243,7 @@ def test_memory_is_the_first_cause_of_all(reason: Reason | None, code: int | Non
     limit = "disk" if reason == "limit" else None
     counters = Counters(oom_kills=2, pids_refused=1, throttled=1, own_oom=True)
     end = ended(code, reason=reason, forced=reason is not None, limit=limit, counters=counters, used=9.0)
-    outcome, status = judge(end, BUDGETS)
+    outcome, status = judge(end, LIMITS)
     assert (outcome.code, outcome.phase, outcome.cause) == ("crashed", "run", "oom")
     assert "64 MiB" in outcome.message
     assert status == (KILL if code is None else code)
@@ -282,7 +282,7 @@ def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | N
     )
     if reason == "violation":
         end = end._replace(breach=Breach(Violation("malformed_response", "m", "bad_json"), "run"))
-    outcome, status = judge(end, BUDGETS)
+    outcome, status = judge(end, LIMITS)
     assert (outcome.code, outcome.cause, status) == {
         "deadline": ("timeout", "deadline", 124),
         "launch": ("launch_failed", "deadline", 124),
@@ -291,11 +291,11 @@ def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | N
         "signal": ("cancelled", "signal:15", 143),
         "caller_died": ("cancelled", "caller_died", KILL),
     }[reason]
-    assert "pids" in limits_hit(end, BUDGETS)  # it is told all the same
+    assert "pids" in limits_hit(end, LIMITS)  # it is told all the same
 
 
 def test_who_ended_when_its_launch_was_looked_at_has_run() -> None:
-    outcome, status = judge(ended(5, reason="launch", forced=True), BUDGETS)
+    outcome, status = judge(ended(5, reason="launch", forced=True), LIMITS)
     assert (outcome.code, outcome.cause, status) == ("crashed", "exit:5", 5)
 
 
@@ -308,20 +308,20 @@ def test_who_ended_when_its_launch_was_looked_at_has_run() -> None:
         (FULL_HOUSE, 1, "pids"),
     ],
 )
-def test_of_several_budgets_the_one_that_ends(counters: Counters, code: int, cause: str) -> None:
-    outcome, _ = judge(ended(code, counters=counters, used=9.0), BUDGETS)
+def test_of_several_limits_the_one_that_ends(counters: Counters, code: int, cause: str) -> None:
+    outcome, _ = judge(ended(code, counters=counters, used=9.0), LIMITS)
     assert outcome.cause == cause
 
 
 @pytest.mark.parametrize(
     ("end", "limits", "hits"),
     [
-        # Without a budget nothing is met, whatever the numbers.
+        # Without a limit nothing is met, whatever the numbers.
         (ended(XCPU, used=99.0), Limits(), ()),
         (ended(XFSZ), Limits(), ()),
         (ended(XFSZ), Limits(disk=5), ("file_size",)),  # one file cannot be larger than all of them
-        (by_signal(KILL, 15, forced=True), Limits(), ()),  # the runner's own patience is no budget
-        # All of them, in the order of the budgets and not of the events.
+        (by_signal(KILL, 15, forced=True), Limits(), ()),  # the runner's own patience is no limit
+        # All of them, in the order of the limits and not of the events.
         (
             ended(
                 KILL,
@@ -331,15 +331,15 @@ def test_of_several_budgets_the_one_that_ends(counters: Counters, code: int, cau
                 counters=Counters(oom_kills=1, pids_refused=1, throttled=1, own_oom=True),
                 used=9.0,
             ),
-            BUDGETS,
+            LIMITS,
             ("memory", "pids", "cpu", "cpu_time", "output"),
         ),
         # Counted and met are two things.
-        (ended(KILL, counters=NONE_OF_IT), BUDGETS, ()),
-        (ended(KILL, counters=Counters()), BUDGETS, ()),
+        (ended(KILL, counters=NONE_OF_IT), LIMITS, ()),
+        (ended(KILL, counters=Counters()), LIMITS, ()),
     ],
 )
-def test_which_budgets_were_met(end: End, limits: Limits, hits: tuple[str, ...]) -> None:
+def test_which_limits_were_met(end: End, limits: Limits, hits: tuple[str, ...]) -> None:
     assert limits_hit(end, limits) == hits
 
 
@@ -347,15 +347,15 @@ def test_which_budgets_were_met(end: End, limits: Limits, hits: tuple[str, ...])
     ("end", "words"),
     [
         (ended(0, counters=OOM), ("ran out of memory", "64 MiB")),
-        (by_limit("disk"), ("disk budget of 1.95 KiB",)),
-        (by_limit("cpu_time"), ("cpu_time budget of 5s",)),
+        (by_limit("disk"), ("disk limit of 1.95 KiB",)),
+        (by_limit("cpu_time"), ("cpu_time limit of 5s",)),
         (ended(None, reason="launch", forced=True), ("did not run after 2s",)),
         (ended(XFSZ), ("ended by signal 25", "largest file")),
         (ended(1, counters=FULL_HOUSE), ("ended with status 1", "refused more processes")),
     ],
 )
 def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
-    outcome, _ = judge(end, BUDGETS)
+    outcome, _ = judge(end, LIMITS)
     assert all(word in outcome.message for word in words), outcome.message
 
 

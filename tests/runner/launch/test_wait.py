@@ -411,7 +411,7 @@ class Stubborn(Cell):
 
 
 class Empty(Meter):
-    """A budget that runs out when it is looked at for the `nth` time, or when something is to be read."""
+    """A limit that runs out when it is looked at for the `nth` time, or when something is to be read."""
 
     def __init__(self, name: str, nth: int = 1, fd: int | None = None) -> None:
         self.name, self.nth, self.fd = name, nth, fd
@@ -539,7 +539,7 @@ def test_whatever_the_reason_it_is_bounded(
 
 
 def test_the_first_reason_stays(stubborn: Callable[..., Stubborn]) -> None:
-    """Two budgets, a deadline that passes meanwhile and a signal: it was the first budget."""
+    """Two limits, a deadline that passes meanwhile and a signal: it was the first limit."""
     first, second = Empty("disk"), Empty("output")
     end = ending(stubborn(), first, second, deadline=0.02, launch=0.02)
     assert (end.reason, end.limit) == ("limit", "disk")
@@ -599,7 +599,7 @@ def test_the_launch_is_looked_at_once(stubborn: Callable[..., Stubborn]) -> None
     assert late.done == ["runs?", "end", "wait"]
 
 
-def test_the_keepers_clock_is_a_deadline_too(stubborn: Callable[..., Stubborn]) -> None:
+def test_the_inits_clock_is_a_deadline_too(stubborn: Callable[..., Stubborn]) -> None:
     """It rang while we were stopped. If we had a reason of our own before, that stays."""
     cell = stubborn()
     cell.process.kill()

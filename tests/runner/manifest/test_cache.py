@@ -86,14 +86,14 @@ TIMES = st.floats(0.001, 1e9)
         **{name: st.none() | (TIMES if name in FRACTIONAL_LIMITS else AMOUNTS) for name in Limits._fields},
     )
 )
-def test_every_budget_comes_back_as_the_number_it_was(limits: Limits) -> None:
+def test_every_limit_comes_back_as_the_number_it_was(limits: Limits) -> None:
     plugin = FULL._replace(spec=FULL.spec._replace(limits=limits))
     text = json.dumps(plugin_codec.encode(plugin, ()))
     found = plugin_codec.decode(json.loads(text))[0].spec.limits
     assert found == limits and [type(a) for a in found] == [type(a) for a in limits]
 
 
-def test_budgets_of_another_version_are_refused() -> None:
+def test_limits_of_another_version_are_refused() -> None:
     data = json.loads(json.dumps(plugin_codec.encode(FULL, ())))
     for row in (data["limits"][:-1], [*data["limits"], None], data["limits"][:11]):
         with pytest.raises(ValueError, match="not a row"):

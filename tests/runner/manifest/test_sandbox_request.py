@@ -1,4 +1,4 @@
-"""Hosts and budgets as manifests write them."""
+"""Hosts and limits as manifests write them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ ALL: dict[str, tuple[object, float]] = {
 }
 
 
-def test_all_budgets_with_their_places() -> None:
+def test_all_limits_with_their_places() -> None:
     faults = Faults(parse("f", b"", "toml"))
     table = Table({"limits": {name: written for name, (written, _) in ALL.items()}}, ("plugin",))
     found, where = limits(faults, table, "limits")
@@ -141,13 +141,13 @@ def test_all_budgets_with_their_places() -> None:
         ("deadline", {}, "deadline: a dict is not a duration"),
     ],
 )
-def test_impossible_budgets(name: str, value: object, message: str) -> None:
+def test_impossible_limits(name: str, value: object, message: str) -> None:
     found, [(rule, said, _)] = _limits(None, **{name: value})
     assert found == Limits()
     assert rule == "limit_value" and said.startswith(message)
 
 
-def test_an_unknown_budget_is_an_error_with_a_guess() -> None:
+def test_an_unknown_limit_is_an_error_with_a_guess() -> None:
     assert _limits(memroy=1) == (
         Limits(),
         [("limit_unknown", "the limit 'memroy' is unknown", "did you mean 'memory'?")],
@@ -207,7 +207,7 @@ def test_two_words_for_one_limit_are_an_error_whatever_they_say(
 
 
 @given(st.sampled_from([*Limits._fields, *WORDS]), st.integers(-5, 10**13) | st.floats() | st.text())
-def test_the_schema_refuses_no_budget_that_is_read(name: str, value: object) -> None:
+def test_the_schema_refuses_no_limit_that_is_read(name: str, value: object) -> None:
     found, said = _limits(WORDS, **{name: value})
     assert (found == Limits()) == bool(said)
     if found != Limits():

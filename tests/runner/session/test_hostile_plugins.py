@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from runner.cli.live.output import Voice
+from runner.cli.live.output import Output
 from runner.exceptions import PluginFailure
 from runner.launch.prepare import Invocation
 from runner.protocol.dialect import Call, Notice
@@ -130,7 +130,7 @@ async def test_an_answer_after_a_violation_is_none(
 
 
 @pytest.mark.trio
-async def test_an_answer_beyond_the_budget_is_none(
+async def test_an_answer_beyond_the_limit_is_none(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
     manifest = mcp(write_file, plugin_dir, LAST_WORD % b"")
@@ -469,9 +469,9 @@ def test_interrupted_while_it_is_concluded(plugin_dir: Path, write_file: Write, 
 
 
 def test_what_is_said_of_progress_does_not_add_up() -> None:
-    voice = Voice("call", as_json=False, events=False)
+    output = Output("call", as_json=False, events=False)
     for _ in range(100):
-        voice.progress({"message": "x" * 10_000})
-    assert len(voice._line) < 1000
-    voice.progress({"progress": 1, "total": 4, "message": "a quarter"})
-    assert voice._line == "25 % a quarter"
+        output.progress({"message": "x" * 10_000})
+    assert len(output._line) < 1000
+    output.progress({"progress": 1, "total": 4, "message": "a quarter"})
+    assert output._line == "25 % a quarter"

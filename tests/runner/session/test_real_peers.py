@@ -42,7 +42,7 @@ LEGACY, MODERN = "2025-11-25", "2026-07-28"
 
 @pytest.fixture
 def sessions(nothing_left: None) -> Iterator[None]:
-    """Sessions of this process, which leave nothing behind but the zygote."""
+    """Sessions of this process, which leave nothing behind but the forkserver."""
     yield
     forkserver.close()
 

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.launches
 
 @pytest.fixture
 def sessions(nothing_left: None) -> Iterator[None]:
-    """Sessions of this process, which leave nothing behind but the zygote."""
+    """Sessions of this process, which leave nothing behind but the forkserver."""
     yield
     forkserver.close()
 
@@ -279,7 +279,7 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
 
     from runner.exceptions import PluginFailure
     from runner.launch.prepare import Invocation
-    from runner.launch.remote_cell import aclose_zygote
+    from runner.launch.remote_cell import aclose_forkserver
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.cell.cell import children
@@ -307,7 +307,7 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
 
     async def main() -> list[Any]:
         found = [await one(*case) for case in given]
-        await aclose_zygote()
+        await aclose_forkserver()
         return [found, children(os.getpid())]
 
     return trio.run(main)
@@ -648,7 +648,7 @@ def test_given_up_at_any_step(plugin_dir: Path, sessions: None, how: str) -> Non
             return True
 
     others = set(below(os.getpid()))  # which the tests keep
-    assert run(1 << 30) is False  # the zygote, and what is opened once
+    assert run(1 << 30) is False  # the fork server, and what is opened once
     before = len(os.listdir("/proc/self/fd"))
     (ours,) = set(below(os.getpid())) - others
     count = 1
@@ -695,7 +695,7 @@ async def test_a_long_call_is_not_idle(plugin_dir: Path, write_file: Write, sess
 @pytest.mark.parametrize(
     ("name", "limit", "stream"), [("output", 4096, 1), ("output", 4096, 2), ("output_lines", 50, 2)]
 )
-async def test_output_budgets(
+async def test_output_limits(
     plugin_dir: Path, write_file: Write, sessions: None, name: str, limit: int, stream: int
 ) -> None:
     code = f'hello()\nm = hear()\nfor _ in range(100):\n    os.write({stream}, b"x" * 99 + b"\\n")\nhear()\n'
@@ -703,7 +703,7 @@ async def test_output_budgets(
     failure = await failure_of(manifest, limits={name: limit})
     assert failure.outcome[:2] == ("crashed", "call") and failure.outcome.cause == "output"
     assert failure.report is not None and failure.report["limits_hit"] == [name]
-    (peak,) = [budget["peak"] for budget in failure.report["budgets"] if budget["name"] == name]
+    (peak,) = [limit["peak"] for limit in failure.report["limits"] if limit["name"] == name]
     assert peak > limit
 
 

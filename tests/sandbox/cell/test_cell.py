@@ -318,7 +318,7 @@ def test_usage_counts_what_the_plugin_waited_for(runner_as: Caller) -> None:
 
 
 def ended(given: dict[str, Any]) -> list[Any]:
-    """End a busy plugin from within: the keeper lives to tell what was used."""
+    """End a busy plugin from within: the cell's init lives to tell what was used."""
     import os
     from contextlib import contextmanager
 

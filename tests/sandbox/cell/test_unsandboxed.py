@@ -163,10 +163,10 @@ def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
         assert runner.communicate(timeout=20)[0] == b""
 
 
-# --- budgets -----------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------
 
 
-def budgeted(given: dict[str, Any], how: str = "") -> dict[str, Any]:
+def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
     """Run it in groups of its own and with a stderr of its own; how it ended, what it said, who is left."""
     import os
     from contextlib import contextmanager
@@ -231,9 +231,9 @@ def inside(runner_as: Caller) -> Iterator[Pen]:
         assert made_pen.groups() == []
 
 
-def test_budgets_need_no_cage(inside: Pen) -> None:
+def test_limits_need_no_cage(inside: Pen) -> None:
     script = "cat /proc/self/cgroup; ulimit -n; echo oh >&2; ls -l /proc/self/fd | wc -l; exit 3"
-    told = elsewhere.run(inside.caller, budgeted, cages.order(sh(script), bare=True), using=(cage,))
+    told = elsewhere.run(inside.caller, limited, cages.order(sh(script), bare=True), using=(cage,))
     *lines, files, descriptors = told["out"].splitlines()
     assert told["lines"] and set(told["lines"]) <= set(lines)
     assert (told["code"], files, told["err"], told["left"]) == (3, "64", "oh\n", [])
@@ -247,22 +247,22 @@ def test_budgets_need_no_cage(inside: Pen) -> None:
 def test_what_it_leaves_is_found_in_its_groups(inside: Pen, how: str, code: int) -> None:
     """Also who has left its session and its parents."""
     script = DAEMONS.replace("echo deaf", ":") + f"echo ready; {'sleep 1000' if how else 'exit 0'}"
-    told = elsewhere.run(inside.caller, budgeted, cages.order(sh(script), bare=True), how, using=(cage,))
+    told = elsewhere.run(inside.caller, limited, cages.order(sh(script), bare=True), how, using=(cage,))
     assert (told["code"], told["left"]) == (code, [])
 
 
 def test_who_cannot_join_does_not_start(inside: Pen, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
-    told = elsewhere.run(inside.caller, budgeted, given, "a door that is shut", using=(cage,))
+    told = elsewhere.run(inside.caller, limited, given, "a door that is shut", using=(cage,))
     assert (told["code"], told["reached_exec"]) == (None, False)
     assert not (plugin_dir / "ran").exists()
-    assert elsewhere.run(inside.caller, budgeted, given, using=(cage,))["code"] == 0  # the control
+    assert elsewhere.run(inside.caller, limited, given, using=(cage,))["code"] == 0  # the control
     assert (plugin_dir / "ran").exists()
 
 
 def test_who_is_not_in_its_groups_does_not_start(inside: Pen, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
-    told = elsewhere.run(inside.caller, budgeted, given, "a door to nowhere", using=(cage,))
+    told = elsewhere.run(inside.caller, limited, given, "a door to nowhere", using=(cage,))
     assert not (plugin_dir / "ran").exists() and told["code"] is None

@@ -1,4 +1,4 @@
-"""What the doctor says of budgets where this machine cannot show it: the answers of other machines.
+"""What the doctor says of limits where this machine cannot show it: the answers of other machines.
 
 The rest is tried for real, through the command line: tests/runner/cli/test_doctor.py.
 """
@@ -28,7 +28,7 @@ def told(found: list[Finding]) -> dict[str, Finding]:
     return {finding.layer: finding for finding in found}
 
 
-def test_every_budget_that_rests_on_cgroups_is_tried() -> None:
+def test_every_limit_that_rests_on_cgroups_is_tried() -> None:
     assert limits.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
 
 
@@ -45,8 +45,8 @@ def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swa
     needs_memory_groups()
     for module in (cgroups, limits):
         monkeypatch.setattr(module, "has_swap", lambda: swap)
-    found = told(limits.budgets(REQUIRED))
-    assert found["memory_budget"].status == "ok"
+    found = told(limits.limits(REQUIRED))
+    assert found["memory_limit"].status == "ok"
     assert found["swap"].status == ("ok" if swap else "info")
 
 
@@ -67,9 +67,9 @@ def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: 
         cgroups, "_is_optional", lambda file, error: file in lost and error.errno == errno.ENOENT and not swap
     )
     monkeypatch.setattr(limits, "has_swap", lambda: swap)
-    found = told(limits.budgets(REQUIRED))
-    memory = found["memory_budget"]
-    assert (memory.status, found["pids_budget"].status) == ("missing" if swap else "ok", "ok")
+    found = told(limits.limits(REQUIRED))
+    memory = found["memory_limit"]
+    assert (memory.status, found["pids_limit"].status) == ("missing" if swap else "ok", "ok")
     if swap:
         assert memory.cause == "swap" and "swapoff -a" in memory.remedy and "swap is on" in memory.summary
         assert found["swap"].status == "info"
@@ -96,23 +96,23 @@ def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
 
     monkeypatch.setattr(limits, "in_child", lambda act: (act(None), Outcome({}))[1])
     monkeypatch.setattr(limits, "_try", ready)
-    found = told(limits.budgets(REQUIRED))
+    found = told(limits.limits(REQUIRED))
     (tried,) = seen[0].sites
     assert (tried.controllers, tried.enable, tried.leave) == (frozenset({"pids"}), (), False)
-    assert found["memory_budget"].status == found["pids_budget"].status == "ok"
-    assert "handed the controller down" in found["memory_budget"].summary
-    assert "handed" not in found["pids_budget"].summary
+    assert found["memory_limit"].status == found["pids_limit"].status == "ok"
+    assert "handed the controller down" in found["memory_limit"].summary
+    assert "handed" not in found["pids_limit"].summary
 
 
 def test_the_remedy_is_the_surveys(monkeypatch: pytest.MonkeyPatch) -> None:
     lack = Lack("/user.slice is not ours: nothing was delegated", DELEGATE)
     machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), False))
     monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: ())
-    for name, finding in told(limits.budgets(REQUIRED)).items():
+    for name, finding in told(limits.limits(REQUIRED)).items():
         if name in limits.LAYERS:
             assert (finding.status, finding.cause) == ("missing", "cgroup")
             assert "systemd-run --user --scope -p Delegate=yes" in finding.remedy
-            assert f'mode = "prefer" under [limits.{name.removesuffix("_budget")}]' in finding.remedy
+            assert f'mode = "prefer" under [limits.{name.removesuffix("_limit")}]' in finding.remedy
             assert finding.summary.count("nothing was delegated") == 1
 
 
@@ -121,13 +121,13 @@ def test_a_container_with_cgroup_v2_is_told_its_option(monkeypatch: pytest.Monke
     machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), True))
     own = Hierarchy(2, EVERYTHING, "/proc", "/proc", "0::/")
     monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: (own,))
-    assert told(limits.budgets(REQUIRED))["memory_budget"].cause == "cgroup"  # the control: it can be written
+    assert told(limits.limits(REQUIRED))["memory_limit"].cause == "cgroup"  # the control: it can be written
 
     class ReadOnly:
         f_flag = 1
 
     monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
-    found = told(limits.budgets(REQUIRED))["memory_budget"]
+    found = told(limits.limits(REQUIRED))["memory_limit"]
     assert found.cause == "read_only" and "Delegate=yes" not in found.remedy
     assert "--security-opt\nwritable-cgroups=true" in found.remedy and "unmask=/sys/fs/cgroup" in found.remedy
 
@@ -136,9 +136,9 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
     machine(monkeypatch, Survey((Site(1, EVERYTHING, "/own", "1:io:/own"),), (), True))
     monkeypatch.setattr(limits, "own_hierarchies", lambda mounts: ())
     monkeypatch.setattr(limits, "whole_disks", lambda devices: ((8, 0),))
-    assert told(limits.budgets(REQUIRED))["io_budget"].status == "ok"  # the control
+    assert told(limits.limits(REQUIRED))["io_limit"].status == "ok"  # the control
     monkeypatch.setattr(limits, "whole_disks", lambda devices: ())
-    found = told(limits.budgets(REQUIRED))["io_budget"]
+    found = told(limits.limits(REQUIRED))["io_limit"]
     assert (found.status, "no disk of their own" in found.summary) == ("missing", True)
 
 
@@ -148,7 +148,7 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_trial_that_does_not_end_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "in_child", lambda act: Outcome({}, late=True))
     with pytest.raises(RuntimeError):
-        limits.budgets(())
+        limits.limits(())
 
 
 @pytest.mark.needs("root")
@@ -166,7 +166,7 @@ def test_a_group_that_nobody_can_join_is_no_group(monkeypatch: pytest.MonkeyPatc
         real(cgroup)
 
     monkeypatch.setattr(limits, "_join", refused)
-    told_of = told(limits.budgets(REQUIRED))
-    assert told_of["pids_budget"].status == "missing"
-    assert "may not be moved" in told_of["pids_budget"].summary
-    assert told_of["memory_budget"].status == "ok"
+    told_of = told(limits.limits(REQUIRED))
+    assert told_of["pids_limit"].status == "missing"
+    assert "may not be moved" in told_of["pids_limit"].summary
+    assert told_of["memory_limit"].status == "ok"

@@ -418,9 +418,9 @@ def test_a_probe_that_raises_is_a_finding() -> None:
 
 def test_only_missing_layers_that_are_required_spoil_the_verdict() -> None:
     assert not probes.unmet([Finding("seccomp", "ok", ""), Finding("core_dumps", "degraded", "")])
-    assert not probes.unmet([Finding("memory_budget", "degraded", ""), Finding("swap", "missing", "")])
-    budget = Finding("memory_budget", "missing", "")
-    assert probes.unmet([budget]) == (budget,)
+    assert not probes.unmet([Finding("memory_limit", "degraded", ""), Finding("swap", "missing", "")])
+    limit = Finding("memory_limit", "missing", "")
+    assert probes.unmet([limit]) == (limit,)
     findings = [Finding("seccomp", "missing", ""), Finding("seccomp_in_cage", "missing", "")]
     assert probes.unmet(findings) == tuple(findings)
     assert probes.unmet(findings, ["uid"]) == tuple(findings)

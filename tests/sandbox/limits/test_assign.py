@@ -1,4 +1,4 @@
-"""Which means holds which budget, where, and what happens where there is none."""
+"""Which means holds which limit, where, and what happens where there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits import assign as budgets
-from sandbox.limits.assign import Budget, Budgets, assign
+from sandbox.limits import assign as limits
+from sandbox.limits.assign import AssignedLimit, AssignedLimits, assign
 from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import LimitMode, LimitRule, Policy
@@ -66,13 +66,13 @@ def granted(limits: Limits = EVERYTHING, **changes: Any) -> Grant:
     return cages.grant(paths, limits=limits)._replace(**changes)
 
 
-def means(found: Budgets) -> dict[str, str]:
-    return {budget.name: budget.enforced_by for budget in found.all}
+def means(found: AssignedLimits) -> dict[str, str]:
+    return {limit.name: limit.enforced_by for limit in found.all}
 
 
-def one(found: Budgets, name: str) -> Budget:
-    (budget,) = (budget for budget in found.all if budget.name == name)
-    return budget
+def one(found: AssignedLimits, name: str) -> AssignedLimit:
+    (limit,) = (limit for limit in found.all if limit.name == name)
+    return limit
 
 
 # --- where there are cgroups -------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ BY_OTHERS = {
 def test_everything_can_be_held(survey: Survey, by: str, cpu_time: str) -> None:
     found = assign(granted(), policy("require"), survey)
     assert means(found) == {**dict.fromkeys(BY_CGROUP, by), "cpu_time": cpu_time, **BY_OTHERS}
-    assert not any(budget.degraded for budget in found.all)
-    assert [budget.name for budget in found.all] == list(Limits._fields)
+    assert not any(limit.degraded for limit in found.all)
+    assert [limit.name for limit in found.all] == list(Limits._fields)
     assert found.fallbacks == frozenset()
 
 
-def test_only_what_is_limited_has_a_budget() -> None:
-    assert assign(granted(Limits()), policy("require"), NONE) == Budgets()
+def test_only_what_is_limited_has_a_limit() -> None:
+    assert assign(granted(Limits()), policy("require"), NONE) == AssignedLimits()
     assert means(assign(granted(Limits(pids=3)), policy(), V1)) == {"pids": "cgroup v1"}
 
 
@@ -139,7 +139,7 @@ def test_the_next_best_thing() -> None:
         "cpu_time": "RLIMIT_CPU",
         "io": "",
     }
-    assert {budget.name for budget in found.all if budget.degraded} == set(BY_CGROUP)
+    assert {limit.name for limit in found.all if limit.degraded} == set(BY_CGROUP)
     assert found.fallbacks == {"memory", "pids", "cpu_time"}
     assert found.sites == ()
     # Why, in words; and no number where nothing holds.
@@ -151,9 +151,9 @@ def test_the_next_best_thing() -> None:
 
 
 def test_a_kernel_that_counts_all_processes_of_a_uid_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then RLIMIT_NPROC would hold the user to the plugin's budget."""
+    """Then RLIMIT_NPROC would hold the user to the plugin's limit."""
     for release, by in (((5, 13), ""), ((5, 14), "RLIMIT_NPROC"), ((6, 0), "RLIMIT_NPROC"), ((4, 20), "")):
-        monkeypatch.setattr(budgets, "_release", lambda release=release: release)
+        monkeypatch.setattr(limits, "_release", lambda release=release: release)
         found = assign(granted(), policy(), NONE)
         assert one(found, "pids").enforced_by == by
         assert ("pids" in found.fallbacks) is bool(by)
@@ -177,11 +177,11 @@ def test_releases_as_kernels_write_them(
 ) -> None:
     name = os.uname_result(("Linux", "host", release, "#1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: name)
-    assert budgets._release() == expected
+    assert limits._release() == expected
 
 
 def test_the_release_of_this_machine() -> None:
-    assert budgets._release() >= (5, 10)  # or nothing else here works either
+    assert limits._release() >= (5, 10)  # or nothing else here works either
 
 
 # --- required ----------------------------------------------------------------------------------------------
@@ -207,12 +207,12 @@ def test_what_is_required_and_cannot_be_held(
     given = granted(Limits(**{name: getattr(EVERYTHING, name)}))
     rules = policy("prefer", **{name: mode})
     if not refused:
-        assert [budget.name for budget in assign(given, rules, survey).all] == [name]
+        assert [limit.name for limit in assign(given, rules, survey).all] == [name]
         return
     with pytest.raises(LayerUnavailable) as caught:
         assign(given, rules, survey)
     assert caught.value.layer == name
-    assert str(caught.value) == f"the {name} budget cannot be enforced: {LACK.reason}"
+    assert str(caught.value) == f"the {name} limit cannot be enforced: {LACK.reason}"
     assert caught.value.hint == f'{LACK.remedy}; or say mode = "prefer" under [limits.{name}] in the policy'
 
 
@@ -243,13 +243,13 @@ def test_files_on_no_disk() -> None:
     assert not one(assign(granted(limits), policy(), V1, disks=[(8, 0)]), "io").degraded
     with pytest.raises(LayerUnavailable, match="on no disk of their own") as caught:
         assign(granted(limits), policy("require"), V1, disks=())
-    assert "ask for no io budget" in caught.value.hint
+    assert "ask for no io limit" in caught.value.hint
     with pytest.raises(LayerUnavailable, match=LACK.reason):  # the deeper reason is told first
         assign(granted(limits), policy("require"), ROOTS_NONE, disks=())
 
 
 def test_disks_may_be_given_once() -> None:
-    """An iterator is as good as a list, whichever budget asks first."""
+    """An iterator is as good as a list, whichever limit asks first."""
     found = assign(granted(), policy(), V1, disks=iter([(8, 0)]))
     assert not one(found, "io").degraded
 
@@ -264,7 +264,7 @@ def test_a_file_cannot_be_larger_than_all_of_them() -> None:
     assert one(found, "file_size").effective == 50
 
 
-def test_a_disk_budget_without_a_folder() -> None:
+def test_a_disk_limit_without_a_folder() -> None:
     given = granted(Limits(disk=100), paths=(cages.granted("/srv/data", "read"),))
     assert one(assign(given, policy(), V1), "disk").enforced_by == "mounts"
     assert one(assign(granted(Limits(disk=100)), policy(), V1), "disk").enforced_by == "runner"
@@ -311,8 +311,8 @@ def test_who_speaks_it_is_the_runner_itself_in_a_session() -> None:
     found = assign(granted(EVERYTHING), policy("prefer"), NONE)
     held = found.in_session()
     for name in ("handshake", "call", "idle", "output", "output_lines"):
-        budget = one(held, name)
-        assert (budget.enforced_by, budget.effective) == ("session", getattr(EVERYTHING, name))
+        limit = one(held, name)
+        assert (limit.enforced_by, limit.effective) == ("session", getattr(EVERYTHING, name))
     changed = {old.name for old, new in zip(found.all, held.all, strict=True) if old != new}
     assert changed == {"handshake", "call", "idle", "output", "output_lines"}
     assert held.in_session() == held

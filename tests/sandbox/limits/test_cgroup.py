@@ -233,7 +233,7 @@ def test_a_quota_is_lifted_where_there_is_one(
         ("memory.kmem.tcp.limit_in_bytes", errno.EBUSY, False, False),
         ("memory.memsw.limit_in_bytes", errno.EACCES, False, True),
         ("memory.memsw.limit_in_bytes", errno.EOPNOTSUPP, False, True),
-        # With swap it would be a way around the budget.
+        # With swap it would be a way around the limit.
         ("memory.swap.max", errno.ENOENT, True, False),
         ("memory.memsw.limit_in_bytes", errno.EOPNOTSUPP, True, False),
         # It is there, and does not take it.
@@ -679,7 +679,7 @@ def test_a_living_runners_is_not(place: Path) -> None:
     inherited = subprocess.Popen(["/bin/sleep", "1000"], pass_fds=[fd])
     sweep(str(place))
     assert mine.exists()
-    os.close(fd)  # the runner dies; its keeper, which inherited the lock, does not yet
+    os.close(fd)  # the runner dies; its init, which inherited the lock, does not yet
     sweep(str(place))
     assert mine.exists()
     inherited.kill()

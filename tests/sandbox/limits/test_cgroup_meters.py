@@ -1,4 +1,4 @@
-"""Budgets that a cgroup counts and somebody has to look at."""
+"""Limits that a cgroup counts and somebody has to look at."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_once_used_up_it_stays_so() -> None:
     assert meter.look({}, meter.due) == meter.look({}, meter.due) == "cpu_time"
 
 
-def test_a_tiny_budget() -> None:
+def test_a_tiny_limit() -> None:
     before = time.monotonic()
     meter = CpuTimeMeter(Counted(), 0.001)
     assert meter.due >= before + 0.02

@@ -1,5 +1,5 @@
-"""The disk budget, against real writers: each is a process that fills a folder in its own way, below a
-process that stands for the keeper. What watches it is a loop as the runner has one.
+"""The disk limit, against real writers: each is a process that fills a folder in its own way, below a
+process that stands for the cell's init. What watches it is a loop as the runner has one.
 
 How far a writer gets depends on when the machine lets us look, and on a busy one that is late. So where a
 test asks for 5 %, it asks for it in one of several attempts; that the writer is ended, in each.
@@ -72,7 +72,7 @@ TWO_PROCESSES = "if not os.fork(): os.mkdir('other'); os.chdir('other')\n" + MAN
 HIDDEN = "os.mkdir('d'); os.chmod('d', 0)"
 
 
-def filled(place: str, budget: int, program: str, within: str = "") -> dict[str, Any]:
+def filled(place: str, limit: int, program: str, within: str = "") -> dict[str, Any]:
     """Let a writer fill `place` until the meter says that it has run out, and end it.
 
     `within` has this process mount something there first: then nobody else takes or frees space on it.
@@ -114,18 +114,16 @@ def filled(place: str, budget: int, program: str, within: str = "") -> dict[str,
     head = "import ctypes, os, socket, time\nlibc = ctypes.CDLL(None)\nos.read(0, 1)\n"
     rest = "\ntime.sleep(600)"
     keep = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]], cwd=sys.argv[2])"
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", keep, head + program + rest, place], stdin=subprocess.PIPE
-    )
-    assert keeper.stdin is not None
+    init = subprocess.Popen([sys.executable, "-c", keep, head + program + rest, place], stdin=subprocess.PIPE)
+    assert init.stdin is not None
     descriptor = os.open(place, os.O_PATH)
-    meter = DiskMeter({place: descriptor}, budget, lambda: below(keeper.pid))
+    meter = DiskMeter({place: descriptor}, limit, lambda: below(init.pid))
     os.close(descriptor)
     try:
         assert not meter.measure()
-        assert wait_for(lambda: below(keeper.pid), step=0.001)
-        keeper.stdin.write(b"go")
-        keeper.stdin.flush()
+        assert wait_for(lambda: below(init.pid), step=0.001)
+        init.stdin.write(b"go")
+        init.stdin.flush()
         poll = select.poll()
         until = time.monotonic() + 100
         said = None
@@ -133,9 +131,9 @@ def filled(place: str, budget: int, program: str, within: str = "") -> dict[str,
             poll.poll(-(-max(0.0, meter.due - time.monotonic()) * 1000 // 1))
             said = meter.look({}, time.monotonic())
         # Ended as the runner does it: the program first, and nobody is left stopped.
-        for pid in below(keeper.pid):
+        for pid in below(init.pid):
             os.kill(pid, signal.SIGKILL)
-        ended = keeper.wait(60)
+        ended = init.wait(60)
         held = meter.peaks()["disk"]  # what has no name is gone with its holder
         steps = size(os.open(place, os.O_PATH), 1 << 40)
         try:
@@ -159,23 +157,23 @@ def place(plugin_dir: Path) -> Path:
 
 
 def attempts(
-    caller: Caller, place: Path, program: str, ratio: float, budget: int = BUDGET, within: str = ""
+    caller: Caller, place: Path, program: str, ratio: float, limit: int = BUDGET, within: str = ""
 ) -> None:
-    """Always ended; and one time at least before it held more than `ratio` times its budget."""
+    """Always ended; and one time at least before it held more than `ratio` times its limit."""
     held = []
     for number in range(ATTEMPTS):
         folder = place if within else place / str(number)
         if not within:
             folder.mkdir()
             folder.chmod(0o777)
-        found = elsewhere.run(caller, filled, str(folder), budget, program, within, timeout=200)
+        found = elsewhere.run(caller, filled, str(folder), limit, program, within, timeout=200)
         assert (found["said"], found["where"], found["why"]) == ("disk", str(folder), "")
-        assert found["held"] > budget
+        assert found["held"] > limit
         subprocess.run(["rm", "-rf", folder], check=not within, stderr=subprocess.DEVNULL)
         held.append(found["held"])
-        if found["held"] <= ratio * budget:
+        if found["held"] <= ratio * limit:
             return
-    pytest.fail(f"held {[f'{each / budget:.3f}' for each in held]} times its budget")
+    pytest.fail(f"held {[f'{each / limit:.3f}' for each in held]} times its limit")
 
 
 @pytest.mark.parametrize(
@@ -222,12 +220,12 @@ def test_what_takes_long_to_measure_is_held_meanwhile(
     ],
 )
 def test_there_is_no_other_way_to_hold_more(runner_as: Caller, place: Path, program: str) -> None:
-    attempts(runner_as, place, program, 3, budget=16 * MIB)
+    attempts(runner_as, place, program, 3, limit=16 * MIB)
 
 
-def test_a_small_budget_is_held_to_as_well(runner_as: Caller, place: Path) -> None:
-    """Here a millisecond is more than the budget: it is ended all the same."""
-    attempts(runner_as, place, IN_BLOCKS_OF_64K, 100, budget=MIB)
+def test_a_small_limit_is_held_to_as_well(runner_as: Caller, place: Path) -> None:
+    """Here a millisecond is more than the limit: it is ended all the same."""
+    attempts(runner_as, place, IN_BLOCKS_OF_64K, 100, limit=MIB)
 
 
 @pytest.mark.needs("root")
@@ -277,7 +275,7 @@ def test_a_folder_that_cannot_be_measured_is_full(
 # --- In the cage ------------------------------------------------------------------------------------------
 
 
-def filled_in_a_cage(given: dict[str, Any], place: str, budget: int) -> dict[str, Any]:
+def filled_in_a_cage(given: dict[str, Any], place: str, limit: int) -> dict[str, Any]:
     """As above, with the cell's own processes and its own end."""
     import os
     import select
@@ -288,7 +286,7 @@ def filled_in_a_cage(given: dict[str, Any], place: str, budget: int) -> dict[str
 
     descriptor = os.open(place, os.O_PATH)
     with contextmanager(cage)(given) as cell:
-        meter = DiskMeter({place: descriptor}, budget, cell.processes)
+        meter = DiskMeter({place: descriptor}, limit, cell.processes)
         poll = select.poll()
         poll.register(cell.pidfd, select.POLLIN)
         until = time.monotonic() + 100
@@ -337,13 +335,13 @@ def test_a_plugin_in_its_cage(runner_as: Caller, plugin_dir: Path, place: Path, 
 @contextlib.contextmanager
 def meter(
     folders: list[Path],
-    budget: int = 16 * MIB,
+    limit: int = 16 * MIB,
     processes: Callable[[], list[int]] = list,
     freeze: Callable[[bool], None] | None = None,
 ) -> Iterator[DiskMeter]:
     descriptors = {str(path): os.open(path, os.O_PATH) for path in folders}
     before = len(os.listdir("/proc/self/fd"))
-    made = DiskMeter(descriptors, budget, processes, freeze)
+    made = DiskMeter(descriptors, limit, processes, freeze)
     try:
         yield made
     finally:
@@ -375,7 +373,7 @@ def running(program: str, place: Path, **popen: Any) -> Iterator[subprocess.Pope
 
 
 def test_what_a_neighbour_writes_is_not_the_plugins(plugin_dir: Path, place: Path) -> None:
-    """Three budgets on the same filesystem, beside the folder: measured, and nothing found."""
+    """Three limits on the same filesystem, beside the folder: measured, and nothing found."""
     with meter([place]) as made:
         assert not made.measure()
         writer = (
@@ -388,7 +386,7 @@ def test_what_a_neighbour_writes_is_not_the_plugins(plugin_dir: Path, place: Pat
         assert made.where is None and made.peaks()["disk"] <= 4 * ENTRY
 
 
-def test_each_folder_has_the_whole_budget(plugin_dir: Path) -> None:
+def test_each_folder_has_the_whole_limit(plugin_dir: Path) -> None:
     folders = [plugin_dir / name for name in ("a", "b", "c")]
     for path in folders:
         path.mkdir()
@@ -557,15 +555,15 @@ def test_without_a_cgroup_processes_are_stopped_and_go_on(
 ) -> None:
     many(place, 3000)
     fork = "import sys\nif not os.fork(): print(os.getpid(), flush=True)\ntime.sleep(600)"
-    with running(fork, place, stdout=subprocess.PIPE, bufsize=0) as keeper:
-        child = int(elsewhere.line(keeper))
+    with running(fork, place, stdout=subprocess.PIPE, bufsize=0) as init:
+        child = int(elsewhere.line(init))
         try:
-            with meter([place], processes=lambda: [keeper.pid, child]) as made:
+            with meter([place], processes=lambda: [init.pid, child]) as made:
                 monkeypatch.setattr("sandbox.limits.disk._SLICE", 0)
                 assert not made.measure()
                 alarmed(made, place)
                 assert _becomes(lambda: state(child) == "T")
-                assert state(keeper.pid) == "S"
+                assert state(init.pid) == "S"
                 assert watched(made, lambda: made._measuring is None) is None
                 assert _becomes(lambda: state(child) == "S")
                 alarmed(made, place)
@@ -596,12 +594,12 @@ def test_who_had_time_to_change_things_is_measured_again(
         assert held == [True, False] * 2
 
 
-def test_who_crosses_its_budget_while_it_is_measured_is_held_from_then_on(
+def test_who_crosses_its_limit_while_it_is_measured_is_held_from_then_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many(place, 3000)
     held: list[bool] = []
-    with meter([place], budget=256 * MIB, freeze=held.append) as made:
+    with meter([place], limit=256 * MIB, freeze=held.append) as made:
         monkeypatch.setattr("sandbox.limits.disk._SLICE", 0)
         assert not made.measure()
         (place.parent / "noise").write_bytes(b"x" * 65536)
@@ -618,7 +616,7 @@ def test_it_is_not_held_again_and_again(place: Path, monkeypatch: pytest.MonkeyP
     """A neighbour that never stops writing must not stop the plugin: most alarms find it running."""
     many(place, 2000)
     held: list[bool] = []
-    with meter([place], budget=16 * MIB, freeze=held.append) as made:
+    with meter([place], limit=16 * MIB, freeze=held.append) as made:
         assert not made.measure()
         with open(place.parent / "noise", "wb", buffering=0) as noise:
             measured, end = 0, time.monotonic() + 60
@@ -637,7 +635,7 @@ def test_it_is_not_held_again_and_again(place: Path, monkeypatch: pytest.MonkeyP
 
 def test_who_does_nothing_is_rarely_looked_at(place: Path) -> None:
     """With a gigabyte to go, four times a second; and never measured for what others do not change either."""
-    with meter([place], budget=4 << 30) as made:
+    with meter([place], limit=4 << 30) as made:
         assert not made.measure()
         now = time.monotonic()
         assert made.look({}, now) is None
@@ -648,7 +646,7 @@ def test_who_does_nothing_is_rarely_looked_at(place: Path) -> None:
 
 def test_the_closer_to_the_end_the_more_often(place: Path) -> None:
     pauses = []
-    with meter([place], budget=64 * MIB) as made:
+    with meter([place], limit=64 * MIB) as made:
         for size in (0, 32, 56, 62):
             (place / "f").write_bytes(b"x" * size * MIB)
             assert not made.measure()

@@ -14,7 +14,7 @@ from sandbox.limits.freeze import Halt
 from tests import elsewhere
 from tests.tables import wait_for
 
-# Stands for the keeper; below it a family of processes that do nothing, and one that has stopped itself.
+# Stands for the cell's init; below it a family of processes that do nothing, and one that has stopped itself.
 FAMILY = """
 import os, signal, time
 if not os.fork():
@@ -86,43 +86,43 @@ def descriptors() -> int:
 
 def test_all_are_stopped_and_go_on_but_who_had_stopped_itself() -> None:
     before = descriptors()
-    with family(FAMILY) as keeper:
-        assert become(lambda: sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"])
-        [own] = [pid for pid in below(keeper.pid) if state(pid) == "T"]
-        halt = Halt(lambda: [keeper.pid, *below(keeper.pid)])
+    with family(FAMILY) as init:
+        assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
+        [own] = [pid for pid in below(init.pid) if state(pid) == "T"]
+        halt = Halt(lambda: [init.pid, *below(init.pid)])
         halt(True)
-        assert become(lambda: {state(pid) for pid in below(keeper.pid)} == {"T"})
-        assert state(keeper.pid) == "S"  # our own child
+        assert become(lambda: {state(pid) for pid in below(init.pid)} == {"T"})
+        assert state(init.pid) == "S"  # our own child
         halt(False)
-        assert become(lambda: sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"])
+        assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         assert state(own) == "T"
     assert descriptors() == before
 
 
 def test_who_forks_meanwhile_is_stopped_as_well() -> None:
-    with family(BREEDER) as keeper:
-        assert become(lambda: len(below(keeper.pid)) > 2)
-        halt = Halt(lambda: below(keeper.pid))
+    with family(BREEDER) as init:
+        assert become(lambda: len(below(init.pid)) > 2)
+        halt = Halt(lambda: below(init.pid))
         halt(True)
         living = {"R", "S", "D"}
-        assert become(lambda: not living & set(map(state, below(keeper.pid))))
-        halted = below(keeper.pid)
+        assert become(lambda: not living & set(map(state, below(init.pid))))
+        halted = below(init.pid)
         assert halted
         time.sleep(0.1)  # nobody is there who could fork
-        assert below(keeper.pid) == halted
+        assert below(init.pid) == halted
         halt(False)
-        assert become(lambda: below(keeper.pid) != halted)
+        assert become(lambda: below(init.pid) != halted)
 
 
 def test_twice_is_once_and_the_dead_do_not_matter() -> None:
     before = descriptors()
-    with family(FAMILY) as keeper:
-        assert become(lambda: len(below(keeper.pid)) == 5)
-        halt = Halt(lambda: below(keeper.pid))
+    with family(FAMILY) as init:
+        assert become(lambda: len(below(init.pid)) == 5)
+        halt = Halt(lambda: below(init.pid))
         halt(False)
         halt(True)
         halt(True)
-        for pid in below(keeper.pid):
+        for pid in below(init.pid):
             os.kill(pid, signal.SIGKILL)
         halt(False)
         halt(False)
@@ -131,20 +131,20 @@ def test_twice_is_once_and_the_dead_do_not_matter() -> None:
 
 def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
     """Listed once, and not the second time: whoever has the number now is not ours."""
-    with family(FAMILY) as keeper:
-        assert become(lambda: sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"])
-        listings = iter([below(keeper.pid), [], below(keeper.pid), []])
+    with family(FAMILY) as init:
+        assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
+        listings = iter([below(init.pid), [], below(init.pid), []])
         halt = Halt(lambda: next(listings, []))
         halt(True)
         time.sleep(0.1)  # a signal would have arrived
-        assert sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"]
+        assert sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"]
         halt(False)
 
 
 def test_who_was_born_after_the_first_look_is_stopped_in_the_next() -> None:
-    with family(FAMILY) as keeper:
-        assert become(lambda: sorted(map(state, below(keeper.pid))) == ["S"] * 4 + ["T"])
-        first, *others = [pid for pid in below(keeper.pid) if state(pid) == "S"]
+    with family(FAMILY) as init:
+        assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
+        first, *others = [pid for pid in below(init.pid) if state(pid) == "S"]
         listings = iter([[first], [first, *others]])
         halt = Halt(lambda: next(listings, [first, *others]))
         halt(True)

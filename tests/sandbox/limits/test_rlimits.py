@@ -1,4 +1,4 @@
-"""Budgets that are resource limits: which, how high, and that the kernel takes them as they are."""
+"""Limits that are resource limits: which, how high, and that the kernel takes them as they are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def table(limits: Limits, fallbacks: tuple[str, ...] = ()) -> dict[int, tuple[in
     return {kind: (soft, hard) for kind, soft, hard in found}
 
 
-def test_without_any_budget() -> None:
+def test_without_any_limit() -> None:
     assert table(Limits()) == HYGIENE
 
 
@@ -53,7 +53,7 @@ def test_what_others_hold() -> None:
     assert table(OTHERS) == HYGIENE
 
 
-def test_every_budget_is_known_here() -> None:
+def test_every_limit_is_known_here() -> None:
     """A new one is an rlimit or is not, and this file says which."""
     named = {"open_files", "file_size", "disk", "cpu_time", "locked_memory", "message_queues"}
     assert {name for name, value in OTHERS._asdict().items() if value is None} == named
@@ -76,7 +76,7 @@ def test_every_budget_is_known_here() -> None:
         (Limits(cpu_time=0.001), resource.RLIMIT_CPU, 2),
     ],
 )
-def test_a_budget_and_nothing_else(limits: Limits, kind: int, value: int) -> None:
+def test_a_limit_and_nothing_else(limits: Limits, kind: int, value: int) -> None:
     # Of processor time the soft one comes first: its signal says why.
     assert table(limits) == {**HYGIENE, kind: (value, value + (kind == resource.RLIMIT_CPU))}
 
@@ -85,7 +85,7 @@ def test_a_budget_and_nothing_else(limits: Limits, kind: int, value: int) -> Non
     ("limits", "fallback", "kind", "value"),
     [
         (Limits(memory=1 << 20), "memory", resource.RLIMIT_DATA, 1 << 20),
-        # Its own processes, with keeper, bwrap and init beside them.
+        # Its own processes, with init, bwrap and init beside them.
         (Limits(pids=10), "pids", resource.RLIMIT_NPROC, 13),
         (Limits(cpu_time=2.0), "cpu_time", resource.RLIMIT_CPU, 2),
         (Limits(cpu_time=1.2), "cpu_time", resource.RLIMIT_CPU, 2),

@@ -303,7 +303,7 @@ def test_every_hit_is_a_sentence() -> None:
         assert re.fullmatch(r"it (is|lies below|contains) /\S+, (which|where) .*", hit.sentence())
 
 
-# --- cgroups: where budgets are kept ---
+# --- cgroups: where limits are kept ---
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
@@ -381,7 +381,7 @@ ANYTHING = 'version = 1\n[read]\nceiling = ["*"]\n[write]\nceiling = ["*"]\n'
 
 
 @pytest.mark.needs("root")
-def test_a_plugin_cannot_raise_its_own_budget(
+def test_a_plugin_cannot_raise_its_own_limit(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
     """It has the uid of the group's owner, and its policy allows everything."""

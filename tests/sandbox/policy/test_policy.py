@@ -100,7 +100,7 @@ def test_strict_is_nowhere_wider_than_default() -> None:
         ("dev", set(), set()),
     ],
 )
-def test_which_budgets_a_machine_has_to_enforce_for_a_silent_manifest(
+def test_which_limits_a_machine_has_to_enforce_for_a_silent_manifest(
     policy: str, delegated: set[str], elsewhere: set[str]
 ) -> None:
     """Of those for which it takes cgroups."""
@@ -138,7 +138,7 @@ def test_what_a_plugin_may_say_and_ask(policy: str, declares: bool, memory: bool
     assert matches(rule.host, "roots/list") is matches(rule.host, "sampling/createMessage") is roots
 
 
-def test_dev_has_no_ceilings_for_budgets() -> None:
+def test_dev_has_no_ceilings_for_limits() -> None:
     assert all(rule.ceiling is None for _, rule in load_policy("dev", {}).limits)
 
 
@@ -496,7 +496,7 @@ def test_all_faults_in_one_pass_with_their_places() -> None:
     ]
 
 
-def test_a_bad_budget_is_named_with_its_place() -> None:
+def test_a_bad_limit_is_named_with_its_place() -> None:
     text = (
         "version = 1\n[limits.memory]\n  default = 256\nceiling = 1.5\nmode = 'deleguated'\n"
         "[limits.cpu]\nceiling = '0.1%'\n[limits.memroy]\nceiling = 5\n"
@@ -926,7 +926,7 @@ def test_the_lowest_wins(
     assert all(other is None for key, other in result.limits._asdict().items() if key != name)
 
 
-def test_each_budget_is_decided_on_its_own() -> None:
+def test_each_limit_is_decided_on_its_own() -> None:
     policy = PLAIN._replace(
         limits=(
             ("memory", LimitRule(1 << 30, 2 << 30)),

@@ -397,9 +397,9 @@ def test_every_stage_has_a_name(runner_as: Caller) -> None:
 
         numbers = spawner._SYSCALLS["x86_64"]
         order = spawner.Order(**given)
-        keeper = spawner._steps(order, ctypes.CDLL(None), numbers, 1, 0, -1)
+        init = spawner._steps(order, ctypes.CDLL(None), numbers, 1, 0, -1)
         program = spawner._program_steps(order, ctypes.CDLL(None), False)
-        return [len(keeper) + 1 + len(program), len(spawner._STAGES)]
+        return [len(init) + 1 + len(program), len(spawner._STAGES)]
 
     steps, names = elsewhere.run(runner_as, count, order(runner_as, "/bin/true"))
     assert steps == names
@@ -431,20 +431,20 @@ def paused_at(given: dict[str, Any], stage: int) -> None:
         return pause
 
     real, real_program, real_fork = spawner._steps, spawner._program_steps, os.fork
-    keeper = spawner._STAGES.index("start a process")
+    init = spawner._STAGES.index("start a process")
 
     def steps(*words: Any) -> Any:
         found = list(real(*words))
-        if stage < keeper:
+        if stage < init:
             found[stage] = paused(found[stage], words[4] if stage < 2 else None)
-        elif stage == keeper:
+        elif stage == init:
             os.fork = paused(real_fork)
         return found
 
     def program_steps(*words: Any) -> Any:
         found = list(real_program(*words))
-        if stage > keeper:
-            found[stage - keeper - 1] = paused(found[stage - keeper - 1])
+        if stage > init:
+            found[stage - init - 1] = paused(found[stage - init - 1])
         return found
 
     spawner._steps, spawner._program_steps = steps, program_steps  # type: ignore[assignment]
@@ -567,7 +567,7 @@ def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> Non
 
 
 def test_what_the_program_leaves_running_ends_with_it(runner_as: Caller) -> None:
-    """Also if it is no bwrap and has arranged nothing: the keeper sees to it."""
+    """Also if it is no bwrap and has arranged nothing: the cell's init sees to it."""
     given = order(runner_as, "/bin/sh", "-c", "setsid sleep 1000 >/dev/null & exit 7")
     assert elsewhere.run(runner_as, output_of, given, timeout=20.0) == "\n7"
 
@@ -628,7 +628,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     return [*result, len(os.listdir("/proc/self/fd")) - before]
 
 
-def test_the_program_joins_its_groups_and_the_keeper_does_not(runner_as: Caller) -> None:
+def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -> None:
     with pen(runner_as) as made_pen:
         told = elsewhere.run(made_pen.caller, grouped, order(runner_as, "/bin/sleep", "1000"))
         assert told == [True, True, True, 0]
@@ -706,11 +706,12 @@ def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) ->
     assert (told["inside"], told["before"]) == (bool(expected), expected)
 
 
-# --- the keeper --------------------------------------------------------------------------------------------
+# --- the cell's init
+# --------------------------------------------------------------------------------------------
 
 
 def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-    """Wait for an order and do nothing else: what its keeper tells."""
+    """Wait for an order and do nothing else: what its init tells."""
     import os
     import time
 
@@ -740,7 +741,7 @@ DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
     ],
     ids=["deaf", "stopped", "busy", "too late already"],
 )
-def test_the_keeper_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float) -> None:
+def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float) -> None:
     # elsewhere.run reads stdout to its end, which all of them hold: nobody lives on.
     told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), seconds)
     assert told["expired"] is True
@@ -757,7 +758,7 @@ def test_a_clock_that_does_not_ring(runner_as: Caller, seconds: float | None) ->
 
 
 def test_what_was_read_and_written(runner_as: Caller) -> None:
-    """Of the program and of all it has waited for; and not what the keeper did before it was there."""
+    """Of the program and of all it has waited for; and not what the cell's init did before it was there."""
     script = (
         "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
         "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
@@ -772,7 +773,7 @@ def test_what_was_read_and_written(runner_as: Caller) -> None:
 
 
 def looked_at(given: dict[str, Any]) -> dict[str, Any]:
-    """A keeper, from outside: whose it is, what it holds, what it is held to."""
+    """a cell's init, from outside: whose it is, what it holds, what it is held to."""
     import os
     import resource
     import signal
@@ -784,7 +785,7 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     given |= {"hold": [held], "ending": ending[1], "stdio": [0, 1, errors]}
     pid = spawner.spawn(spawner.Order(**given))
-    # The program runs. The keeper closes what it does not need at the same time.
+    # The program runs. The cell's init closes what it does not need at the same time.
     until = time.monotonic() + 30
     while len(os.listdir(f"/proc/{pid}/fd")) > 3 and time.monotonic() < until:
         time.sleep(0.01)
@@ -805,7 +806,7 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def test_the_keeper_from_outside(runner_as: Caller) -> None:
+def test_the_init_from_outside(runner_as: Caller) -> None:
     given = order(runner_as, "/bin/sleep", "1000", rlimits=[[resource.RLIMIT_NOFILE, 17, 17]])
     told = elsewhere.run(runner_as, looked_at, given)
     # It has changed its uid, so nobody of that uid may look into it; its own account it opened before.
@@ -813,7 +814,7 @@ def test_the_keeper_from_outside(runner_as: Caller) -> None:
     pipe, *others = sorted(told["files"], key=lambda name: not name.startswith("pipe:"))
     assert pipe.startswith("pipe:")
     assert sorted(others) == sorted(["/memfd:held (deleted)", f"/proc/{told['pid']}/io"])
-    # The budgets are the program's: who is to end it must not run out of anything itself.
+    # The limits are the program's: who is to end it must not run out of anything itself.
     assert told["open files"] and told["core"] == ["0", "0"]
 
 
@@ -835,7 +836,7 @@ def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.close(slot or said_w)
     with open(said_r, encoding="ascii") as said, open(own_r, encoding="ascii") as own:
-        texts = [said.read(), own.read()]  # to the end: the keeper holds neither
+        texts = [said.read(), own.read()]  # to the end: the cell's init holds neither
     os.waitpid(pid, 0)
     return texts
 

@@ -223,7 +223,7 @@ def allowed(data: bytes, size: int | None, lines: int | None) -> tuple[bytes, st
     lines=st.none() | st.integers(0, 25),
     looks=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_exactly_the_budget_however_it_is_cut(
+def test_exactly_the_limit_however_it_is_cut(
     chunks: list[bytes], size: int | None, lines: int | None, looks: list[bool]
 ) -> None:
     read, write = os.pipe()
@@ -808,7 +808,7 @@ def resident() -> int:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_gibibyte_is_cut_to_the_budget(sink: Sink) -> None:
+def test_a_gibibyte_is_cut_to_the_limit(sink: Sink) -> None:
     reader = Reader(sink.other)
     relay = Relay(sink.fd, size=1_000_003, lines=None)
     with plugin(relay, *sh("exec head -c 1G /dev/zero >&2")) as process:

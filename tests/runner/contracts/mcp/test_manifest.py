@@ -79,7 +79,7 @@ def test_all_of_x_sandbox() -> None:
     assert found.entrypoint is not None and found.entrypoint.directory == "/home/me/work"
 
 
-def test_a_clients_timeout_is_no_budget() -> None:
+def test_a_clients_timeout_is_no_limit() -> None:
     """Clients disagree whether it is seconds or milliseconds, and of what: it stays theirs."""
     assert plugin(timeout=60).spec.limits == Limits()
     assert plugin(timeout="soon").spec.limits == Limits()

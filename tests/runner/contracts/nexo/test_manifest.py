@@ -431,7 +431,7 @@ deadline = 30
         teardown=0.5,
         deadline=30.0,
     )
-    assert None not in spec.limits  # or a budget has been forgotten here
+    assert None not in spec.limits  # or a limit has been forgotten here
     places = dict(spec.where)
     assert places["seccomp"] == ("plugin", "sandbox", "seccomp")
     assert places["memory"] == ("plugin", "limits", "memory")
@@ -448,7 +448,7 @@ deadline = 30
         ("handshake = 1.5", Limits(handshake=1.5), "handshake"),
     ],
 )
-def test_the_contracts_own_words_for_budgets(written: str, limits: Limits, word: str) -> None:
+def test_the_contracts_own_words_for_limits(written: str, limits: Limits, word: str) -> None:
     spec = plugin(f"[plugin.limits]\n{written}\n").spec
     assert spec.limits == limits
     [name] = [name for name, amount in limits._asdict().items() if amount is not None]
@@ -467,7 +467,7 @@ def test_the_contracts_own_words_for_budgets(written: str, limits: Limits, word:
     ],
 )
 @pytest.mark.parametrize("swapped", [False, True])
-def test_both_words_for_one_budget_are_an_error_at_the_second(own: str, ours: str, swapped: bool) -> None:
+def test_both_words_for_one_limit_are_an_error_at_the_second(own: str, ours: str, swapped: bool) -> None:
     first, second = (ours, own) if swapped else (own, ours)
     found, diagnostics = read(HEAD + f"[plugin.limits]\n{first}\n  {second}\n")
     [fault] = [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]
@@ -485,7 +485,7 @@ def test_networks(written: str, mode: str) -> None:
     assert network is not None and network.mode == mode
 
 
-def test_a_disabled_sandbox_asks_for_nothing_but_its_budgets_count() -> None:
+def test_a_disabled_sandbox_asks_for_nothing_but_its_limits_count() -> None:
     found = plugin(
         '[plugin.sandbox]\nenabled = false\nnetwork = "host"\nfs_read_paths = ["/root", "rel"]\n'
         '[plugin.limits]\nmemory = "1G"\n[plugin.requires]\nenv = ["A"]\n'
