@@ -1,0 +1,83 @@
+"""Values as JSON and back: for the cache, and for what one process of ours tells another.
+
+JSON knows no tuples, so each tuple is an array that begins with its kind: the name of the class for a named
+tuple, "" for a plain one, "set" and "bytes" for those. Mappings and scalars are JSON's own. Text is written
+in ASCII, so names that are no UTF-8 (lone surrogates) arrive as they were.
+
+`decode` makes only values of the classes it is given. It checks how many fields each has and not what is in
+them: what is read was written by `encode`, and whoever keeps it elsewhere guards it (sandbox/cache.py does
+by a digest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_PLAIN, _SET, _BYTES = "", "set", "bytes"
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def encode(value: object) -> bytes:
+    """Raises TypeError for what `decode` could not give back."""
+    import json
+
+    return json.dumps(_as_json(value), separators=(",", ":")).encode()
+
+
+def decode(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
+    """Raises ValueError if this is not what `encode` wrote of these classes."""
+    import json
+
+    makers: dict[str, Callable[[list[Any]], object]] = {
+        _PLAIN: tuple,
+        _SET: frozenset,
+        _BYTES: _bytes,
+        **{each.__name__: _maker(each) for each in classes},
+    }
+    try:
+        return _from_json(json.loads(raw), makers)
+    except (TypeError, KeyError, IndexError, RecursionError) as error:
+        raise ValueError(f"not a value of ours: {error!r}") from None
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        # A plain tuple has no _fields, and its class must be `tuple` itself.
+        kind = type(value).__name__ if hasattr(value, "_fields") else _PLAIN
+        return [kind, *map(_as_json, value)]
+    if isinstance(value, frozenset):
+        return [_SET, *map(_as_json, sorted(value))]
+    if isinstance(value, bytes):
+        return [_BYTES, value.decode("latin-1")]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a mapping has a key that is no string")
+        return {key: _as_json(item) for key, item in value.items()}
+    if isinstance(value, _SCALARS):
+        return value
+    raise TypeError(f"{type(value).__name__} cannot be written")
+
+
+def _from_json(value: Any, makers: dict[str, Callable[[list[Any]], object]]) -> Any:
+    if isinstance(value, list):
+        return makers[value[0]]([_from_json(item, makers) for item in value[1:]])
+    if isinstance(value, dict):
+        return {key: _from_json(item, makers) for key, item in value.items()}
+    return value
+
+
+def _maker(each: type[tuple[Any, ...]]) -> Callable[[list[Any]], object]:
+    count = len(each._fields)  # type: ignore[attr-defined]  # every class of ours is a named tuple
+
+    def make(items: list[Any]) -> object:
+        if len(items) != count:
+            raise ValueError(f"{each.__name__} has {count} fields, not {len(items)}")
+        return each(*items)
+
+    return make
+
+
+def _bytes(items: list[Any]) -> bytes:
+    [text] = items
+    return bytes(text, "latin-1")
