@@ -1,17 +1,28 @@
-"""What was worked out before, by name: small files in a directory of the user's own.
+"""Results kept between launches: small files in a directory of the user's own.
 
-A directory that others can write to, or a link, is not used. Being unable to write is no fault, and an entry
-that cannot be trusted is no entry. Names are fingerprints of everything an entry depends on, so
-nothing here ever goes stale: it is only forgotten, the oldest first.
+A directory that others can write to, or a link, is not used. A cache that cannot be written is no error. An
+entry that is damaged, or not the user's own, counts as missing. Each name is a fingerprint of everything the
+entry depends on except our own code, whose files each entry lists (`code_marks`). So no entry is ever wrong:
+when there are too many, the oldest are removed.
 
 Where the user's own directory cannot be written, as in a read-only image, one named by uid in /run (root) or
-/tmp is used. There is never more than one: `directory` decides, and what it names no plugin is given.
+/tmp is used. `directory` decides which one it is, and no plugin is ever given it.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
+
+from sandbox import CODE_ROOT
+from sandbox.value import NamedTuple
+
+try:
+    # hashlib loads OpenSSL to offer what CPython has built in: 3 ms of a launch.
+    from _blake2 import blake2b
+except ImportError:  # another Python than CPython
+    from hashlib import blake2b
 
 ENTRIES = 256
 ENTRY_LIMIT = 8 << 20
@@ -67,65 +78,119 @@ def _can_be_written(path: str) -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-def code_mark(*files: str) -> str:
-    """Size and time of modules an entry depends on: in a checkout they change without a new version."""
-    marks = []
-    for file in files:
+class CodeMark(NamedTuple):
+    """A file of our own code as it was: in a checkout it changes without a new version."""
+
+    file: str  # below CODE_ROOT
+    size: int
+    changed: int  # st_mtime_ns
+
+
+def fingerprint(*parts: bytes) -> str:
+    """64 hexadecimal digits that no other bytes have. Each part counts with its length, so that moving a
+    border between two parts changes the result."""
+    digest = blake2b(digest_size=32)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return str(digest.hexdigest())
+
+
+def code_marks(*modules: str) -> tuple[CodeMark, ...]:
+    """Marks of these modules and of every module of ours that they import, directly or not.
+
+    Read from the import statements, so that no list has to be kept. Called only where an entry is stored.
+    """
+    import re
+
+    statement = re.compile(
+        r"^\s*(?:from ([\w.]+) import (?:\(([^)]*)\)|([^\n(]*))|import ([\w.]+))", re.MULTILINE
+    )
+    found: dict[str, CodeMark] = {}
+    waiting = list(modules)
+    for module in waiting:
+        if _source_of(module) is None:
+            raise FileNotFoundError(f"there is no module {module} below {CODE_ROOT}")
+    while waiting:
+        file = _source_of(waiting.pop())
+        if file is None or file in found:
+            continue
+        path = os.path.join(CODE_ROOT, file)
+        status = os.stat(path)
+        found[file] = CodeMark(file, status.st_size, status.st_mtime_ns)
+        if file == "runner/__init__.py":
+            continue  # it names the whole library, for programs, and imports none of it by itself
+        with open(path, encoding="utf-8") as source:
+            text = source.read()
+        for package, several, single, module in statement.findall(text):
+            top = module or package
+            if top.partition(".")[0] in ("runner", "sandbox"):
+                names = (several or single).split(",")
+                waiting += [top, *(f"{package}.{name.split()[0]}" for name in names if name.strip())]
+    return tuple(found[file] for file in sorted(found))
+
+
+def _source_of(module: str) -> str | None:
+    """The file of a module. None: it is a name in one."""
+    stem = module.replace(".", "/")
+    for file in (f"{stem}.py", f"{stem}/__init__.py"):
+        if os.path.isfile(os.path.join(CODE_ROOT, file)):
+            return file
+    return None
+
+
+def is_current(marks: Iterable[CodeMark]) -> bool:
+    """Whether all of these files are as they were."""
+    for mark in marks:
         try:
-            status = os.stat(file)
+            status = os.stat(os.path.join(CODE_ROOT, mark.file))
         except OSError:
-            continue  # not installed as files: then the version says it all
-        marks.append(f"{file}:{status.st_size}:{status.st_mtime_ns}")
-    return "\n".join(marks)
+            return False
+        if (status.st_size, status.st_mtime_ns) != (mark.size, mark.changed):
+            return False
+    return True
 
 
-def load(name: str) -> dict[str, object] | None:
-    """The entry of that name, or None if there is none to be trusted."""
+def load(name: str) -> bytes | None:
+    """The entry of that name. None: there is none, or it is not as it was stored."""
     folder = _open_directory(create=False)
     if folder is None:
         return None
     try:
-        raw = _read(folder, f"{name}.json")
+        raw = _read(folder, name)
     except OSError:
         return None
     finally:
         os.close(folder)
-    if raw is None:
-        return None
-    import json
-
-    try:
-        entry = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or entry.pop("key", None) != name:
-        return None
-    return entry
+    digest, _, entry = (raw or b"").partition(b"\n")
+    return entry if digest == _digest(name, entry) else None
 
 
-def store(name: str, entry: dict[str, object]) -> None:
+def store(name: str, entry: bytes) -> None:
     """Keep an entry, if that is possible."""
     folder = _open_directory(create=True)
     if folder is None:
         return
-    import json
-
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
-        raw = json.dumps({"key": name, **entry}, separators=(",", ":")).encode()
         descriptor = os.open(temporary, _CREATE_ENTRY, 0o600, dir_fd=folder)
         try:
             with open(descriptor, "wb") as file:
-                file.write(raw)
-            os.rename(temporary, f"{name}.json", src_dir_fd=folder, dst_dir_fd=folder)
+                file.write(_digest(name, entry) + b"\n" + entry)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             os.unlink(temporary, dir_fd=folder)
             raise
         _prune(folder)
-    except (OSError, ValueError):
+    except OSError:
         pass
     finally:
         os.close(folder)
+
+
+def _digest(name: str, entry: bytes) -> bytes:
+    """Of the name too: an entry under a wrong name is not that entry."""
+    return fingerprint(name.encode(), entry).encode()
 
 
 def _open_directory(*, create: bool) -> int | None:

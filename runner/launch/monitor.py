@@ -36,8 +36,8 @@ from runner.launch.report import explained, notes, report
 from runner.launch.start import Confined, confine, diagnosed, unlaunched
 from runner.launch.verdict import TIMEOUT, judge
 from runner.launch.wait import End, wait
-from runner.manifest.plugin_codec import encode
 from runner.outcome import EXEC_DEADLINE, Failure, Outcome
+from sandbox import codec
 from sandbox.plan.plan import OpenPlan
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
@@ -318,7 +318,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
     assert loaded is not None and loaded.plugin is not None and policy is not None and granted is not None
     limits = granted.limits
     return {
-        "plugin": encode(loaded.plugin, loaded.diagnostics),
+        "plugin": codec.encode(loaded.plugin).decode(),
         "limits": {name: value for name in limits._fields if (value := getattr(limits, name)) is not None},
         "declare": policy.capabilities.declare,
         "host": policy.capabilities.host,

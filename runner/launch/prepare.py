@@ -17,8 +17,8 @@ from runner.manifest.load import Loaded, contract, load
 from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
+from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.fingerprint import fingerprint
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
 from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
 from sandbox.limits.assign import AssignedLimits, assign

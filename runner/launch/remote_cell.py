@@ -22,9 +22,10 @@ from runner.launch import forkserver
 from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from runner.launch.start import unlaunched
-from runner.manifest.plugin_codec import decode
+from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from runner.plugin import Plugin
+from sandbox import codec
 from sandbox.cell.cell import KILL_SECONDS
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import Denial, Limits, Note
@@ -175,7 +176,7 @@ class RemoteCell:
                 self._pid = said["pid"]
             case "prepared":
                 self._prepared = Prepared(
-                    decode(said["plugin"])[0],
+                    codec.decode(said["plugin"].encode(), PLUGIN_CLASSES),
                     Limits(**said["limits"]),
                     tuple(said["declare"]),
                     tuple(said["host"]),

@@ -8,36 +8,38 @@ from __future__ import annotations
 import os
 
 from runner import __version__
-from runner.manifest.plugin_codec import decode, encode
-from runner.plugin import Plugin
-from sandbox import CODE_ROOT, cache
+from runner.plugin import Entrypoint, Plugin
+from sandbox import CODE_ROOT, cache, codec
+from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
-from sandbox.fingerprint import fingerprint
+from sandbox.spec import EnvRequest, Limits, Network, PathRequest, Project, SandboxSpec
+from sandbox.value import NamedTuple
 
-SCHEMA = 3
 
-# Besides the contracts' own. Paths below CODE_ROOT.
-_MODULES = (
-    "runner/manifest/sandbox_request.py",
-    "runner/manifest/model.py",
-    "runner/manifest/table.py",
-    "runner/manifest/faults.py",
-    "runner/plugin.py",
-    "runner/manifest/plugin_codec.py",
-    "sandbox/document/read.py",
-    "sandbox/document/json.py",
-    "sandbox/document/toml.py",
-    "sandbox/document/positions.py",
-    "sandbox/paths/denylist.py",
-    "sandbox/units.py",
-    "sandbox/policy/policy.py",
-    "sandbox/spec.py",
+class Entry(NamedTuple):
+    plugin: Plugin
+    diagnostics: tuple[Diagnostic, ...]  # warnings: a manifest with an error has no entry
+    code: tuple[CodeMark, ...]  # our own files that read it
+
+
+# Everything a Plugin is made of, for whoever takes one through bytes.
+PLUGIN_CLASSES = (
+    Plugin,
+    Entrypoint,
+    SandboxSpec,
+    PathRequest,
+    EnvRequest,
+    Network,
+    Limits,
+    Project,
+    Diagnostic,
 )
 
 
 def key(path: str, raw: bytes, contract: str | None, server: str | None, home: str) -> str:
-    """Everything a Plugin depends on, in one name."""
-    options = (__version__, str(SCHEMA), path, home, _optional(contract), _optional(server), _code())
+    """Everything a Plugin depends on besides our own code, in one name."""
+    # A new contract may recognise what nobody did before.
+    options = (__version__, path, home, _optional(contract), _optional(server), *_contracts())
     return fingerprint(*(os.fsencode(text) for text in options), raw)
 
 
@@ -45,30 +47,28 @@ def _optional(text: str | None) -> str:
     return "-" if text is None else f"+{text}"
 
 
-def _code() -> str:
-    """The modules that read manifests, as they are now."""
-    files = [os.path.join(CODE_ROOT, name) for name in _MODULES]
-    contracts = os.path.join(CODE_ROOT, "runner", "contracts")
-    for name in sorted(os.listdir(contracts)):
-        folder = os.path.join(contracts, name)
-        if os.path.isdir(folder):
-            files += [
-                os.path.join(folder, file) for file in sorted(os.listdir(folder)) if file.endswith(".py")
-            ]
-    return cache.code_mark(*files)
+def _contracts() -> list[str]:
+    folder = os.path.join(CODE_ROOT, "runner", "contracts")
+    return [name for name in sorted(os.listdir(folder)) if os.path.isfile(f"{folder}/{name}/__init__.py")]
 
 
 def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
     """The entry of that name, or None if there is none to be trusted."""
-    entry = cache.load(name)
-    if entry is None:
+    raw = cache.load(name)
+    if raw is None:
         return None
     try:
-        return decode(entry)
-    except (ValueError, RecursionError):
+        entry = codec.decode(raw, (Entry, CodeMark, *PLUGIN_CLASSES))
+    except ValueError:
         return None
+    if not isinstance(entry, Entry) or not cache.is_current(entry.code):
+        return None
+    return entry.plugin, entry.diagnostics
 
 
 def store(name: str, plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> None:
-    """Keeps an entry, if that is possible."""
-    cache.store(name, encode(plugin, diagnostics))
+    """Keep an entry, if that is possible."""
+    recognising = [f"runner.contracts.{each}" for each in _contracts()]
+    reading = f"runner.contracts.{plugin.contract}.manifest"
+    code = cache.code_marks("runner.manifest.load", reading, *recognising)
+    cache.store(name, codec.encode(Entry(plugin, diagnostics, code)))

@@ -24,8 +24,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from sandbox.cache import fingerprint
 from sandbox.files import write_all
-from sandbox.fingerprint import fingerprint
 from sandbox.identity.removal import first_owned_by
 from sandbox.value import NamedTuple
 

@@ -6,13 +6,12 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any
 
 import policies
-from sandbox import CODE_ROOT, cache
+from sandbox import cache, codec
+from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
-from sandbox.fingerprint import fingerprint
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.program import ProgramFault, follow
 from sandbox.policy.policy import (
@@ -32,18 +31,16 @@ DEFAULT_NAME = "default"
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
-# What a remembered policy depends on: its own shape, and the modules that read one.
-_FORMAT = b"policy.3"
-_MODULES = (
-    "sandbox/identity/accounts.py",
-    "sandbox/policy/policy.py",
-    "sandbox/policy/parse.py",
-    "sandbox/policy/load.py",
-    "sandbox/paths/denylist.py",
-    "sandbox/units.py",
-    "sandbox/spec.py",
-    "sandbox/document/read.py",
-    "sandbox/document/toml.py",
+_FORMAT = b"policy.4"
+_CLASSES = (
+    Policy,
+    PathRule,
+    NetworkRule,
+    EnvRule,
+    SeccompRule,
+    LimitRule,
+    CapabilityRule,
+    cache.CodeMark,
 )
 
 
@@ -82,35 +79,26 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
 def _read(path: str, name: str) -> Policy:
     """Parsed, or remembered from the last time the same bytes were: parsing costs as much as the cage."""
     raw = read_bounded(path)
-    mark = cache.code_mark(*(os.path.join(CODE_ROOT, module) for module in _MODULES))
-    key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), os.fsencode(mark), raw)
-    remembered = cache.load(key)
-    if remembered is not None:
-        policy = _thaw(remembered.get("policy"))
-        if policy is not None and _account_stays(policy):
-            return policy
+    key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), raw)
+    remembered = _remembered(key)
+    if remembered is not None and _account_stays(remembered):
+        return remembered
     from sandbox.policy.parse import parse_policy
 
     policy = parse_policy(path, raw, name=name)
-    cache.store(key, {"policy": policy})
+    cache.store(key, codec.encode((policy, cache.code_marks("sandbox.policy.parse"))))
     return policy
 
 
-def _thaw(entry: object) -> Policy | None:
-    """A Policy from what JSON made of one; None if that is not what it is."""
-    try:
-        policy = Policy(*_tuples(entry))
-        return policy._replace(
-            read=PathRule(*policy.read),
-            write=PathRule(*policy.write),
-            network=NetworkRule(*policy.network),
-            env=EnvRule(*policy.env),
-            seccomp=SeccompRule(*policy.seccomp),
-            limits=tuple((name, LimitRule(*rule)) for name, rule in policy.limits),
-            capabilities=CapabilityRule(*policy.capabilities),
-        )
-    except (TypeError, ValueError):
+def _remembered(key: str) -> Policy | None:
+    raw = cache.load(key)
+    if raw is None:
         return None
+    try:
+        policy, code = codec.decode(raw, _CLASSES)
+    except (ValueError, TypeError):
+        return None
+    return policy if isinstance(policy, Policy) and cache.is_current(code) else None
 
 
 def _account_stays(policy: Policy) -> bool:
@@ -123,10 +111,6 @@ def _account_stays(policy: Policy) -> bool:
         return bool(find_account(policy.run_as))
     except UnknownAccount:
         return False
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def position(policy: Policy, keys: KeyPath) -> tuple[int, int]:

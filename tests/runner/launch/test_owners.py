@@ -22,7 +22,7 @@ from sandbox.identity import uids
 from sandbox.identity.all_states import StateKept, list_states, remove_state
 from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
 from sandbox.identity.state import Writing, owned_state
-from tests.conftest import SPARE_UID, TEMP_PREFIX, Caller
+from tests.conftest import ROOT, SPARE_UID, TEMP_PREFIX, Caller
 
 Write = Callable[..., Path]
 
@@ -560,7 +560,7 @@ def test_a_call(plugins: Plugins, mapping: None) -> None:
     """The same for who speaks the protocol: the policy gives everybody a folder."""
     data = folder(plugins.place / "data", ALICE, 0o700)
     plugin = plugins.place / "rune"
-    shutil.copytree(Path(__file__).parents[1] / "plugins/rune_echo", plugin)
+    shutil.copytree(ROOT / "tests/plugins/rune_echo", plugin)
     text = (plugin / "plugin.py").read_text()
     tail = f"open({str(data / 'called')!r}, 'a').write('called')\n"
     (plugin / "plugin.py").write_text(text.replace("def echo(request):\n", f"def echo(request):\n    {tail}"))

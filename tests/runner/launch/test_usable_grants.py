@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Caller
+from tests.conftest import ROOT, Caller
 from tests.sandbox.paths.test_program import node_package
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
-SERVER = Path(__file__).parents[1] / "plugins/mcp_bare/server.py"
+SERVER = ROOT / "tests/plugins/mcp_bare/server.py"
 POLICY = "version = 1\n"
 
 

@@ -20,7 +20,7 @@ from sandbox.paths.program import (
     package_of,
     resolve,
 )
-from tests.conftest import SYSTEM_PATH, Caller
+from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
 
 Write = Callable[..., Path]
@@ -607,9 +607,7 @@ def test_a_virtual_environment_that_is_a_fifo_does_not_hold_us_up(plugin: Path, 
         "resolve('./run', (), directory=sys.argv[1], search_path='/usr/bin', roots=['/usr', sys.argv[1]],"
         " sight=Sight(lambda _: None, lambda _: False), trusted=False)"
     )
-    subprocess.run(
-        ["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=Path(__file__).parents[2]
-    )
+    subprocess.run(["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("how", ["command", "shebang", "env", "loader", "venv"])

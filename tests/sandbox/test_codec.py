@@ -1,0 +1,103 @@
+"""Values through bytes and back: what comes back is equal, and of the same types all the way down."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox import codec
+from sandbox.spec import Limits, PathRequest
+from sandbox.value import NamedTuple
+
+
+class Leaf(NamedTuple):
+    number: int
+    text: str = ""
+
+
+class Tree(NamedTuple):
+    name: str
+    parts: tuple[object, ...]
+
+
+CLASSES = (Leaf, Tree)
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(blacklist_categories=()))
+)
+values = st.recursive(
+    scalars | st.binary(),
+    lambda inner: (
+        st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.builds(Tree, st.text(), st.lists(inner).map(tuple))
+        | st.frozensets(st.text())
+    ),
+)
+
+
+def types(value: object) -> object:
+    if isinstance(value, tuple):
+        return type(value), [types(each) for each in value]
+    if isinstance(value, dict):
+        return {key: types(each) for key, each in value.items()}
+    return type(value)
+
+
+@given(values)
+def test_every_value_comes_back_as_it_was(value: object) -> None:
+    again = codec.decode(codec.encode(value), CLASSES)
+    assert again == value and types(again) == types(value)
+
+
+def test_what_is_written_is_ascii_and_json() -> None:
+    raw = codec.encode(Leaf(1, "n\udcffme"))
+    assert raw.isascii() and json.loads(raw) == ["Leaf", 1, "n\udcffme"]
+    assert codec.decode(codec.encode(math.inf), ()) == math.inf
+
+
+@pytest.mark.parametrize("value", [{1: 2}, [1], {1, 2}, object(), bytearray(b"x"), Leaf(1, [])])  # type: ignore[arg-type]
+def test_what_could_not_come_back_is_not_written(value: object) -> None:
+    with pytest.raises(TypeError):
+        codec.encode(value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[1]",
+        b'["Leaf"]',
+        b'["Leaf",1]',
+        b'["Leaf",1,"a","b"]',
+        b'["PathRequest","/a","read",true,[""]]',
+        b'["bytes"]',
+        b'["bytes",1]',
+        b'["bytes","a","b"]',
+        b'["set",{}]',
+        b'[["Leaf",1,""]]',
+        b'{"a":[]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_what_is_not_ours_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        codec.decode(raw, CLASSES)
+
+
+def test_a_class_that_was_not_offered_is_refused() -> None:
+    raw = codec.encode(PathRequest("/a", "read"))
+    assert codec.decode(raw, (PathRequest,)) == PathRequest("/a", "read")
+    with pytest.raises(ValueError, match="PathRequest"):
+        codec.decode(raw, (Limits,))
