@@ -25,7 +25,7 @@ from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refu
 from runner.protocol.host_services import Services
 from runner.session.open import dialect_of, open_session
 from runner.session.session import Session
-from runner.session.waiting import OnProgress
+from runner.session.waiter import OnProgress
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit

@@ -33,7 +33,8 @@ class Tally:
                 if not hasattr(report, "when"):  # no test: a file that could not be imported, a warning
                     tally.counts[outcome] += outcome in _OUTCOMES
                     continue
-                tally.seconds[report.nodeid] += report.duration
+                # A file that could not be imported has no duration.
+                tally.seconds[report.nodeid] += getattr(report, "duration", 0)
                 if outcome not in _OUTCOMES:  # setups and teardowns without a word have the outcome ""
                     continue
                 tally.counts[outcome] += 1

@@ -89,9 +89,9 @@ async def open_session(
             try:
                 # What the body raises is taken past the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(session.live)
+                    nursery.start_soon(session.tasks.run)
                     try:
-                        await session.open()
+                        await session.tasks.start()
                         yield session
                     except BaseException as error:  # noqa: BLE001 -- raised again below
                         failure = error
@@ -99,7 +99,10 @@ async def open_session(
                         await session.close()
                     except BaseException as error:  # noqa: BLE001 -- a second ^C
                         failure = error
-                    session.leave()
+                    session.tasks.stop()
+            except BaseExceptionGroup as group:
+                # The tasks raise nothing. It is ^C, or our caller's cancellation, while the nursery is left.
+                failure = group.exceptions[0]
             finally:  # also if our caller is cancelled: the nursery says so once more
                 session.settle(cage.has_ended, lambda outcome: bare_report(invocation, outcome))
     except Failure as failed:  # nothing could be ordered

@@ -136,10 +136,10 @@ async def _many(request: Request, output: Output, tally: Tally, concurrency: int
             tally.count(None, error)
             return not session.is_over
         else:
-            if session.stood_in and "hook_failed" not in tally.codes:  # the first is told, all are counted
-                told = {"hook": request.call.name, "why": session.stood_in}
+            if session.substituted and "hook_failed" not in tally.codes:  # the first is told, all are counted
+                told = {"hook": request.call.name, "why": session.substituted}
                 output.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
-            tally.count(trio.current_time() - began, code="hook_failed" if session.stood_in else "ok")
+            tally.count(trio.current_time() - began, code="hook_failed" if session.substituted else "ok")
         output.progress({"progress": tally.done, "total": tally.wanted})
         return not session.is_over  # a hook's answer may be ours, for a plugin that died of it
 

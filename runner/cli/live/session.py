@@ -119,9 +119,9 @@ def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
     if output.shows_published:
         also = f", {lost} more were lost" if lost else ""
         return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
-    if not seen or not seen[0].stood_in:
+    if not seen or not seen[0].substituted:
         return Outcome("ok", "call", "the plugin answered")
-    message = f"the hook failed, and the policy answered in its place: {seen[0].stood_in}"
+    message = f"the hook failed, and the policy answered in its place: {seen[0].substituted}"
     return Outcome("ok", "call", message, "hook_failed", "on_failure under [hooks] says what it answers")
 
 

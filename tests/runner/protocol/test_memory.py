@@ -20,7 +20,7 @@ from runner.protocol.dialect import Notice
 from runner.protocol.host_services import Services
 from runner.protocol.memory import Charge, Share, Shelf, size_of
 from runner.session import outbox
-from runner.session.events import MOST_EVENTS, Backlog
+from runner.session.backlog import MOST_EVENTS, Backlog
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.runner.session.test_hostile_plugins import hosted
@@ -71,12 +71,12 @@ def flooded(manifest: str, bounded: bool) -> dict[str, Any]:
     import trio
 
     import runner
-    import runner.session.events
-    import runner.session.session
+    import runner.session.backlog
+    import runner.session.state
 
     if not bounded:
-        setattr(runner.session.events, "EVENTS", 1 << 40)  # noqa: B010 -- imported there, not exported
-        setattr(runner.session.session, "QUESTIONS", 1 << 40)  # noqa: B010
+        setattr(runner.session.backlog, "EVENTS", 1 << 40)  # noqa: B010 -- imported there, not exported
+        setattr(runner.session.state, "QUESTIONS", 1 << 40)  # noqa: B010
 
     def resident() -> int:
         with open("/proc/self/statm") as statm:
@@ -161,7 +161,7 @@ async def test_many_ordinary_questions_at_once_and_a_long_answer(
     with trio.fail_after(2 * SECONDS):
         async with hosted(write_file, plugin_dir, ORDINARY, Services(sampling=Model())) as session:
             answer = await session.call(TOUCH)
-            assert session._asked.held == 0
+            assert session.state.questions.held == 0
     assert answer["structuredContent"] == {"good": 64} and len(answer["content"][0]["text"]) == 4 * MEBI
     assert session.report["session"]["host_calls"]["busy"] == {}
 
@@ -194,13 +194,13 @@ async def test_each_question_of_a_batch_counts(plugin_dir: Path, write_file: Wri
 
     class Model:
         async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-            held.append(session._asked.held)
+            held.append(session.state.questions.held)
             return {"role": "assistant", "model": "m", "content": {"type": "text", "text": "fine"}}
 
     with trio.fail_after(2 * SECONDS):
         async with hosted(write_file, plugin_dir, BATCHED, Services(sampling=Model())) as session:
             answer = await session.call(TOUCH)
-            assert session._asked.held == 0
+            assert session.state.questions.held == 0
     assert answer["structuredContent"] == {"good": 40}
     assert held[0] > 40 * memory.QUESTION
 
@@ -226,7 +226,7 @@ async def test_noise_counts_by_what_is_told_of_it(
     with trio.fail_after(2 * SECONDS):
         async with opened(nexo(write_file, plugin_dir, NOISY)) as session:
             await session.call(DO)
-            assert session._backlog.share.held < MEBI
+            assert session.state.backlog.share.held < MEBI
     assert session.report["session"]["dropped"]["notices"] == 0
 
 

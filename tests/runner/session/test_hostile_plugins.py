@@ -86,13 +86,13 @@ async def test_a_flood_of_lines_lets_others_have_their_turn(
 
     async with opened(mcp(write_file, plugin_dir, code)) as session:
         taken: list[int] = []
-        read = session._dialect.read
+        read = session.state.dialect.read
 
         def counted(raw: bytes) -> Any:
             taken.append(turns)
             return read(raw)
 
-        session._dialect.read = counted
+        session.state.dialect.read = counted
         with trio.fail_after(SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(count)
@@ -287,15 +287,15 @@ async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
         answer = 'say(id=m["id"], result="done")' if answered else ""
         manifest = nexo(write_file, plugin_dir / str(answered), f"hello()\nm = hear()\n{answer}\n")
         async with opened(manifest) as session:
-            woken, wake = session._waiters, session._wake
+            woken, wake = session.state.waiters, session.state.wake
 
             def held(token: int, answer: Any, wake: Any = wake, session: Any = session) -> None:
                 """The caller is told, but not yet: after the end was judged."""
-                event, session._waiters[token].woken = session._waiters[token].woken, trio.Event()
+                event, session.state.waiters[token].woken = session.state.waiters[token].woken, trio.Event()
                 wake(token, answer)
                 session._late = event
 
-            session._wake = held
+            session.state.wake = held
             outcome: list[str] = []
 
             async def ask(session: Any = session, outcome: list[str] = outcome) -> None:
@@ -307,7 +307,7 @@ async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
             with trio.fail_after(SECONDS):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(ask)
-                    await session._over.wait()
+                    await session.state.over.wait()
                     if answered:
                         assert len(woken) == 1  # he still has it before him
                         session._late.set()
@@ -327,13 +327,13 @@ def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
     async def main() -> None:
         with trio.fail_after(SECONDS):
             async with opened(manifest, made=seen.append) as session:
-                read = session._dialect.read
+                read = session.state.dialect.read
 
                 def interrupted(raw: bytes) -> Any:
                     signal.raise_signal(signal.SIGINT)  # while the task runs that reads
                     return read(raw)
 
-                session._dialect.read = interrupted
+                session.state.dialect.read = interrupted
                 await session.call(DO)
 
     with pytest.raises(KeyboardInterrupt):
@@ -410,15 +410,16 @@ async def main():
     call = Call("tool", "echo", {})
     async with open_session(Invocation(sys.argv[1]), environ=os.environ, call=call, seconds=3000) as session:
         await session.call(call)
-        session._dialect._seconds = lambda phase: 600.0  # half a second may be over before we are interrupted
-        wait = session._has_ended_within
+        # Half a second may be over before we are interrupted.
+        session.state.dialect._seconds = lambda phase: 600.0
+        wait = session.shutdown._has_ended_within
 
         async def telling(seconds):
             await trio.testing.wait_all_tasks_blocked(0.1)  # ^C comes to whoever runs, and here it is us
             print("concluding", flush=True)
             return await wait(seconds)
 
-        session._has_ended_within = telling
+        session.shutdown._has_ended_within = telling
         await session.conclude()
 
 try:

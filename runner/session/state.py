@@ -1,0 +1,164 @@
+"""What the parts of one session share: the cell, the dialect, what is known so far, and what events change.
+
+session.py is what callers use, tasks.py reads, writes and watches, shutdown.py ends it. All of them act
+through this state, so that the first cause of a failure stays the cause.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from runner.launch.remote_cell import Prepared, RemoteCell
+from runner.outcome import Outcome, Phase, outcome_document
+from runner.protocol.dialect import (
+    Dialect,
+    Event,
+    Events,
+    Farewelled,
+    HostCall,
+    HostCallCancelled,
+    Identity,
+    Notice,
+    Progress,
+    Ready,
+    Refusal,
+    Reply,
+    Send,
+    Violation,
+)
+from runner.protocol.host_services import Gate
+from runner.protocol.memory import QUESTIONS, Charge, Share
+from runner.session.backlog import Backlog
+from runner.session.outbox import Letter, Outbox
+from runner.session.record import SessionRecord
+from runner.session.waiter import Waiter
+
+# The outcome of a call that was made after the end, or that the plugin did not answer before it.
+CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
+
+
+class SessionState:
+    def __init__(self, cell: RemoteCell, prepared: Prepared, dialect: Dialect, gate: Gate) -> None:
+        self.cell = cell
+        self.prepared = prepared
+        self.dialect = dialect
+        self.gate = gate
+        self.identity: Identity | None = None
+        self.outbox = Outbox()
+        self.backlog = Backlog()
+        self.record = SessionRecord()
+        self.waiters: dict[int, Waiter] = {}  # by the token of their call
+        self.serving: dict[int, tuple[HostCall, trio.CancelScope]] = {}  # by ticket
+        self.questions = Share(QUESTIONS)
+        self.charged: Charge | None = None  # the backlog's charge for the frame that is being handled
+        self.phase: Phase = "launch"
+        self.verdict: Outcome | None = None
+        self.left: Outcome | None = None  # how a one-shot plugin ended by itself
+        self.owes_answer = False  # the last call timed out
+        self.closing = False
+        self.given_up = False  # by whoever opened it
+        self.ready = trio.Event()
+        self.over = trio.Event()  # nothing more can be asked
+        self.stdout_eof = trio.Event()
+        self.stderr_eof = trio.Event()
+        self.frame_read = trio.Event()  # replaced with each frame
+        self.farewelled = trio.Event()
+        self.flushed = trio.Event()  # nothing more is written
+        self.last_active = trio.current_time()  # when either side last said something
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be asked of the plugin."""
+        return self.closing or self.over.is_set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the plugin. A caller that already has its answer does not count, even
+        if its task has not run yet."""
+        return not self.ready.is_set() or any(each.answer is None for each in self.waiters.values())
+
+    # --- events -----------------------------------------------------------------------------------------
+
+    def act_all(self, events: Events) -> list[Letter]:
+        """Do what the events say. Returns the frames among them, which are on their way."""
+        letters: list[Letter] = []
+        for event in events:
+            if not isinstance(event, Send):
+                self.act(event)
+            elif (letter := self._post(event)) is not None:
+                letters.append(letter)
+        return letters
+
+    def _post(self, send: Send) -> Letter | None:
+        self.last_active = trio.current_time()
+        return self.outbox.post(send)
+
+    def act(self, event: Event) -> None:
+        match event:
+            case Send():
+                self._post(event)
+            case Ready(identity):
+                self.identity = identity
+                self.ready.set()
+            case Reply() | Refusal():
+                self.wake(event.call, event)
+            case Violation(call=None):
+                if self.verdict is None:
+                    self.record.claimed_id = event.plugin_id
+                self.fail(Outcome(event.code, self.phase, event.message, event.cause, event.hint))
+            case Violation(call=int(call)):
+                self.wake(call, event)
+            case Progress():
+                waiter = self.waiters.get(event.call) if event.call is not None else None
+                if waiter is not None:
+                    waiter.progress(event.value)
+                self.backlog.tell(event, self.charged)
+            case HostCallCancelled(ticket):
+                if ticket in self.serving:
+                    self.serving[ticket][1].cancel()
+            case Notice():
+                if event.kind == "stdout":
+                    self.record.strayed(event.value)
+                self.backlog.tell(event, self.charged)
+            case Farewelled(error):
+                self.record.farewell_error = error
+                self.farewelled.set()
+            case HostCall():
+                raise AssertionError("a HostCall comes only from a frame that was read (tasks.py)")
+
+    def wake(self, token: int, answer: Reply | Refusal | Violation) -> None:
+        waiter = self.waiters.get(token)
+        if waiter is not None and waiter.answer is None:
+            waiter.answer = answer
+            waiter.woken.set()
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def fail(self, outcome: Outcome) -> None:
+        """The session is over. Only the first cause counts."""
+        if self.verdict is None:
+            self.verdict = outcome
+            self.cell.kill()
+            self.end_waiting()
+            # Answers to the plugin would go nowhere, so their services stop. Publications are completed.
+            for call, scope in self.serving.values():
+                if call.expects_answer:
+                    scope.cancel()
+
+    def end_waiting(self) -> None:
+        self.over.set()
+        self.outbox.close()
+        for token, waiter in self.waiters.items():
+            # Before the backlog is closed: what becomes of a call may itself be an event.
+            if waiter.answer is None:
+                self.give_up_call(token, waiter, self.verdict or CLOSED)
+            waiter.woken.set()
+        ended = None if self.verdict is None else Notice("ended", outcome_document(self.verdict))
+        self.backlog.close(ended)
+
+    def give_up_call(self, token: int, waiter: Waiter, outcome: Outcome) -> None:
+        """The call has failed, unless its contract has an answer for that."""
+        for event in self.dialect.expired(token, outcome.message):
+            self.act(event)
+        if waiter.answer is None:
+            waiter.answer = Violation(outcome.code, outcome.message, outcome.cause, outcome.hint, token)

@@ -1,0 +1,340 @@
+"""The tasks of a session: they read stdout and stderr, write stdin, serve the plugin's questions, and watch.
+
+The dialect says what bytes mean, the cell says what becomes of the process. Here is time: every wait is
+bounded.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from typing import Any, Literal
+
+import trio
+
+from runner.exceptions import PluginFailure
+from runner.launch import verdict
+from runner.outcome import Failure, Outcome
+from runner.protocol import wire
+from runner.protocol.dialect import Answer, HostCall, Message
+from runner.protocol.memory import QUESTION, Charge
+from runner.session.state import SessionState
+from runner.session.waiter import first_of
+
+# A process that has closed its stdout may take this long to end, and stdout this long when the process has.
+LINGER_SECONDS = 2.0
+
+_READ_BYTES = 64 << 10  # of a stream, for one read
+_THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
+_TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
+
+# KeyboardInterrupt belongs to the caller that waits for the plugin. In one of these tasks it would end the
+# session's reading and its clocks before the shutdown.
+_uninterrupted = trio.lowlevel.enable_ki_protection
+
+
+class SessionTasks:
+    def __init__(self, state: SessionState, one_shot_seconds: float | None) -> None:
+        self._state = state
+        self._one_shot_seconds = one_shot_seconds  # of a one-shot plugin, for everything
+        self._scope = trio.CancelScope(shield=True)
+        self._running = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._turn = trio.current_time()  # when other tasks last ran
+
+    async def run(self) -> None:
+        """Run all tasks until `stop`. Shielded: a caller that is cancelled still needs them for shutdown."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._running.set()
+                await trio.sleep_forever()
+
+    def stop(self) -> None:
+        self._scope.cancel()
+
+    async def start(self) -> None:
+        """Start the tasks and wait until the plugin is ready. Raises PluginFailure."""
+        await self._running.wait()
+        nursery, state = self._nursery, self._state
+        assert nursery is not None
+        nursery.start_soon(self._read, nursery)
+        nursery.start_soon(self._read_stderr)
+        nursery.start_soon(self._write)
+        nursery.start_soon(self._watch_process)
+        nursery.start_soon(self._watch_stdout)
+        if not state.dialect.one_shot:  # a one-shot plugin may close stdin when it has read its one request
+            nursery.start_soon(self._watch_stdin)
+        if state.dialect.one_shot and self._one_shot_seconds is not None:
+            nursery.start_soon(self._watch_clock, self._one_shot_seconds)
+        timeouts = dict(state.prepared.plugin.timeouts)
+        await self._launch(timeouts.get("launch", math.inf))
+        await self._shake_hands(nursery)
+        if state.prepared.limits.idle is not None:
+            nursery.start_soon(self._watch_idleness, state.prepared.limits.idle)
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    async def _launch(self, seconds: float) -> None:
+        state = self._state
+        try:
+            with trio.move_on_after(seconds) as clock:
+                state.record.timings.update(await state.cell.launched())
+            if clock.cancelled_caught:
+                state.fail(verdict.expired("launch", seconds))
+        except Failure as failure:
+            state.fail(failure.outcome)
+        self._require_no_verdict()
+
+    async def _shake_hands(self, nursery: trio.Nursery) -> None:
+        state = self._state
+        began = trio.current_time()
+        state.phase = "handshake"
+        granted = state.prepared.limits.handshake
+        contract = state.dialect.handshake_seconds
+        seconds = contract if granted is None else min(granted, contract)
+        nursery.start_soon(self._watch_silence)
+        with trio.move_on_after(seconds) as clock:
+            state.act_all(state.dialect.opening())
+            await first_of(state.ready, state.over)
+        state.record.took("handshake", trio.current_time() - began)
+        if clock.cancelled_caught and not state.ready.is_set():
+            limited = granted is not None and granted <= contract
+            if limited:
+                state.record.limits_hit.append("handshake")
+            state.fail(verdict.expired("handshake", seconds, hint=state.record.noise, limited=limited))
+        if not state.ready.is_set():
+            self._require_no_verdict()
+        state.phase = "run"
+
+    def _require_no_verdict(self) -> None:
+        if self._state.verdict is not None:
+            ended = self._state.cell.has_ended
+            raise PluginFailure(self._state.verdict, ended.explanation if ended is not None else ())
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    @_uninterrupted
+    async def _read(self, nursery: trio.Nursery) -> None:
+        state = self._state
+        framer = state.dialect.framer()
+        try:
+            while data := await state.cell.stdout.receive_some(_READ_BYTES):
+                self._turn = trio.current_time()
+                self._count("stdout", data)
+                for frame in framer.feed(bytes(data)):
+                    await self._take(frame, nursery)
+                if framer.fault is not None:
+                    break
+            for frame in framer.finish():
+                await self._take(frame, nursery)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        if framer.fault is not None and framer.fault.cause != "truncated" and not state.closing:
+            # A frame that the end of the process cut short is judged with that end (_watch_process).
+            state.fail(Outcome("malformed_response", state.phase, framer.fault.message, framer.fault.cause))
+        state.stdout_eof.set()
+        # Nobody uses what it writes from now on. But it must not block on a full pipe during shutdown.
+        try:
+            while data := await state.cell.stdout.receive_some(_READ_BYTES):
+                self._count("stdout", data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
+        state = self._state
+        if state.verdict is not None:
+            return  # it arrived together with the frame that ended the session, and is too late
+        state.record.frames += 1
+        if len(frame) > _THREAD_BYTES:
+            message = await trio.to_thread.run_sync(state.dialect.read, frame)
+        else:
+            message = state.dialect.read(frame)
+        state.last_active = trio.current_time()
+        state.frame_read.set()
+        asked = self._handle(message, nursery)
+        del message  # else it is held while we wait below for the plugin to read its answers
+        if asked or len(frame) > _READ_BYTES or state.last_active - self._turn > _TURN_SECONDS:
+            # Let other tasks run. A question is then taken up before more is read, if only to be answered
+            # "busy": else a plugin with many questions in one write would look like one that never waits for
+            # an answer. The caller of a long answer takes it before the next one is read. And one read can
+            # hold 64 thousand empty lines, which no other session should have to wait for.
+            await trio.lowlevel.checkpoint()
+            self._turn = trio.current_time()
+        await state.outbox.room()
+
+    def _handle(self, message: Message, nursery: trio.Nursery) -> bool:
+        """Do what the message says. Returns whether it asked something of the host."""
+        state = self._state
+        asked = False
+        questions = Charge(state.questions, message.weight, QUESTION)
+        state.charged = state.backlog.charge(message.weight)
+        for event in state.dialect.feed(message):
+            if isinstance(event, HostCall):
+                self._begin_serving(event, questions, nursery)
+                asked = True
+            else:
+                state.act(event)
+        state.charged = None
+        return asked
+
+    @_uninterrupted
+    async def _read_stderr(self) -> None:
+        try:
+            while data := await self._state.cell.stderr.receive_some(_READ_BYTES):
+                self._count("stderr", data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._state.stderr_eof.set()
+
+    def _count(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
+        state = self._state
+        state.record.wrote(stream, data)
+        exceeded = state.record.overdrawn(state.prepared.limits)
+        if exceeded is not None:
+            state.fail(verdict.overdrawn(exceeded, state.prepared.limits, state.phase))
+
+    # --- the plugin's questions -------------------------------------------------------------------------
+
+    def _begin_serving(self, call: HostCall, frame: Charge, nursery: trio.Nursery) -> None:
+        state = self._state
+        if not frame.hold():
+            state.act_all(state.dialect.answer(call.ticket, state.gate.turn_away(call)))
+            return
+        # The plugin may cancel it before its task has run for the first time.
+        scope = trio.CancelScope()
+        state.serving[call.ticket] = call, scope
+        nursery.start_soon(self._serve, call, scope, frame)
+
+    async def _serve(self, call: HostCall, scope: trio.CancelScope, frame: Charge) -> None:
+        state = self._state
+
+        # Each frame to the plugin repeats the plugin's id, which can be long. So there must be room first.
+        async def emit(value: Any) -> None:
+            for event in state.dialect.emit(call.ticket, value):
+                await state.outbox.room()
+                state.act(event)
+            await state.outbox.room()
+
+        try:
+            with scope:
+                answer = _sendable(await state.gate.answer(call, emit))
+                await state.outbox.room()
+                state.charged = state.backlog.charge(frame.weight)
+                try:
+                    state.act_all(state.dialect.answer(call.ticket, answer))
+                finally:
+                    state.charged = None
+        finally:
+            state.serving.pop(call.ticket, None)
+            frame.release()
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    @_uninterrupted
+    async def _write(self) -> None:
+        state = self._state
+        try:
+            await state.outbox.write_to(state.cell.stdin)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # The plugin closed its stdin. It may have answered before, or be about to end.
+            state.flushed.set()
+            if not state.closing:
+                await trio.sleep(LINGER_SECONDS)
+                if state.is_awaited:
+                    state.fail(verdict.deaf(state.phase, "stdin", state.record.stderr))
+        finally:
+            state.flushed.set()
+
+    # --- watching ---------------------------------------------------------------------------------------
+
+    @_uninterrupted
+    async def _watch_process(self) -> None:
+        """Judges the end of the process, after everything it wrote before has been read."""
+        state = self._state
+        ended = await state.cell.ended()
+        with trio.move_on_after(LINGER_SECONDS):
+            await state.stdout_eof.wait()
+            await state.stderr_eof.wait()
+        if state.verdict is not None or state.closing:
+            return
+        if state.is_awaited:
+            state.verdict = verdict.gone(ended.outcome, state.phase, state.record.stderr)
+        elif state.dialect.one_shot:
+            state.left = ended.outcome  # a one-shot plugin is expected to end after its answer
+        else:
+            state.verdict = verdict.left(ended.outcome, state.record.stderr)
+        state.end_waiting()
+
+    @_uninterrupted
+    async def _watch_stdout(self) -> None:
+        state = self._state
+        await state.stdout_eof.wait()
+        await trio.sleep(LINGER_SECONDS)
+        if not state.closing and state.cell.has_ended is None:
+            state.fail(verdict.deaf(state.phase, "stdout", state.record.stderr))
+
+    @_uninterrupted
+    async def _watch_stdin(self) -> None:
+        """Notices a closed stdin also when there is nothing to write: an answer may still be awaited."""
+        state = self._state
+        with select.epoll() as errors:
+            errors.register(state.cell.stdin.fileno(), 0)  # EPOLLERR is always reported
+            await trio.lowlevel.wait_readable(errors.fileno())
+        await trio.sleep(LINGER_SECONDS)
+        if not state.closing and state.is_awaited and state.cell.has_ended is None:
+            state.fail(verdict.deaf(state.phase, "stdin", state.record.stderr))
+
+    @_uninterrupted
+    async def _watch_clock(self, seconds: float) -> None:
+        state = self._state
+        await trio.sleep(seconds)
+        granted = state.prepared.limits.call
+        limited = granted is not None and seconds >= granted
+        if state.verdict is None and limited:
+            state.record.limits_hit.append("call")
+        state.fail(verdict.expired("invocation", seconds, limited=limited))
+
+    @_uninterrupted
+    async def _watch_silence(self) -> None:
+        """Tells the dialect that its patience is over. Frames that change nothing for the dialect (noise on
+        stdout) do not restart the clock."""
+        state = self._state
+        patience, until = None, math.inf
+        while not state.ready.is_set() and not state.over.is_set():
+            if state.dialect.patience != patience:
+                patience = state.dialect.patience
+                until = math.inf if patience is None else trio.current_time() + patience
+            state.frame_read = trio.Event()
+            with trio.CancelScope(deadline=until) as silence:
+                await state.frame_read.wait()
+            if silence.cancelled_caught:
+                state.act_all(state.dialect.silence())
+                # A deadline that stays in the past would expire again at once, and use a whole core.
+                patience, until = None, math.inf
+
+    @_uninterrupted
+    async def _watch_idleness(self, seconds: float) -> None:
+        state = self._state
+        while True:
+            left = state.last_active + seconds - trio.current_time()
+            if state.waiters or state.serving:
+                left = seconds
+            if state.closing:
+                return  # the shutdown has clocks of its own
+            if left <= 0:
+                state.record.limits_hit.append("idle")
+                state.phase = "idle"
+                state.fail(verdict.expired("idle", seconds, limited=True))
+                return
+            await trio.sleep(left)
+
+
+def _sendable(answer: Answer) -> Answer:
+    """A service is the host's own code: what it returns may not be JSON."""
+    try:
+        wire.encode(answer.result)
+        wire.encode(answer.error)
+    except ValueError:
+        return Answer(error=(-32603, "internal error: the host's answer cannot be sent", None))
+    return answer
