@@ -1,4 +1,13 @@
-"""What callers of a plugin may have to catch: it said "no", or there was no answer."""
+"""What callers of a plugin may have to catch.
+
+Exception
+├── PluginError         the plugin answered "no". It lives and may be asked again
+│   └── InvalidCall     the runner refused the call, and the plugin was not asked
+├── PluginFailure       there is no answer; `outcome.code` says why (runner/outcome.py draws that tree)
+├── RuntimeError
+│   └── NotOnTrio       the library was called outside of trio.run
+└── ValueError          an argument of `open_plugin` or `run` is wrong
+"""
 
 from __future__ import annotations
 
@@ -8,13 +17,13 @@ from runner.outcome import Code, Outcome
 from runner.protocol.dialect import Refusal
 from sandbox.document.diagnostic import printable
 
-# Of a plugin's stderr, in the text of an exception that nobody caught.
-_LAST_LINES, _LAST_WIDTH = 12, 500
+# How much of the plugin's stderr is in the text of an exception: lines, and characters of each.
+_STDERR_LINES, _STDERR_WIDTH = 12, 500
 
 
 class PluginError(Exception):
-    """The plugin answered "no". It lives, and may be asked again. `report` and `stderr` are there if nobody
-    caught this before the plugin was closed."""
+    """The plugin answered "no". It lives, and may be asked again. `report` and `stderr` are set if this was
+    not caught before the plugin was closed."""
 
     _code: Code = "plugin_error"
 
@@ -30,14 +39,14 @@ class PluginError(Exception):
 
 
 class InvalidCall(PluginError):
-    """The runner refused the call, and the plugin was not asked: what was given does not fit the contract or
-    the tool's schema."""
+    """The runner refused the call: it does not fit the contract or the tool's schema. The plugin was not
+    asked."""
 
     _code: Code = "invalid_call"
 
 
 class PluginFailure(Exception):
-    """There is no answer, for the reason `outcome` gives. `report` and `stderr` are there when it is over."""
+    """There is no answer; `outcome` says why. `report` and `stderr` are set when the plugin has ended."""
 
     def __init__(self, outcome: Outcome, explanation: tuple[str, ...] = ()) -> None:
         super().__init__(f"{outcome.code}: {outcome.message}")
@@ -47,19 +56,19 @@ class PluginFailure(Exception):
         self.stderr = ""
 
     def __str__(self) -> str:
-        """For who sees nothing but a traceback: what is wrong, where, what to do, and the plugin's own last
-        words."""
+        """For a reader of the traceback: what is wrong, where, what to do, and the end of the plugin's
+        stderr."""
         outcome = self.outcome
         listed = outcome.diagnostics or outcome.denials
         hint = f"; {outcome.hint}" if outcome.hint and not listed else ""
         lines = [f"{outcome.code}: {outcome.message}{hint}", *(self.explanation if listed else ())]
-        if tail := self.stderr.splitlines()[-_LAST_LINES:]:
-            lines += ["its stderr ends with:", *(f"| {printable(line[-_LAST_WIDTH:])}" for line in tail)]
+        if tail := self.stderr.splitlines()[-_STDERR_LINES:]:
+            lines += ["its stderr ends with:", *(f"| {printable(line[-_STDERR_WIDTH:])}" for line in tail)]
         return "\n".join(lines)
 
 
 class NotOnTrio(RuntimeError):
-    """The library was called where no trio runs."""
+    """The library was called outside of trio.run."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,10 +1,11 @@
-"""The runner for Python programs, on trio: `open_plugin` for a conversation, `run` for one call.
+"""The runner for Python programs, on trio: `open_plugin` for several calls, `run` for one.
 
     async with runner.open_plugin("demo/nexo-plugin.toml") as plugin:
         print(await plugin.call("demo_echo", {"text": "hello"}))
 
-A plugin that answers "no" raises PluginError, everything else that goes wrong raises PluginFailure, with the
-outcome `runner call` would have printed. Contracts of one call per process (rune) start one for each `call`.
+A plugin that answers "no" raises PluginError. Everything else that goes wrong raises PluginFailure, with the
+outcome that `runner call` would print (runner/exceptions.py draws the tree). A contract of one call per
+process starts a process for each `call`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runner.manifest.load import Loaded, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
-from runner.protocol.host_services import Services
+from runner.protocol.host_services import Completion, HostError, Services
 from runner.session.open import dialect_of, open_session
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
@@ -31,12 +32,19 @@ from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
+# The public names of the package `runner`, said once.
 __all__ = [
+    "Completion",
+    "HostError",
+    "Identity",
     "InvalidCall",
     "NotOnTrio",
+    "Notice",
     "OpenPlugin",
+    "Outcome",
     "PluginError",
     "PluginFailure",
+    "Progress",
     "Result",
     "Services",
     "open_plugin",
@@ -47,12 +55,12 @@ Path = str | os.PathLike[str]
 
 
 class Result(NamedTuple):
-    """What one call gave."""
+    """The result of one call."""
 
     value: Any
     identity: Identity
     report: dict[str, Any]
-    stderr: str  # the end of it
+    stderr: str  # the end of what the plugin wrote there
 
 
 class Opening(TypedDict, total=False):
@@ -73,10 +81,10 @@ class Opening(TypedDict, total=False):
 class OpenPlugin:
     """A plugin to talk to. Made by `open_plugin`."""
 
-    def __init__(self, plugin: Plugin, session: Session | None, beginning: _Beginning) -> None:
+    def __init__(self, plugin: Plugin, session: Session | None, settings: _SessionSettings) -> None:
         self._plugin = plugin
         self._session = session  # None: each call has its own
-        self._beginning = beginning
+        self._settings = settings
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
         self._stderr = ""
@@ -84,19 +92,20 @@ class OpenPlugin:
 
     @property
     def identity(self) -> Identity:
-        """Who it is, by its handshake; before there was one, by its manifest."""
+        """Who the plugin is, by its handshake; before the handshake, by its manifest."""
         known = self._session.identity if self._session is not None else self._identity
         return known or Identity(self._plugin.id, self._plugin.version)
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """All that is known, as `runner.report.v1`: of the whole conversation, when it is over; of the last
-        call, where each call is a conversation of its own."""
+        """The report (`runner.report.v1`), when the plugin has ended. Where each call has a process of its
+        own, it is the report of the last call."""
         return self._session.report if self._session is not None else self._report
 
     @property
     def stderr(self) -> str:
-        """The end of what the plugin wrote to its stderr so far; in its last call, where each has its own."""
+        """The end of what the plugin wrote to stderr so far. Where each call has a process of its own: in the
+        last call."""
         return self._session.stderr if self._session is not None else self._stderr
 
     async def call(
@@ -109,13 +118,13 @@ class OpenPlugin:
         context: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The answer, as JSON values. `seconds`: instead of what the contract gives this kind of call; the
-        grant's `call` limit holds all the same. Cancelling it cancels the call, not the conversation."""
+        """The answer, as JSON values. `seconds` replaces the timeout of the contract; the
+        `call` limit holds all the same. Cancelling it cancels the call, not the plugin."""
         call = Call(kind, name, input, context or {})
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         try:
-            result = await self._beginning.once(call, seconds, on_progress)
+            result = await self._settings.once(call, seconds, on_progress)
         except (PluginError, PluginFailure) as error:
             self._report, self._stderr = error.report, error.stderr
             raise
@@ -123,30 +132,31 @@ class OpenPlugin:
         return result.value
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
-        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is
-        as the contract has it, with a name (resources: a uri)."""
+        """What the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
+        entry is as the contract has it, with a name (resources: a uri)."""
         listed: Sequence[Mapping[str, Any]] = await self.call(what, kind="list")
         return listed
 
     async def notify(self, method: str, params: Any = None) -> None:
-        """Tell it something that has no answer: for nexo `broker.event`, for MCP before 2026
-        `notifications/roots/list_changed`. Raises InvalidCall if its contract knows no such thing."""
+        """Send a notification, which has no answer. Raises InvalidCall if the contract has no such method."""
         await trio.lowlevel.checkpoint()
         if self._session is None:
-            message = f"a {self._plugin.contract} plugin is told nothing but its one request"
+            message = (
+                f"the contract {self._plugin.contract} has no notifications: each process gets one request"
+            )
             raise InvalidCall(Refusal(0, "not_found", message, "not_found"))
         self._session.notify(method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
-        """What it tells unasked, until it ends. For one reader; more than 256, or 32 MiB, that
-        nobody reads are lost."""
+        """What the plugin sends unasked, until it ends. For one reader. More than 256 events, or 32 MiB, that
+        are not read are dropped."""
         if self._session is not None:
             return self._session.events()
         return self._events.__aiter__()
 
 
-class _Beginning(NamedTuple):
-    """What every conversation of one plugin begins with."""
+class _SessionSettings(NamedTuple):
+    """What every session of one plugin is opened with."""
 
     invocation: Invocation
     environ: Mapping[str, str]
@@ -189,13 +199,14 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[OpenPlugin]:
-    """A plugin in its cage, launched and shaken hands with; ended with the context. Raises PluginFailure, and
-    NotOnTrio where no trio runs.
+    """A plugin in its sandbox, launched and ready. It is ended with the context.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
-    ask of us, where the policy allows. `config`: for plugins that are configured. `server`: of an MCP
-    configuration. `env`: variables for the plugin. `limits`: as on the command line, {"memory": "256M"}.
-    `environ`: the operator's environment, if it is not this process's. ValueError: one of these is wrong.
+    ask of this program, where the policy allows it. `config`: for plugins that take one. `server`: which one
+    of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
+    {"memory": "256M"}. `environ`: the operator's environment, if it is not this process's.
+
+    Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
     _require_trio()
     invocation = Invocation(
@@ -207,22 +218,24 @@ async def open_plugin(
         args=tuple(args),
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
     )
-    beginning = _Beginning(invocation, dict(os.environ if environ is None else environ), services, config)
-    # Read here only to know which contract it is: what counts is what the monitor reads.
+    settings = _SessionSettings(
+        invocation, dict(os.environ if environ is None else environ), services, config
+    )
+    # Read here only to learn the contract. The monitor reads it again, and that is what counts.
     loaded: Loaded = await trio.to_thread.run_sync(
-        lambda: load(beginning.invocation.manifest, contract=contract, server=server)
+        lambda: load(settings.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin
     one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
     async with AsyncExitStack() as stack:
-        session = None if one_shot else await stack.enter_async_context(beginning.session())
+        session = None if one_shot else await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:
-            # Changed since we read it. Such a plugin has one clock, for one call: without that it has none.
+            # It was changed since we read it. A one-shot plugin without a call would have no clock.
             message = "the manifest was changed while the plugin was opened"
             raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
         plugin = session.prepared.plugin if session is not None else plugin
-        assert plugin is not None  # else the monitor has said what is wrong with the manifest
-        opened = OpenPlugin(plugin, session, beginning)
+        assert plugin is not None  # else the monitor has raised what is wrong with the manifest
+        opened = OpenPlugin(plugin, session, settings)
         with opened._send_event:
             yield opened
 
@@ -249,7 +262,7 @@ async def run(
 
 
 def _require_kind(path: Path, kind: Kind, chosen: str | None) -> None:
-    """Before anything is started: a plugin is not to be blamed for what its contract has not got."""
+    """Before anything is started, so that the plugin is not blamed for what its contract does not have."""
     name = None if kind in ("tool", "list") else contract_at(os.fspath(path), chosen)
     if name is not None and kind not in dialect_of(name).KINDS:
         message = f"the contract {name} has no kind {kind!r}; it has {', '.join(dialect_of(name).KINDS)}"
@@ -266,16 +279,18 @@ def _require_trio() -> None:
 def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
     for name, value in given.items():
         if not isinstance(name, str) or not is_variable_name(name):
-            raise ValueError(f"env: {name!r} is no name of a variable")
+            raise ValueError(f"env: {name!r} is not the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
-            raise ValueError(f"env: {name} has to be text, without NUL")
+            raise ValueError(f"env: the value of {name} must be a str without NUL")
     return tuple(given.items())
 
 
 def _limits(given: Mapping[str, str | float]) -> Limits:
     unknown = [name for name in given if name not in Limits._fields]
     if unknown:
-        raise ValueError(f"no limit is called {unknown[0]!r}; there are {', '.join(Limits._fields)}")
+        raise ValueError(
+            f"limits: there is no limit {unknown[0]!r}; the limits are {', '.join(Limits._fields)}"
+        )
     found: dict[str, Any] = {}
     for name, value in given.items():
         try:

@@ -204,7 +204,7 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     contracts = _contract(source, modules), _contract(target, modules)
     if None not in contracts and contracts[0] != contracts[1]:
         return f"{source} imports {target}: a contract knows no other contract"
-    if source in FACES and imported.typing:
+    if source in FACES and (imported.typing or imported.lazy):
         return None
     here, there = _layer(source), _layer(target)
     if here is None or there is None or target == source:

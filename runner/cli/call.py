@@ -102,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
     # The cage is built while we import what speaks to it.
     sent = ordered(invocation) if args.repeat is None else None
     from runner.cli.live.output import Output
-    from runner.cli.live.session import Request
+    from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
-    request = Request(
+    request = SessionRequest(
         invocation, Call(args.kind, args.name, given, context or {}), seconds, config, sink, sent
     )
     output = Output("call", as_json=args.json, events=args.events)
@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
 
         return call_many(request, output, args.repeat, args.concurrency or 1)
     if args.kind == "event":
-        from runner.cli.live.send_event import tell_event
+        from runner.cli.live.send_event import send_event
 
-        return tell_event(request, output)
+        return send_event(request, output)
     from runner.cli.live.call_once import call_once
 
     return call_once(request, output)

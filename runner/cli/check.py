@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from runner import __version__
-from runner.cli.diagnostics import print_diagnostics
+from runner.cli.text import print_diagnostics
 from runner.manifest.load import Loaded, load_all
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import Diagnostic, printable

@@ -1,23 +1,89 @@
-"""What people read on stderr."""
+"""Lines for people: warnings, notes, diagnostics, and how long a line may be on a terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
+from typing import TextIO
 
 from runner.launch.prepare import Prepared
 from runner.launch.report import explained
 from runner.outcome import Outcome
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
+
+# A narrower terminal gets lines of this width: below it, wrapping helps nobody.
+_NARROWEST = 40
 
 
 def warn(text: str) -> None:
-    print(f"runner: {printable(text)}", file=sys.stderr)
+    say(f"runner: {printable(text)}")
 
 
 def note(note: Note) -> None:
-    warn("; ".join(text for text in (note.message, note.hint) if text))
+    warn(note_text(note))
+
+
+def note_text(note: Note) -> str:
+    return "; ".join(text for text in (note.message, note.hint) if text)
 
 
 def failure(prepared: Prepared, outcome: Outcome) -> None:
-    print("\n".join(explained(prepared, outcome)), file=sys.stderr)
+    say("\n".join(explained(prepared, outcome)))
+
+
+def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None = None) -> None:
+    """One line for each, with its hint indented below."""
+    for each in diagnostics:
+        say(f"{each.place}: {each.severity}: {each.rule}: {printable(each.message)}", stream)
+        if each.hint:
+            say(f"    {printable(each.hint)}", stream)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print lines, by default to stderr. On a terminal they are wrapped between words."""
+    out = stream or sys.stderr
+    print(fit(text, out), file=out)
+
+
+def fit(text: str, stream: TextIO) -> str:
+    """The text for this stream: unchanged where a program reads it, wrapped where a person does."""
+    width = terminal_width(stream)
+    if width is None or all(len(line) <= width for line in text.split("\n")):
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _wrapped(line, max(width, _NARROWEST)))
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal behind a stream. None: it is no terminal, or has no size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):  # a pipe, a closed stream, an object of the caller's
+        return None
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    import textwrap
+
+    indent = _hanging_indent(line, width)
+    # A word that is too long, such as a path, stays whole: people copy it.
+    parts = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+    return parts or [line]
+
+
+def _hanging_indent(line: str, width: int) -> int:
+    """Where the next lines begin: below the last column of a table, else a little right of the first line."""
+    own = len(line) - len(line.lstrip(" "))
+    gap = line.rfind("  ", own, width * 2 // 3)
+    return gap + 2 if gap > own else own + 4

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     sent = ordered(invocation)
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output
-    from runner.cli.live.session import Request
+    from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
-    request = Request(invocation, Call("list", "tools"), None, None, sink, sent)
+    request = SessionRequest(invocation, Call("list", "tools"), None, None, sink, sent)
     return list_all(request, Output("tools", as_json=args.json, events=args.events))

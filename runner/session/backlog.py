@@ -1,4 +1,4 @@
-"""What a plugin told unasked, until somebody reads it: so many, and so many bytes. The newest are dropped."""
+"""Events a plugin sent unasked, until they are read: bounded in number and bytes. The newest are dropped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from runner.protocol.memory import EVENTS, Charge, Share, size_of
 
 MOST_EVENTS = 256
 
-_SMALL = 4 << 10  # of a frame: so many of these fit that nobody need look what is in them
+_SMALL_BYTES = 4 << 10  # of a frame. 256 of these fit, so their content need not be measured
 
 
 class Backlog(AsyncIterator[Notice | Progress]):
-    """For one reader, who may leave at any time. Ends when it is closed and empty."""
+    """For one reader, which may stop at any time. Ends when it is closed and empty."""
 
     def __init__(self) -> None:
         self.share = Share(EVENTS)
@@ -24,14 +24,14 @@ class Backlog(AsyncIterator[Notice | Progress]):
         self._send, self._receive = trio.open_memory_channel[tuple[Notice | Progress, Charge]](MOST_EVENTS)
 
     def charge(self, weight: int) -> Charge:
-        """For the events of one frame."""
+        """A charge for the events of one frame."""
         return Charge(self.share, weight)
 
     def tell(self, event: Notice | Progress, frame: Charge | None) -> None:
-        """`frame`: where the event is from. None: we made it up ourselves."""
+        """`frame`: the charge of the frame the event came in. None: the event is our own."""
         charge = self._charge_of(event, frame)
         if self._send.statistics().tasks_waiting_receive:
-            # It is read now, whatever its size. Nothing else is waiting then.
+            # A reader takes it at once, whatever its size. So nothing else is waiting.
             charge = self.charge(0)
         if not charge.hold():
             self.dropped += 1
@@ -43,17 +43,17 @@ class Backlog(AsyncIterator[Notice | Progress]):
             self.dropped += 1
 
     def _charge_of(self, event: Notice | Progress, frame: Charge | None) -> Charge:
-        if frame is not None and frame.weight <= _SMALL:
+        if frame is not None and frame.weight <= _SMALL_BYTES:
             return frame
-        # Often only a little of a long frame is told: the beginning of a line, or why it was dropped.
+        # Often an event holds only a little of a long frame: the start of a line, or why it was dropped.
         size = size_of(event)
         if size is not None:
             return self.charge(size)
-        return frame if frame is not None else self.charge(_SMALL)
+        return frame if frame is not None else self.charge(_SMALL_BYTES)
 
     def close(self, last: Notice | None = None) -> None:
-        """What is there can still be read. `last`: read after all others, and never dropped. The first one
-        counts."""
+        """Take no more events. What is there can still be read. `last`: read after all others, and never
+        dropped; only the first one given counts."""
         self._last = self._last or last
         self._send.close()
 

@@ -1,4 +1,4 @@
-"""How a session begins (the cage is ordered, the dialect made, hands are shaken), and how it is left."""
+"""How a session begins and ends: the cell is launched, the handshake done; then everything is ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _services_of(contract: str) -> Any:
 
 
 class _Nothing:
-    """For contracts whose plugins ask nothing of their host."""
+    """The services of contracts whose plugins ask nothing of their host."""
 
     METHODS: Mapping[str, str] = {}
 
@@ -53,13 +53,13 @@ async def open_session(
     seconds: float | None = None,
     config: Any = None,
     sent: LaunchTicket | None = None,
-    made: Callable[[Session], None] | None = None,
+    on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
-    """A plugin, launched and shaken hands with. Raises PluginFailure.
+    """A plugin that is launched and ready. Raises PluginFailure.
 
-    `call`: for contracts of one call per process, which one. `seconds`: for those, of everything together.
-    `made`: shown the session before the handshake, for who wants to hear its events, or to have its report,
-    also if it never comes to more.
+    `call`, `seconds`: for contracts of one call per process, that call, and the time for everything together.
+    `on_made`: called with the session before the handshake, so that its events and its report can be had also
+    if the handshake fails.
     """
     services = services or Services()
     failure: BaseException | None = None
@@ -84,10 +84,10 @@ async def open_session(
             )
             dialect: Dialect = dialect_of(plugin.contract).make(setting)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
-            if made is not None:
-                made(session)
+            if on_made is not None:
+                on_made(session)
             try:
-                # What the body raises is taken past the nursery, which would put it into a group.
+                # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(session.tasks.run)
                     try:
@@ -103,15 +103,15 @@ async def open_session(
             except BaseExceptionGroup as group:
                 # The tasks raise nothing. It is ^C, or our caller's cancellation, while the nursery is left.
                 failure = group.exceptions[0]
-            finally:  # also if our caller is cancelled: the nursery says so once more
+            finally:  # also if our caller is cancelled: then the nursery raises Cancelled again
                 session.settle(cage.has_ended, lambda outcome: bare_report(invocation, outcome))
-    except Failure as failed:  # nothing could be ordered
+    except Failure as failed:  # the fork server took no order
         raise _unprepared(invocation, failed, None) from None
     if failure is not None:
         assert session is not None
         for leaf in _leaves(failure):
             if leaf.report is not None:
-                continue  # of another plugin, which was opened and closed while this one lived
+                continue  # the failure of another plugin, opened and closed inside this context
             leaf.stderr = session.stderr
             if session.report is not None:
                 leaf.report = with_outcome(session.report, leaf.outcome)
@@ -122,7 +122,7 @@ async def open_session(
 
 
 def _leaves(failure: BaseException) -> list[PluginError | PluginFailure]:
-    """Those of ours in it: a caller's nursery makes a group of them."""
+    """Our own exceptions in it: a caller's nursery puts them into a group."""
     if isinstance(failure, PluginError | PluginFailure):
         return [failure]
     if isinstance(failure, BaseExceptionGroup):
@@ -150,7 +150,7 @@ def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) ->
 
 
 def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
-    """Where nobody was left to write one: what was asked, and what is known of its end."""
+    """A report where the monitor wrote none: what was asked, and what is known of the end."""
     from runner.launch.prepare import Prepared
     from runner.launch.report import report
 

@@ -1,10 +1,10 @@
-"""What waits to be written to a plugin, in three lanes.
+"""Frames that wait to be written to a plugin, in three lanes.
 
-Replies to the plugin's own questions go first: it may be waiting for one before it reads on. Then our
-requests, in order. Events come last, and when the plugin does not keep up the newest are dropped and counted:
-whoever publishes must not be held up by one slow reader, nor may its backlog grow.
+Replies to the plugin's own questions go first: the plugin may wait for one before it reads on. Then come our
+requests, in order. Events come last. When the plugin does not keep up, the newest events are dropped and
+counted: a publisher must not be delayed by one slow reader, and the queue must not grow.
 
-When nothing waits, a short frame goes straight into the pipe: two turns of the scheduler less for each call.
+When nothing waits, a short frame goes straight into the pipe. That saves two turns of the scheduler per call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import trio
 
 from runner.protocol.dialect import Lane, Send
 
-EVENTS = 64  # that wait. More are dropped
-REPLIES = 256  # that wait before nothing more is read of what the plugin asks
-REPLY_BYTES = 4 << 20  # of these: each repeats the plugin's own id, which can be as long as a frame
+# Most events that wait. More are dropped.
+MOST_EVENTS = 64
+# Most replies that wait, and their bytes: a reply repeats the plugin's id, which can be as long as a frame.
+# Beyond them nothing more is read from the plugin.
+MOST_REPLIES = 256
+MOST_REPLY_BYTES = 4 << 20
 
 
 class Letter:
-    """A frame on its way."""
+    """A frame on its way to the plugin."""
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
@@ -33,19 +36,19 @@ class Letter:
 
 class Outbox:
     def __init__(self) -> None:
-        # In the order they are served.
+        # In the order in which they are written.
         self._lanes: dict[Lane, deque[Letter]] = {"reply": deque(), "request": deque(), "event": deque()}
         self._changed = trio.Event()
         self._room = trio.Event()
         self._reply_bytes = 0
-        self._at_once: Callable[[bytes], bool] | None = None  # while who writes has nothing to do
+        self._at_once: Callable[[bytes], bool] | None = None  # set while the writer has nothing to do
         self.closed = False  # nothing more is taken
         self.dropped = 0
 
     def post(self, send: Send) -> Letter | None:
-        """None: it was dropped."""
+        """Returns None if the frame was dropped."""
         lane = self._lanes[send.lane]
-        if self.closed or (send.lane == "event" and len(lane) >= EVENTS):
+        if self.closed or (send.lane == "event" and len(lane) >= MOST_EVENTS):
             self.dropped += 1
             return None
         letter = Letter(send.frame)
@@ -60,7 +63,7 @@ class Outbox:
         return letter
 
     def withdraw(self, letter: Letter) -> bool:
-        """Whether it need not be written any more, and will not be. One that was begun is written whole."""
+        """Take a request back. Returns False if it was begun: then it is written to its end."""
         lane = self._lanes["request"]
         if letter not in lane:
             return False
@@ -68,29 +71,29 @@ class Outbox:
         return True
 
     async def room(self) -> None:
-        """Until there is some for replies."""
+        """Wait until there is room for replies."""
         while self._is_full and not self.closed:
-            if self._room.is_set():  # one for all who wait
+            if self._room.is_set():  # one event for all tasks that wait
                 self._room = trio.Event()
             await self._room.wait()
 
     @property
     def _is_full(self) -> bool:
-        return len(self._lanes["reply"]) >= REPLIES or self._reply_bytes >= REPLY_BYTES
+        return len(self._lanes["reply"]) >= MOST_REPLIES or self._reply_bytes >= MOST_REPLY_BYTES
 
     def close(self) -> None:
-        """What is waiting is still written, if anybody writes."""
+        """Take no more frames. Those that wait are still written."""
         self.closed = True
         self._at_once = None
         self._changed.set()
         self._room.set()
 
     async def write_to(self, stream: trio.abc.SendStream) -> None:
-        """Until it is closed and empty. Raises what the stream raises: then nothing more can be written."""
+        """Write until it is closed and empty. Raises what the stream raises: then nothing more is written."""
         at_once = _writer(stream) if isinstance(stream, trio.lowlevel.FdStream) else None
         try:
             while (letter := await self._next(at_once)) is not None:
-                # One piece: whoever gives up waiting for an answer does not tear the frame that asked.
+                # Whole: a caller that gives up waiting for its answer does not cut its request short.
                 await stream.send_all(letter.frame)
                 letter.written = True
         finally:
@@ -115,12 +118,12 @@ class Outbox:
 
 def _writer(pipe: trio.lowlevel.FdStream) -> Callable[[bytes], bool]:
     def write(frame: bytes) -> bool:
-        """Whether it was written. A pipe takes so few bytes whole or not at all: no frame is torn."""
+        """Returns whether it was written. A pipe takes up to PIPE_BUF bytes whole or not at all."""
         if len(frame) > select.PIPE_BUF:
             return False
         try:
             return os.write(pipe.fileno(), frame) == len(frame)
-        except OSError:  # it is full, or closed: who waits for it will see
+        except OSError:  # the pipe is full or closed: write_to finds out
             return False
 
     return write

@@ -1,4 +1,4 @@
-"""What is written down while a plugin is spoken with, and becomes the `session` section of its report."""
+"""What is counted during a session: the `session` section of its report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from runner.outcome import Phase
 from runner.protocol.dialect import Identity
 from sandbox.spec import Limits
 
-_TAIL = 8 << 10  # of stderr, to show
-_STRAY = 200  # of what is no message, to show
+_STDERR_TAIL_BYTES = 8 << 10
+_STRAY_CHARACTERS = 200  # of a line on stdout that is no message
 
 
 class SessionRecord:
@@ -21,34 +21,34 @@ class SessionRecord:
         self.frames = 0
         self.bytes = {"stdout": 0, "stderr": 0}
         self.lines = 0
-        self.stray = ""  # the last of what stood on its stdout and was no message
-        self.claimed_id: str | None = None  # by a plugin that is not who it should be
+        self.stray = ""  # the last line on its stdout that was no message
+        self.claimed_id: str | None = None  # by a plugin whose handshake names another id than its manifest
         self.farewell_error = ""
-        self.forced = False  # it did not go when it was bid to
+        self.forced = False  # it was killed because it did not end when asked to
         self._tail = bytearray()
 
     @property
     def stderr(self) -> str:
-        """The end of it."""
+        """The end of what it wrote there."""
         return self._tail.decode("utf-8", "replace")
 
     @property
     def noise(self) -> str:
-        """A hint for who waited in vain."""
-        return f"on its stdout was, among others, {self.stray}" if self.stray else ""
+        """Shown when a call times out."""
+        return f"its stdout had lines that are no messages, such as {self.stray}" if self.stray else ""
 
     def strayed(self, value: object) -> None:
-        self.stray = repr(value)[:_STRAY]
+        self.stray = repr(value)[:_STRAY_CHARACTERS]
 
     def wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self.bytes[stream] += len(data)
-        if b"\n" in data:  # found ten times as fast as counted; most of a long answer has none
+        if b"\n" in data:  # ten times faster than counting; most of a long answer has none
             self.lines += data.count(b"\n")
         if stream == "stderr":
-            self._tail = (self._tail + data)[-_TAIL:]
+            self._tail = (self._tail + data)[-_STDERR_TAIL_BYTES:]
 
-    def overdrawn(self, limits: Limits) -> str | None:
-        """The limit for output that has just run out: both streams count together."""
+    def exceeded(self, limits: Limits) -> str | None:
+        """The output limit that has just been exceeded. Both streams count together."""
         for name, limit, count in (
             ("output", limits.output, sum(self.bytes.values())),
             ("output_lines", limits.output_lines, self.lines),
@@ -62,7 +62,7 @@ class SessionRecord:
         self.timings[phase] = self.timings.get(phase, 0.0) + seconds
 
     def complete(self, report: dict[str, Any], identity: Identity | None, **more: Mapping[str, Any]) -> None:
-        """A monitor's report, with what only we know. `more`: what others have counted."""
+        """Complete a monitor's report. `more`: what other parts of the session have counted."""
         report["limits_hit"] = list(dict.fromkeys((*report.get("limits_hit", ()), *self.limits_hit)))
         timings = {**report.get("timings", {}), **self.timings}
         report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}

@@ -190,7 +190,7 @@ class SessionTasks:
     def _count(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         state = self._state
         state.record.wrote(stream, data)
-        exceeded = state.record.overdrawn(state.prepared.limits)
+        exceeded = state.record.exceeded(state.prepared.limits)
         if exceeded is not None:
             state.fail(verdict.overdrawn(exceeded, state.prepared.limits, state.phase))
 

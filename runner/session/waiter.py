@@ -1,4 +1,4 @@
-"""Who waits for a plugin's answer, and how tasks wait for the first of several events."""
+"""A call that waits for its answer; and how a task waits for the first of several events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waiter:
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self.answer: Reply | Refusal | Violation | None = None
-        self.fault: Exception | None = None  # of the caller's own
+        self.fault: Exception | None = None  # raised by the caller's own callback
         self.woken = trio.Event()
         self._on_progress = on_progress
 
@@ -25,13 +25,13 @@ class Waiter:
         if self._on_progress is not None and self.fault is None:
             try:
                 self._on_progress(value)
-            except Exception as error:  # noqa: BLE001 -- whose callback it is shall get it, not the session
+            except Exception as error:  # noqa: BLE001 -- raised to the caller whose callback it is, not in the session
                 self.fault = error
                 self.woken.set()
 
 
 async def first_of(*events: trio.Event) -> None:
-    """Until one of them is set."""
+    """Wait until one of them is set."""
     try:
         async with trio.open_nursery() as nursery:
 
@@ -42,5 +42,5 @@ async def first_of(*events: trio.Event) -> None:
             for event in events:
                 nursery.start_soon(wait, event)
     except BaseExceptionGroup as group:
-        # The tasks raise nothing: it is ^C, which comes to who waits here and is to come out as it is.
+        # The tasks raise nothing, so this is KeyboardInterrupt. It leaves here as itself, not in a group.
         raise group.exceptions[0] from None

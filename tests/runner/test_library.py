@@ -142,7 +142,7 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"memroy": "1M"}, "no limit is called 'memroy'"),
+        ({"memroy": "1M"}, "there is no limit 'memroy'"),
         ({"memory": "much"}, "memory: "),
         ({"call": "-1s"}, "call: "),
         ({"pids": "3.5"}, "pids: "),
@@ -303,7 +303,7 @@ async def test_told(shelf: Path) -> None:
             await plugin.notify("notifications/roots/list_changed")
             assert await plugin.call("ping", kind="method") == {}
         async with opened(shelf / "rune_echo") as plugin:
-            with pytest.raises(PluginError, match="nothing but its one request"):
+            with pytest.raises(PluginError, match="each process gets one request"):
                 await plugin.notify("made.up")
 
 
@@ -418,7 +418,10 @@ def test_the_import_is_light() -> None:
 
 
 def test_the_public_names_are_there() -> None:
-    assert all(getattr(runner, name) is not None for name in runner.__all__)
+    assert all(getattr(runner, name) is not None for name in runner.library.__all__)
+    everything: dict[str, object] = {}
+    exec("from runner import *", everything)  # noqa: S102
+    assert set(everything) - {"__builtins__"} == {*runner.library.__all__, "__version__"}
     with pytest.raises(AttributeError, match="made_up"):
         runner.made_up  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""Many calls over warm sessions, and how long they took."""
+"""Many calls over sessions that are already open, and how long they took."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import Any
 import trio
 
 from runner.cli.live.output import Output
-from runner.cli.live.session import Request, interrupted, interruptible, running, unheard
+from runner.cli.live.session import (
+    SessionRequest,
+    cancelled_by_signals,
+    interrupted,
+    run_on_trio,
+    unwritten_result,
+)
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
 from runner.session.session import Session
 
 
-def call_many(request: Request, output: Output, repeat: int, concurrency: int) -> int:
-    tally = Tally(repeat)
-    wall, numbers = running(_many, request, output, tally, min(repeat, concurrency))
+def call_many(request: SessionRequest, output: Output, repeat: int, concurrency: int) -> int:
+    tally = CallTally(repeat)
+    wall, numbers = run_on_trio(_many, request, output, tally, min(repeat, concurrency))
     output.result(tally.summary(wall))
     if tally.first is not None:
         output.failure(tally.first)
@@ -27,15 +33,15 @@ def call_many(request: Request, output: Output, repeat: int, concurrency: int) -
         cancelled = interrupted(numbers[0] if numbers else signal.SIGTERM)
         output.failure(cancelled)
         return EXIT["cancelled"]
-    if output.unheard is not None:
-        failed = unheard(output.unheard)
-        if not isinstance(output.unheard, BrokenPipeError):
+    if output.unwritten is not None:
+        failed = unwritten_result(output.unwritten)
+        if not isinstance(output.unwritten, BrokenPipeError):
             output.failure(failed)
         return EXIT[failed.outcome.code]
     return 0
 
 
-class Tally:
+class CallTally:
     def __init__(self, wanted: int) -> None:
         self.wanted = self.left = wanted
         self.done = 0
@@ -75,11 +81,13 @@ class Tally:
 
 
 # A launch that fails for one of these fails the same way every time.
-_FOR_GOOD = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
+_PERMANENT = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
 
 
-async def _many(request: Request, output: Output, tally: Tally, concurrency: int) -> tuple[float, list[int]]:
-    """How long it took, from when all sessions were warm, and the signals that came meanwhile."""
+async def _many(
+    request: SessionRequest, output: Output, tally: CallTally, concurrency: int
+) -> tuple[float, list[int]]:
+    """Seconds since all sessions were open, and the signals that came meanwhile."""
     clock: list[float] = []
     living: list[Session] = []
     ready = Counter[str]()
@@ -93,7 +101,7 @@ async def _many(request: Request, output: Output, tally: Tally, concurrency: int
                     async with request.session(living.append) as session:
                         if not arrived:
                             arrived = True
-                            await _together()
+                            await _wait_for_all()
                         while tally.take():
                             if not await _one(session):
                                 break  # a new session for the next
@@ -102,17 +110,17 @@ async def _many(request: Request, output: Output, tally: Tally, concurrency: int
                 except PluginFailure as failure:
                     if tally.take():
                         tally.count(None, failure)
-                    if failure.outcome.code in _FOR_GOOD:
+                    if failure.outcome.code in _PERMANENT:
                         tally.left = 0
                 finally:
                     living[:] = [session for session in living if session.report is None]
         finally:
             if not arrived:
-                ready["gone"] += 1
+                ready["failed"] += 1
                 _start_if_all()
 
-    async def _together() -> None:
-        ready["warm"] += 1
+    async def _wait_for_all() -> None:
+        ready["open"] += 1
         _start_if_all()
         await go.wait()
 
@@ -136,20 +144,24 @@ async def _many(request: Request, output: Output, tally: Tally, concurrency: int
             tally.count(None, error)
             return not session.is_over
         else:
-            if session.substituted and "hook_failed" not in tally.codes:  # the first is told, all are counted
+            if session.substituted and "hook_failed" not in tally.codes:  # only the first is printed
                 told = {"hook": request.call.name, "why": session.substituted}
                 output.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
             tally.count(trio.current_time() - began, code="hook_failed" if session.substituted else "ok")
         output.progress({"progress": tally.done, "total": tally.wanted})
-        return not session.is_over  # a hook's answer may be ours, for a plugin that died of it
+        return not session.is_over  # a hook's answer may be the policy's, for a plugin that died of it
 
-    def heed(first: bool) -> None:
+    def on_signal(first: bool) -> None:
         if not first:
             for session in living:
                 session.kill()
 
     what = f"{request.call.name} × {tally.wanted}"
-    async with interruptible(heed) as numbers, output.showing(what), trio.open_nursery() as workers:
+    async with (
+        cancelled_by_signals(on_signal) as numbers,
+        output.showing(what),
+        trio.open_nursery() as workers,
+    ):
         for _ in range(concurrency):
             workers.start_soon(worker)
     now = trio.current_time()

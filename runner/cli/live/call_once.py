@@ -1,9 +1,9 @@
-"""One call, and advice for who asked for something that is not there."""
+"""One call. If what was asked for does not exist, the message lists what does."""
 
 from __future__ import annotations
 
 from runner.cli.live.output import Output
-from runner.cli.live.session import Request, converse, written
+from runner.cli.live.session import SessionRequest, run_session, write_in_thread
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
 from runner.protocol.dialect import Call
@@ -11,49 +11,51 @@ from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
-# For a list of names that is only meant to help.
+# For the list of names in a hint.
 _ADVICE_SECONDS = 5.0
 _ADVICE_NAMES = 20
 
 
-def call_once(request: Request, output: Output) -> int:
+def call_once(request: SessionRequest, output: Output) -> int:
     async def work(session: Session) -> None:
         try:
             value = await session.call(request.call, seconds=request.seconds, on_progress=output.progress)
         except InvalidCall as error:
-            raise _advised_of_input(error) from None
+            raise _with_schema_hint(error) from None
         except PluginError as error:
-            raise await _advised(session, request.call, error) from None
+            raise await _with_names(session, request.call, error) from None
         except PluginFailure as error:
             if error.outcome.code == "timeout" and not session.is_over:
                 error.stderr = session.stderr
-                # Before the farewell, which takes a moment.
+                # Now, and not after the shutdown, which takes a moment.
                 output.failure(error, session.prepared.notes)
             raise
         if session.is_one_shot:
-            await session.conclude()  # before anything is printed: it may take the answer back
-        await written(output.result, value)
+            await session.conclude()  # before anything is printed: the way it ends may invalidate the answer
+        await write_in_thread(output.result, value)
 
-    return converse(request, output, f"{request.call.kind} {request.call.name}", work)
+    return run_session(request, output, f"{request.call.kind} {request.call.name}", work)
 
 
-def _advised_of_input(error: PluginError) -> PluginError:
+def _with_schema_hint(error: PluginError) -> PluginError:
     if error.kind == "invalid_arguments":
-        error.outcome = error.outcome._replace(hint="runner tools --json shows what it takes")
+        error.outcome = error.outcome._replace(
+            hint="runner tools --json MANIFEST shows the input schema of each tool"
+        )
     return error
 
 
-# Where a plugin can be asked what there is of a kind, and under which key the name is.
+# Kinds of which a plugin can list what it has, and the key that holds the name.
 _LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource": ("resources", "uri")}
 
 
-async def _advised(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
-    """A "no" may mean that there is no such thing: then say what there is. Or that its input is wrong."""
-    _advised_of_input(error)
+async def _with_names(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
+    """A "no" may mean that there is no such thing: then the hint lists what there is."""
+    _with_schema_hint(error)
     what, key = _LISTED.get(call.kind, ("", ""))
     contract = dialect_of(session.prepared.plugin.contract)
     if not hasattr(contract, "LISTS") or not what:
-        return error  # it knew before it asked
+        return error  # the manifest was checked before the plugin was asked
     try:
         found = await session.call(Call("list", what), seconds=_ADVICE_SECONDS)
     except (PluginError, PluginFailure):
@@ -63,7 +65,7 @@ async def _advised(session: Session, call: Call, error: PluginError) -> PluginEr
         return error
     shown = ", ".join(map(quoted, names[:_ADVICE_NAMES])) + (", …" if len(names) > _ADVICE_NAMES else "")
     hint = did_you_mean(call.name, names) or (f"there are {shown}" if names else f"it has no {what} at all")
-    if call.kind == "resource":  # may be one of a template's
+    if call.kind == "resource":  # its name may come from a template
         error.outcome = error.outcome._replace(hint=hint)
         return error
     message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"

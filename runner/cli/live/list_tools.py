@@ -1,4 +1,4 @@
-"""All that a plugin exposes, as one list."""
+"""Everything a plugin exposes, as one list."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.cli.live.output import Output
-from runner.cli.live.session import Request, converse, written
+from runner.cli.live.session import SessionRequest, run_session, write_in_thread
 from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
 from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import printable
 
-# What a manifest alone tells: nobody can be asked for these.
+# Exports that only the manifest names: a plugin cannot be asked for them.
 _DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 
 
-def list_all(request: Request, output: Output) -> int:
+def list_all(request: SessionRequest, output: Output) -> int:
     async def work(session: Session) -> None:
         found = await _everything(session)
         if session.is_one_shot:
@@ -27,12 +27,12 @@ def list_all(request: Request, output: Output) -> int:
         assert identity is not None
         if output.as_json:
             about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
-            await written(output.result, {"plugin": {**about, "contract": contract}, **found})
+            await write_in_thread(output.result, {"plugin": {**about, "contract": contract}, **found})
         else:
             title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
-            await written(output.tell, "\n".join((title, *_listing(found))))
+            await write_in_thread(output.tell, "\n".join((title, *_listing(found))))
 
-    return converse(request, output, "tools", work)
+    return run_session(request, output, "tools", work)
 
 
 async def _everything(session: Session) -> dict[str, list[Any]]:
@@ -43,7 +43,7 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
     assert identity is not None
     for what in getattr(dialect_of(plugin.contract), "LISTS", ()):
         capability = "resources" if what == "resource_templates" else what
-        if capability in identity.details:  # who does not offer it may not even answer
+        if capability in identity.details:  # a plugin that does not offer it may not even answer
             with contextlib.suppress(PluginError):
                 found[what] = await session.call(Call("list", what))
     for what, names in plugin.exports:
@@ -60,20 +60,20 @@ def _listing(found: Mapping[str, list[Any]]) -> list[str]:
         elif listed:
             lines += ["", f"{what.replace('_', ' ')}:"]
             names = [_name(entry) for entry in listed]
-            width = min(_WIDEST, max(map(len, names)))
+            width = min(_NAME_COLUMNS, max(map(len, names)))
             for name, entry in zip(names, listed, strict=True):
                 lines.append(f"  {name:<{width}}  {_about(entry)}".rstrip())
     return lines
 
 
-_WIDEST, _ABOUT = 40, 90
+_NAME_COLUMNS, _DESCRIPTION_CHARACTERS = 40, 90
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    """As `call` wants it."""
+    """The name as `runner call` takes it."""
     return printable(str(entry.get("uri") or entry.get("uriTemplate") or entry.get("name") or ""))
 
 
 def _about(entry: Mapping[str, Any]) -> str:
     lines = str(entry.get("description") or entry.get("title") or "").strip().splitlines()
-    return printable(lines[0])[:_ABOUT] if lines else ""
+    return printable(lines[0])[:_DESCRIPTION_CHARACTERS] if lines else ""

@@ -1,4 +1,4 @@
-"""What is said to whoever called: results on stdout, everything else on stderr."""
+"""What `call` and `tools` print: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from runner.cli.text import fit, note_text
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import outcome_document
 from runner.protocol.dialect import Notice, Progress
@@ -22,19 +23,17 @@ from sandbox.files import write_all
 from sandbox.spec import Note
 from sandbox.streams.endpoints import sink_for
 
-# Of a plugin's last words, so many lines make the point.
-_LAST_LINES, _LAST_WIDTH = 12, 500
-# Before a terminal is told that it takes a while, and between two such words.
-_A_WHILE = 1.0
-_NOTICE_LENGTH = 2000
-_LINE_LENGTH = 500  # of what a plugin says about its progress; a terminal's line has no room for more
-# For who reads our stderr.
-_PATIENCE = 2.0
+# How much of the plugin's stderr is shown with a failure: lines, and characters of each.
+_STDERR_LINES, _STDERR_WIDTH = 12, 500
+# After this a terminal shows that something is still going on, and then again as often.
+_PROGRESS_AFTER_SECONDS = 1.0
+_NOTICE_CHARACTERS = 2000
+_PROGRESS_CHARACTERS = 500  # of a plugin's own progress message
+# A reader of our stderr that takes longer than this gets nothing more.
+_STDERR_WRITE_SECONDS = 2.0
 
 
 class Output:
-    """What is said on stdout (results) and on stderr (everything else)."""
-
     def __init__(self, verb: str, *, as_json: bool, events: bool) -> None:
         self.verb = verb
         self.as_json = as_json
@@ -42,10 +41,10 @@ class Output:
         self._terminal = sys.stderr.isatty() and not events and not as_json
         self._line = ""
         self._sink = sink_for(2)
-        self._deaf = False  # whoever should read our stderr
+        self._stderr_stuck = False  # nobody reads it
         self._failed = False
         self.has_told = False
-        self.unheard: OSError | None = None  # why nobody got the result
+        self.unwritten: OSError | None = None  # why the result could not be written
         self.shows_published = False  # what the plugin publishes is the result, line by line
         self.lines = 0
 
@@ -57,21 +56,21 @@ class Output:
             self.tell(json.dumps(value, ensure_ascii=False))
 
     def line(self, value: Any) -> None:
-        """One of several results, which end with the time for them."""
+        """One of several results. They end when the time for them is up."""
         told = self.has_told
         text = json.dumps(value, ensure_ascii=False)
         self.tell(_shown(text) if sys.stdout.isatty() else text)
         self.has_told = told
-        self.lines += self.unheard is None
+        self.lines += self.unwritten is None
 
     def tell(self, text: str) -> None:
-        """On stdout, in UTF-8 whatever the locale: programs read it. Half a surrogate pair stays escaped."""
+        """Write to stdout, in UTF-8 whatever the locale: programs read it. A lone surrogate stays escaped."""
         self.hush()
         try:
-            # Not by sys.stdout: interrupted by a signal, its buffer forgets what the pipe did not take.
+            # Not through sys.stdout: a signal that interrupts it loses what the pipe did not take.
             write_all(1, text.encode("utf-8", "backslashreplace") + b"\n")
         except OSError as error:
-            self.unheard = error
+            self.unwritten = error
         self.has_told = True
 
     def event(self, event: Notice | Progress) -> None:
@@ -79,27 +78,27 @@ class Output:
             self._say_json({"event": "progress", "value": event.value})
             return
         if event.kind == "ended" and not self._events:
-            return  # what it means for who asked is told with the answer, or instead of it
+            return  # the answer, or the failure in its place, says the same
         if self._events or (self.as_json and event.kind == "hook_failed"):
             self._say(_compact({"event": event.kind, "value": event.value}))
         elif event.kind == "hook_failed":
             self._say(f"runner: {printable(_hook_failed(event.value))}")
         elif not self.as_json:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
-            self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_LENGTH])}")
+            self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_CHARACTERS])}")
 
     def warn(self, text: str) -> None:
         if not self.as_json:
             self._say(f"runner: {printable(text)}")
 
     def note(self, note: Note) -> None:
-        """About the launch. In a report it is anyway."""
+        """A note about the launch. The report has it too."""
         self._say_json({"event": "note", "value": note._asdict()})
         if not self._events and not self.as_json:
-            self._say(f"runner: {printable('; '.join(text for text in (note.message, note.hint) if text))}")
+            self._say(f"runner: {printable(note_text(note))}")
 
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
-        """Once: who was told before the end is not told again. `notes`: where there is no report yet."""
+        """Print a failure, once. `notes`: of the launch, where there is no report yet."""
         if self._failed:
             return
         self._failed = self.has_told = True
@@ -113,7 +112,7 @@ class Output:
             and error.explanation
             and (outcome.diagnostics or outcome.denials)
         ):
-            self._say("\n".join(error.explanation))  # each with its place
+            self._say("\n".join(error.explanation))  # it names the place of each
         else:
             cause = outcome.cause
             if isinstance(error, PluginError) and error.kind not in ("", cause):
@@ -123,19 +122,19 @@ class Output:
             self._say(
                 f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
             )
-        self.last_words(error.stderr)
+        self.stderr_tail(error.stderr)
         if isinstance(error, PluginFailure):
             told = (error.report or {}).get("notes", ())
             for note in notes or (Note(**document) for document in told):
-                if not note.urgent:  # else it was told before
+                if not note.urgent:  # urgent ones were printed at the start
                     self.note(note)
 
-    def last_words(self, tail: str) -> None:
+    def stderr_tail(self, tail: str) -> None:
         lines = [] if self.as_json else tail.splitlines()
         if lines:
             self._say("  its stderr ends with:")
-            for line in lines[-_LAST_LINES:]:
-                self._say(f"  | {printable(line[-_LAST_WIDTH:])}")
+            for line in lines[-_STDERR_LINES:]:
+                self._say(f"  | {printable(line[-_STDERR_WIDTH:])}")
 
     def _say_json(self, document: Mapping[str, Any]) -> None:
         if self._events:
@@ -143,30 +142,30 @@ class Output:
 
     def _say(self, text: str) -> None:
         self.hush()
-        self._write(text + "\n")
+        self._write((text if self.as_json or self._events else fit(text, sys.stderr)) + "\n")
 
     def _write(self, text: str) -> None:
-        """Without waiting for long: who does not read our stderr must not hold up the clocks. From then on
-        nothing more is said there."""
+        """Write to stderr. A reader that does not keep up must not delay the clocks: after a bounded wait
+        nothing more is written there."""
         data = text.encode(sys.stderr.encoding or "utf-8", "backslashreplace")
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _STDERR_WRITE_SECONDS
         try:
-            while data and not self._deaf:
+            while data and not self._stderr_stuck:
                 try:
                     data = data[self._sink.write(data[: select.PIPE_BUF]) :]
                 except BlockingIOError:
                     poll = select.poll()
                     poll.register(self._sink.fd, select.POLLOUT)
                     poll.poll(max(0.0, until - time.monotonic()) * 1000)
-                    self._deaf = time.monotonic() >= until
+                    self._stderr_stuck = time.monotonic() >= until
         except OSError:  # nobody reads it
-            self._deaf = True
+            self._stderr_stuck = True
 
-    # --- the line that shows a terminal that something happens ----------------------------------------------
+    # --- the progress line on a terminal --------------------------------------------------------------------
 
     @asynccontextmanager
     async def showing(self, what: str) -> AsyncIterator[None]:
-        """While the body runs. Nothing where nobody watches."""
+        """Show a progress line while the body runs. Only on a terminal."""
         if not self._terminal:
             yield
             return
@@ -179,7 +178,7 @@ class Output:
     async def _tick(self, what: str) -> None:
         began = trio.current_time()
         while True:
-            await trio.sleep(_A_WHILE)
+            await trio.sleep(_PROGRESS_AFTER_SECONDS)
             self._draw(f"{what} … {trio.current_time() - began:.0f} s {self._line}")
 
     def progress(self, value: Mapping[str, Any]) -> None:
@@ -191,7 +190,7 @@ class Output:
         else:
             self._line = ""
         if isinstance(message, str):
-            self._line += f" {message[:_LINE_LENGTH]}"
+            self._line += f" {message[:_PROGRESS_CHARACTERS]}"
 
     def _draw(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -218,7 +217,7 @@ def _compact(value: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    """JSON for a terminal: what would steer one becomes the escape it also has in JSON."""
+    """JSON for a terminal: control characters become their JSON escapes."""
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 

@@ -1,22 +1,22 @@
-"""One event for a plugin, and the events it publishes in return."""
+"""Send one event to a plugin, and print the events it publishes in return."""
 
 from __future__ import annotations
 
 import trio
 
 from runner.cli.live.output import Output
-from runner.cli.live.session import Request, converse
+from runner.cli.live.session import SessionRequest, run_session
 from runner.exceptions import PluginFailure
 from runner.launch import verdict
 from runner.session.open import dialect_of
 from runner.session.session import Session
 
-# For what comes in return, where --timeout does not say.
+# How long published events are printed without --timeout.
 SECONDS = 5.0
 
 
-def tell_event(request: Request, output: Output) -> int:
-    """Nobody knows how many events an event brings about: they are shown as they come, until time is up."""
+def send_event(request: SessionRequest, output: Output) -> int:
+    """The plugin may publish any number of events. They are printed as they come, until the time is up."""
     output.shows_published = True
 
     async def work(session: Session) -> None:
@@ -29,4 +29,4 @@ def tell_event(request: Request, output: Output) -> int:
         if not all(letter.written for letter in letters):
             raise PluginFailure(verdict.stalled(seconds))
 
-    return converse(request, output, f"event {request.call.name}", work)
+    return run_session(request, output, f"event {request.call.name}", work)

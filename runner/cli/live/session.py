@@ -1,4 +1,4 @@
-"""A session from the command line: opened, told of as it goes, interrupted by signals, reported."""
+"""One session of the command line: its events are printed, signals interrupt it, a report is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandbox.value import NamedTuple
 _T = TypeVar("_T")
 
 
-class Request(NamedTuple):
+class SessionRequest(NamedTuple):
     invocation: Invocation
     call: Call
     seconds: float | None
@@ -36,7 +36,9 @@ class Request(NamedTuple):
     sink: ReportSink
     sent: LaunchTicket | None
 
-    def session(self, made: Callable[[Session], None] | None = None) -> AbstractAsyncContextManager[Session]:
+    def session(
+        self, on_made: Callable[[Session], None] | None = None
+    ) -> AbstractAsyncContextManager[Session]:
         return open_session(
             self.invocation,
             environ=os.environ,
@@ -44,23 +46,23 @@ class Request(NamedTuple):
             seconds=self.seconds,
             config=self.config,
             sent=self.sent,
-            made=made,
+            on_made=on_made,
         )
 
 
-def running(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
-    gc.freeze()  # what was imported stays: nobody need look through it for garbage
+def run_on_trio(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
+    gc.freeze()  # what was imported stays: the collector need not look through it
     gc.enable()
     return trio.run(work, *given)
 
 
-async def written(write: Callable[[Any], None], what: Any) -> None:
-    """On stdout, by a thread: who does not read it keeps us waiting, but neither clocks nor signals."""
+async def write_in_thread(write: Callable[[Any], None], what: Any) -> None:
+    """Write to stdout in a thread: a reader that does not keep up must not delay clocks and signals."""
     await trio.to_thread.run_sync(write, what, abandon_on_cancel=True)
 
 
-def converse(request: Request, output: Output, what: str, work: Any) -> int:
-    outcome, report = running(_conversation, request, output, what, work)
+def run_session(request: SessionRequest, output: Output, what: str, work: Any) -> int:
+    outcome, report = run_on_trio(_conversation, request, output, what, work)
     if request.sink.wanted:
         try:
             request.sink.write(report)
@@ -71,21 +73,21 @@ def converse(request: Request, output: Output, what: str, work: Any) -> int:
 
 
 async def _conversation(
-    request: Request, output: Output, what: str, work: Any
+    request: SessionRequest, output: Output, what: str, work: Any
 ) -> tuple[Outcome, dict[str, Any]]:
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
     phase: Phase = "launch"
 
-    def heed(first: bool) -> None:
+    def on_signal(first: bool) -> None:
         nonlocal phase
-        if first and seen:  # between the answer and the farewell it is still the call that is interrupted
+        if first and seen:  # between the answer and the shutdown, the call is what gets interrupted
             phase = "call" if seen[0].phase == "run" else seen[0].phase
-        if output.has_told or not first:  # what is left is a farewell, which nobody wants to wait for
+        if output.has_told or not first:  # only the shutdown is left, and the caller does not want to wait
             for session in seen:
                 session.kill()
 
-    async with interruptible(heed) as numbers:
+    async with cancelled_by_signals(on_signal) as numbers:
         try:
             async with output.showing(what), _session(request, output, seen) as session:
                 await work(session)
@@ -94,28 +96,28 @@ async def _conversation(
     if failed is None and not output.has_told and numbers:
         failed = interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""
-    if output.unheard is not None and (failed is None or output.shows_published):
-        failed = unheard(output.unheard)
+    if output.unwritten is not None and (failed is None or output.shows_published):
+        failed = unwritten_result(output.unwritten)
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
     told = (report or {}).get("session") if output.shows_published else None
     lost = told["dropped"]["notices"] if told else 0
     outcome = _answered(seen, output, lost) if failed is None else failed.outcome
     if lost:
-        output.warn(f"{lost} events came faster than they could be shown, and are lost")
+        output.warn(f"{lost} events were lost: they came faster than they could be written to stdout")
     if report is not None and numbers:
         report = settlement.interrupted(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
-        output.last_words(seen[0].stderr)  # it died of it
+        output.stderr_tail(seen[0].stderr)  # the plugin died of the hook
     if failed is not None:
         failed.report = report
         output.hush()
-        if not isinstance(output.unheard, BrokenPipeError):  # `| head` is no accident
+        if not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
             output.failure(failed)
     return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
 
 
 def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
-    """Something was answered: by the plugin, or in its place."""
+    """The outcome of a call that has an answer: the plugin's, or a substitute."""
     if output.shows_published:
         also = f", {lost} more were lost" if lost else ""
         return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
@@ -129,17 +131,26 @@ def interrupted(number: int, phase: Phase = "call") -> PluginFailure:
     return PluginFailure(Outcome("cancelled", phase, f"ended by signal {number}", f"signal:{number}"))
 
 
-def unheard(error: OSError) -> PluginFailure:
-    """It answered, for nothing."""
+def unwritten_result(error: OSError) -> PluginFailure:
+    """The plugin answered, and the result could not be written."""
     if isinstance(error, BrokenPipeError):
-        return PluginFailure(Outcome("cancelled", "call", "nobody reads the result any more", "stdout"))
-    message = f"the plugin answered, but stdout does not take it: {error.strerror}"
-    return PluginFailure(Outcome("internal", "call", message, "stdout", "make room where stdout leads"))
+        return PluginFailure(
+            Outcome(
+                "cancelled",
+                "call",
+                "the reader of stdout has closed it before the result was written",
+                "stdout",
+            )
+        )
+    message = f"the plugin answered, but its result cannot be written to stdout: {error.strerror}"
+    return PluginFailure(
+        Outcome("internal", "call", message, "stdout", "redirect stdout to a place that can be written")
+    )
 
 
 @asynccontextmanager
-async def _session(request: Request, output: Output, seen: list[Session]) -> AsyncIterator[Session]:
-    """With its events told as they come: from before the handshake on, and all of them."""
+async def _session(request: SessionRequest, output: Output, seen: list[Session]) -> AsyncIterator[Session]:
+    """Open the session. All its events are printed as they come, from before the handshake on."""
     failed: PluginError | PluginFailure | None = None
     async with trio.open_nursery() as nursery:
 
@@ -153,9 +164,9 @@ async def _session(request: Request, output: Output, seen: list[Session]) -> Asy
         async def tell(session: Session) -> None:
             async for event in session.events():
                 if output.shows_published and isinstance(event, Notice) and event.kind == "published":
-                    await written(output.line, event.value)
-                    if output.unheard is not None:
-                        session.kill()  # for nobody
+                    await write_in_thread(output.line, event.value)
+                    if output.unwritten is not None:
+                        session.kill()  # nobody reads its events
                 else:
                     output.event(event)
 
@@ -163,7 +174,7 @@ async def _session(request: Request, output: Output, seen: list[Session]) -> Asy
             async with request.session(made) as session:
                 yield session
         except (PluginError, PluginFailure) as error:
-            failed = error  # past the nursery, which would not let the last events be told
+            failed = error  # raised after the nursery, so that the last events are still printed
     if failed is not None:
         raise failed
 
@@ -176,8 +187,8 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
 
 
 @asynccontextmanager
-async def interruptible(heed: Callable[[bool], None]) -> AsyncIterator[list[int]]:
-    """The first signal that comes cancels the body. `heed` is told of each, and whether it is the first."""
+async def cancelled_by_signals(on_signal: Callable[[bool], None]) -> AsyncIterator[list[int]]:
+    """The first signal cancels the body. `on_signal` is called for each, with whether it is the first."""
     numbers: list[int] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as arrived:
         async with trio.open_nursery() as nursery:
@@ -187,7 +198,7 @@ async def interruptible(heed: Callable[[bool], None]) -> AsyncIterator[list[int]
                 async for number in arrived:
                     numbers.append(number)
                     body.cancel()
-                    heed(len(numbers) == 1)
+                    on_signal(len(numbers) == 1)
 
             nursery.start_soon(listen)
             with body:

@@ -352,7 +352,7 @@ WAYS: dict[str, Way] = {
     "wrong arguments": Way(
         "invalid_call",
         "call",
-        r"\(-33402, invalid_arguments\): .*/text.*; runner tools --json shows what it takes",
+        r"\(-33402, invalid_arguments\): .*/text.*; runner tools --json MANIFEST shows the input schema",
         bare("nexo_bare"),
         "bare_echo",
         ("--input", '{"text": 5}'),
@@ -844,7 +844,7 @@ def test_stdout_that_takes_nothing(runner_as: Caller, copied: Copy) -> None:
     process.stderr.close()
     assert process.wait(_SECONDS) == EXIT["internal"]
     assert said.startswith(
-        "runner: internal in call (stdout): the plugin answered, but stdout does not take it"
+        "runner: internal in call (stdout): the plugin answered, but its result cannot be written to stdout"
     )
     assert len(said.splitlines()) == 1
 

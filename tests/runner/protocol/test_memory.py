@@ -245,7 +245,7 @@ def test_the_shares_are_within_the_bound() -> None:
     )
     assert sum(shares) <= memory.MOST_HELD
     assert memory.IDS == jsonrpc.MOST_IDS
-    assert outbox.REPLY_BYTES + MEBI <= memory.REPLIES
+    assert outbox.MOST_REPLY_BYTES + MEBI <= memory.REPLIES
     assert memory.FRAME >= wire.MOST_MEMORY + 3 * mcp_dialect.FRAME_LIMIT
     largest = schema._NODE * schema.MOST_NODES + schema._CHARACTER * schema.MOST_TEXT
     assert largest + schema._PATTERN * schema.MOST_PATTERNS <= memory.COMPILED

@@ -326,7 +326,7 @@ def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
 
     async def main() -> None:
         with trio.fail_after(SECONDS):
-            async with opened(manifest, made=seen.append) as session:
+            async with opened(manifest, on_made=seen.append) as session:
                 read = session.state.dialect.read
 
                 def interrupted(raw: bytes) -> Any:

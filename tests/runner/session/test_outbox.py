@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from runner.protocol.dialect import Lane, Send
-from runner.session.outbox import EVENTS, REPLIES, REPLY_BYTES, Letter, Outbox
+from runner.session.outbox import MOST_EVENTS, MOST_REPLIES, MOST_REPLY_BYTES, Letter, Outbox
 
 pytestmark = pytest.mark.trio
 
@@ -167,7 +167,7 @@ async def test_a_plugin_that_does_not_keep_up_loses_the_newest_events() -> None:
     assert sorted(told) == [*range(sent - 1), sent]
     in_the_pipe = told.index(sent)
     assert told == [*range(in_the_pipe), sent, *range(in_the_pipe, sent - 1)]
-    assert len(told) - in_the_pipe - 1 in (EVENTS - 1, EVENTS)  # one was in the writer's hands
+    assert len(told) - in_the_pipe - 1 in (MOST_EVENTS - 1, MOST_EVENTS)  # one was in the writer's hands
 
 
 async def test_a_pipe_nobody_reads_any_more_is_told_to_who_writes() -> None:
@@ -223,7 +223,7 @@ async def test_there_is_room_again_when_replies_are_written() -> None:
         async with writing(outbox, stream) as nursery:
             outbox.post(Send(frame(0, 1 << 18)))  # keeps the pipe full
             await trio.testing.wait_all_tasks_blocked()
-            for number in range(REPLIES):
+            for number in range(MOST_REPLIES):
                 outbox.post(Send(frame(number), "reply"))
             passed = trio.Event()
 
@@ -242,7 +242,7 @@ async def test_there_is_room_again_when_replies_are_written() -> None:
 
 async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
     outbox = Outbox()
-    for number in range(REPLIES):
+    for number in range(MOST_REPLIES):
         outbox.post(Send(frame(number), "reply"))
     through: list[int] = []
 
@@ -263,7 +263,7 @@ async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
 
 async def test_who_waits_for_room_is_let_go_when_it_is_closed() -> None:
     outbox = Outbox()
-    for number in range(REPLIES):
+    for number in range(MOST_REPLIES):
         outbox.post(Send(frame(number), "reply"))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -290,17 +290,17 @@ async def test_only_events_are_dropped_however_many_wait() -> None:
     outbox = Outbox()
     lanes: list[Lane] = ["reply", "request", "event"]
     taken = {lane: sum(outbox.post(Send(frame(0), lane)) is not None for _ in range(500)) for lane in lanes}
-    assert taken == {"reply": 500, "request": 500, "event": EVENTS}
-    assert outbox.dropped == 500 - EVENTS
+    assert taken == {"reply": 500, "request": 500, "event": MOST_EVENTS}
+    assert outbox.dropped == 500 - MOST_EVENTS
 
 
 async def test_a_few_long_replies_leave_no_room_either() -> None:
     """Each repeats the plugin's own id, which may be as long as a frame."""
     outbox = Outbox()
-    for number in range(REPLIES // 2):
+    for number in range(MOST_REPLIES // 2):
         outbox.post(Send(frame(number), "reply"))
     await outbox.room()
-    outbox.post(Send(frame(0, REPLY_BYTES), "reply"))
+    outbox.post(Send(frame(0, MOST_REPLY_BYTES), "reply"))
     with pipe() as (read, stream):
         with trio.move_on_after(0.05) as waited:
             await outbox.room()
