@@ -14,7 +14,7 @@ FROM debian:bookworm-slim AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev libcap-dev python3-dev python3-venv
 WORKDIR /src
-# Dependencies first: they change more rarely than the code, and python-prctl has to be compiled.
+# Dependencies first: they change less often than the code, and python-prctl has to be compiled.
 COPY pyproject.toml README.md LICENSE ./
 RUN python3 -m venv /opt/runner \
  && python3 -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))' \
@@ -27,7 +27,7 @@ RUN /opt/runner/bin/pip install --no-cache-dir --no-deps . \
  && /opt/runner/bin/pip uninstall -y setuptools pip
 
 FROM debian:bookworm-slim
-# python3 of the system, not an image of its own: plugins written in Python find it in /usr/bin, which the cage shows.
+# The system's python3 instead of a Python image: plugins written in Python find it in /usr/bin, which the cage shows.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap libcap2 python3 \
  && rm -rf /var/lib/apt/lists/*
@@ -35,17 +35,17 @@ COPY --from=build /opt/runner /opt/runner
 # --chmod: COPY keeps the modes of the checkout, and the runner refuses a policy that its group can write.
 COPY --chmod=0644 policies/default.toml /etc/runner/policy.toml
 COPY --chmod=0644 policies/container/seccomp.json /usr/local/share/runner/seccomp.json
-# Container engines show cgroups read-only. The default policy requires limits of root that need writable ones;
-# the image's policy, which differs in nothing else, prefers them, and every report says what is missing.
+# Container engines show cgroups read-only. As root, the default policy requires limits that need writable cgroups.
+# The image's policy only prefers these limits, and every report says what is missing. Nothing else differs.
 RUN sed -i 's/^mode = "delegated"/mode = "prefer"/' /etc/runner/policy.toml \
  && chmod 0755 /etc/runner \
  && ln -s /opt/runner/bin/runner /usr/local/bin/runner \
  && useradd --uid 1000 --create-home runner \
  && install -d -o 1000 -g 1000 -m 0711 /var/lib/runner
-# State lies in /var/lib/runner, as for root, so that one volume is right for both.
+# State is in /var/lib/runner, as for root, so that one volume fits both.
 ENV XDG_STATE_HOME=/var/lib
-# Not root, which could write /proc/sys of the host where systempaths=unconfined. A number, because Kubernetes'
-# runAsNonRoot cannot look a name up.
+# Not root: with systempaths=unconfined, root could write the host's /proc/sys. A number, because Kubernetes'
+# runAsNonRoot cannot look up a name.
 USER 1000:1000
 ENTRYPOINT ["runner"]
 CMD ["--help"]

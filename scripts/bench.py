@@ -1,6 +1,6 @@
 """Figures for people: what launches, ends, calls and sessions cost, as root and as an ordinary user.
 
-What is compared is interleaved in one run, because the machine's mood changes over minutes: all see the same.
+The things that are compared are interleaved in one run, because a machine's speed changes over minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scripts.benches import call, kill, launch
 from scripts.benches.caller import Unable, callers
 
 LAUNCHES = 60
-KILLS = 100  # as few as have a 99th percentile
+KILLS = 100  # the fewest that have a 99th percentile
 BOMBS = 20
 CALLS = 2000
 COLDS = 30
@@ -27,7 +27,7 @@ PARTS = ("launch", "kill", "call", "sessions")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "parts", nargs="*", metavar="|".join(PARTS), help="what to measure; all of it if silent"
+        "parts", nargs="*", metavar="|".join(PARTS), help="what to measure; everything by default"
     )
     parser.add_argument("--launches", type=_count, default=LAUNCHES, help=f"of each kind ({LAUNCHES})")
     parser.add_argument("--kills", type=_count, default=KILLS, help=f"of an idle plugin ({KILLS})")
@@ -44,7 +44,7 @@ def main() -> int:
         f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
     )
-    os.closerange(3, 1024)  # what a shell left open could stand where bwrap's own are to be
+    os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
     try:
         with callers() as found:
             for caller in found:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
-# What we say works. Later ones are tried if they are there.
+# The versions that are supported. Later ones are tried if they are found.
 SUPPORTED = ("3.11", "3.12", "3.13")
 WISHED = (*SUPPORTED, "3.14")
 
 _NAME = re.compile(r"python3(\.\d+)?\Z")
-# Where people and version managers keep them, below a home directory. More may lie on the PATH.
+# Where people and version managers keep them, below a home directory. PATH is searched too.
 _BELOW_HOME = (
     ".pyenv/versions/*/bin",
     ".local/bin",
@@ -39,7 +39,7 @@ _BELOW_HOME = (
     ),
 )
 _SYSTEM = ("/usr/bin", "/usr/local/bin", "/opt/python/*/bin", "/opt/conda/bin", "/opt/conda/envs/*/bin")
-# A version manager's root may lie elsewhere.
+# Variables that move a version manager's root elsewhere.
 _ROOTS = {
     "PYENV_ROOT": "versions/*/bin",
     "UV_PYTHON_INSTALL_DIR": "*/bin",
@@ -56,7 +56,7 @@ _ASK_SECONDS = 20
 
 
 class NotInstallable(Exception):
-    """Tests cannot run on this interpreter: what they need to be imported cannot be installed."""
+    """Tests cannot run on this interpreter, because a package that they import cannot be installed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def find_pythons(
     environ: Mapping[str, str] = os.environ,
     system: Sequence[str] = _SYSTEM,
 ) -> tuple[list[Python], list[tuple[str, str]]]:
-    """One of each version but our own, oldest first; and those that will not do, with the reason."""
+    """One of each version except our own, oldest first; and those that are not used, with the reason."""
     found: dict[str, Python] = {}
     passed_over: dict[str, str] = {}
     seen: set[str] = set()
@@ -98,12 +98,12 @@ def find_pythons(
                 timeout=_ASK_SECONDS,
                 stdin=subprocess.DEVNULL,
             )
-            # A shim starts another program than itself: that one is meant.
+            # A shim starts another program. The answer is about that program.
             path, version, name, level, minor, base, prefix, free_threaded = json.loads(done.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired):
-            continue  # a shim of a version manager without a version, something broken, or no Python at all
+            continue  # a shim without a version, a broken installation, or not a Python at all
         if tuple(minor) < OLDEST or prefix != base or os.path.realpath(base) == os.path.realpath(own_prefix):
-            continue  # too old, somebody's virtual environment, or the one that runs everything else
+            continue  # too old, a virtual environment, or the one that runs everything else
         if name != "cpython":
             passed_over[f"{name} {version} ({path})"] = "it is not CPython"
         elif level != "final":
@@ -148,13 +148,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def environment(python: Python) -> tuple[Python, list[str]]:
-    """Its interpreter in .venv-VERSION, made or brought up to date; and what could not be installed there."""
+    """The interpreter in .venv-VERSION, which is made or updated; and what could not be installed there."""
     venv = ROOT / f".venv-{python.version}"
     inside = Python(venv / "bin/python", python.version)
     wanted = f"{ROOT} {os.path.realpath(python.path)} {zlib.crc32((ROOT / 'pyproject.toml').read_bytes())}\n"
     mark = venv / ".installed"
     with open(ROOT / "scripts/pythons.py", "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two of these at once do not build one environment together
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once must not build the same environment
         if mark.exists() and mark.read_text().startswith(wanted):
             return inside, mark.read_text().splitlines()[1:]
         print(f"building {venv.name}", flush=True)
@@ -168,17 +168,17 @@ def _make(python: Python, venv: Path) -> None:
     make = [str(python.path), "-m", "venv", "--clear", str(venv)]
     try:
         _run(make)
-    except NotInstallable:  # Debian packages ensurepip apart
+    except NotInstallable:  # Debian has ensurepip in a package of its own
         _run([*make, "--without-pip"])
         with tempfile.TemporaryDirectory() as folder:
             _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "pip"])
             (wheel,) = Path(folder).iterdir()
-            # pip runs from its own wheel, too. Not ours: it may be too old for that Python.
+            # pip can run from its own wheel. Ours may be too old for that Python.
             _run([str(venv / "bin/python"), f"{wheel}/pip", "install", "--quiet", str(wheel)])
 
 
 def _one_by_one(python: Python) -> list[str]:
-    """After all together could not be installed: what is it that cannot?"""
+    """Which requirements cannot be installed, after installing all of them at once has failed."""
     if not _installs(python, "--editable", str(ROOT)):
         raise NotInstallable(f"the runner's own dependencies cannot be installed: {_last_words}")
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]

@@ -1,8 +1,8 @@
-"""The test suite in parts: tests side by side, then those that need the machine for themselves, one by one.
+"""Run the test suite in parts: tests side by side, then those that need the whole machine, one by one.
 
     scripts/test [ARGUMENTS]            everything, after style and types
     scripts/test --quick [ARGUMENTS]    the tests that launch nothing
-    scripts/test --pythons [ARGUMENTS]  the same on every other Python that is found
+    scripts/test --pythons [ARGUMENTS]  these, on every other Python that is found
 
 Arguments go to pytest.
 """
@@ -23,7 +23,7 @@ from scripts.pythons import NotInstallable, Python, environment, find_pythons, m
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
-# What pytest says if there was nothing to do.
+# pytest's exit code if no test was collected.
 NO_TESTS = 5
 INTERRUPTED = 2
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequence[str]) -> int:
-    """One after the other, then what is to say of all of them. The worst exit code."""
+    """Run one part after the other and print a summary of all. Returns the worst exit code."""
     began = time.monotonic()
     whole = Tally()
     codes: list[int] = []
@@ -59,7 +59,7 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
         code, tally = _pytest(python, [*part, *arguments])
         codes.append(code)
         whole.add(tally)
-        if code < 0:  # else nobody would know that most tests are missing below
+        if code < 0:  # otherwise the summary would not show that most tests are missing
             unfinished.append(f"{' '.join(part[:2])} did not come to its end: {signal.strsignal(-code)}")
         if code == INTERRUPTED or (code not in (0, NO_TESTS) and {"-x", "--exitfirst"} & set(arguments)):
             break
@@ -72,7 +72,7 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
 
 
 def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
-    """The tests that launch nothing, on each. A supported Python on which they cannot run is a failure."""
+    """Run the tests that launch nothing on each. A supported Python on which they cannot run is a failure."""
     results: list[str] = []
     failed = 0
     for python in pythons:
@@ -96,10 +96,10 @@ def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
 
 
 def worst(codes: Sequence[int]) -> int:
-    """0 if all are, and if one part had no tests while another had some."""
+    """0 if every part passed. A part without tests does not count if another part had some."""
     failures = [code for code in codes if code not in (0, NO_TESTS)]
     if failures:
-        return failures[0] if failures[0] > 0 else 128 - failures[0]  # as a shell says it of a signal
+        return failures[0] if failures[0] > 0 else 128 - failures[0]  # 128 + N for signal N, as in a shell
     return 0 if 0 in codes else NO_TESTS
 
 
@@ -109,17 +109,17 @@ def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
         argv = [str(python.path), "-m", "pytest", "--tally", str(path), *arguments]
         _flush()
         code = _wait(subprocess.Popen(argv, cwd=ROOT, env=_environ()))
-        # Without one, pytest has not come to an end: its exit code says so.
+        # If there is no tally, pytest did not finish: its exit code says so.
         return code, Tally.read(path) if path.exists() else Tally()
 
 
 def _environ() -> dict[str, str]:
-    """Without PYTHONDONTWRITEBYTECODE: each process of a run would compile all tests anew."""
+    """Without PYTHONDONTWRITEBYTECODE, with which each process of a run would compile all tests again."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """To its end, also if ^C is pressed: pytest gets it too, and tells what it has done so far."""
+    """Wait for the end even if ^C is pressed: pytest gets it too, and reports what it has done so far."""
     while True:
         try:
             return process.wait()
@@ -128,7 +128,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _workers() -> tuple[str, ...]:
-    # Tests that share what is made once for a module go to one worker: tests/spread.py.
+    # Tests that share a fixture of their module go to one worker: tests/spread.py.
     return "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadgroup"
 
 

@@ -66,3 +66,45 @@ def test_every_exit_code_is_on_the_page() -> None:
     page = (ROOT / "docs/call.md").read_text()
     rows = {code: int(status) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.MULTILINE)}
     assert rows == EXIT
+
+
+# --- the pages about the code -------------------------------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+DIAGRAMS = re.findall(r"^```mermaid\n(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+
+
+def test_diagrams_are_of_kinds_that_code_hosts_render() -> None:
+    """Mermaid itself is not installed here. Unquoted labels are what breaks most often."""
+    assert len(DIAGRAMS) >= 5
+    for diagram in DIAGRAMS:
+        assert re.match(r"flowchart (TD|LR)\n|sequenceDiagram\n", diagram), diagram
+        assert diagram.count('"') % 2 == 0, diagram
+        if diagram.startswith("flowchart"):
+            labels = re.findall(r"\w\[(.)|\|(.)[^|]*\|", diagram)
+            assert {one or other for one, other in labels} == {'"'}, diagram
+        else:
+            assert ";" not in diagram, diagram  # ends a statement there
+
+
+def test_the_layout_is_that_of_the_tree() -> None:
+    [layout] = re.findall(r"## Layout\n.*?^```\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    top, named = "", set()
+    for line in layout.splitlines():
+        words = re.match(r"\s*((?:[\w.]+/?(?:NAME/)? ?)+?)(?:  |$)", line)
+        if words is None or line.startswith(" " * 4):
+            continue
+        if not line.startswith(" "):
+            top = words[1].strip()
+            named.add(top)
+            continue
+        named |= {top + word.removesuffix("NAME/") for word in words[1].split()}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    folders = {
+        f"{path.relative_to(ROOT)}/"
+        for package in ("runner", "sandbox")
+        for path in (ROOT / package).iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    }
+    assert folders <= named

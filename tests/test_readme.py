@@ -164,17 +164,32 @@ def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir:
     assert set(documented["outcome"]) < set(get_args(Code))
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "SECURITY.md",
-        "CHANGELOG.md",
-        *(f"docs/{page.name}" for page in (ROOT / "docs").iterdir()),
-    ],
+PAGES = (
+    "README.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").iterdir())),
 )
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in target]
     missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_anchors_of_links_are_headings(page: str) -> None:
+    text = (ROOT / page).read_text()
+    wrong = []
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", text):
+        if "://" not in target:
+            there = (ROOT / page).parent / target if target else ROOT / page
+            headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            # As a code host makes them: lower case, no punctuation, a hyphen for each blank.
+            if anchor not in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}:
+                wrong.append(f"{target}#{anchor}")
+    assert wrong == []

@@ -62,7 +62,7 @@ class Plugin(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What is said to a plugin by whoever starts it without us."""
+    """The frames that are sent to a plugin that was started without the runner."""
 
     opening: list[bytes]
     echo: bytes
@@ -84,8 +84,8 @@ def plugin(caller: Caller) -> Plugin:
 
 @contextmanager
 def host(caller: Caller, talker: Plugin, kind: str, *counts: int) -> Iterator[subprocess.Popen[bytes]]:
-    """scripts/benches/host.py at work."""
-    # Its source is handed over: the checkout may be closed to others.
+    """Run scripts/benches/host.py."""
+    # Passed as source: the user that is measured may not be allowed to read the checkout.
     script = caller.write("host/host.py", Path(__file__).with_name("host.py").read_text())
     argv = [sys.executable, "-I", script, kind, talker.manifest, *map(str, counts), "--", *talker.argv]
     pipe = subprocess.PIPE
@@ -106,7 +106,7 @@ def host(caller: Caller, talker: Plugin, kind: str, *counts: int) -> Iterator[su
 
 
 def told(process: subprocess.Popen[bytes]) -> Any:
-    """Its next document. EOFError if it has no more to say."""
+    """The next document. EOFError if there is none."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -149,7 +149,7 @@ def _show_large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
 
 
 def _ratio(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> str:
-    """Of turns, pair by pair: both saw the same machine."""
+    """The ratio turn by turn, because both halves of a turn saw the same machine."""
     ratios = [median(one) / median(other) for one, other in zip(ones, others, strict=True)]
     return f"ratio {median(ratios):.2f} (p10 {percentile(ratios, 10):.2f}, p90 {percentile(ratios, 90):.2f})"
 
@@ -178,7 +178,7 @@ def _colds(caller: Caller, talker: Plugin, said: Exchange, rounds: int) -> Mappi
 
 
 def cold(caller: Caller, command: Command, said: Exchange | None) -> Cold:
-    """Start it, get one answer, see it end. `said`: None if it does all of that by itself."""
+    """Start it, get one answer, wait for its end. `said` is None if the command does all of that itself."""
     pipe = subprocess.PIPE
     with command.opened():
         start = time.perf_counter()
@@ -263,7 +263,7 @@ OURS = ("host", "fork server", "monitors", "inits")
 
 
 def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) -> None:
-    """In kilobytes. A page that several share is counted in parts, so that the sum is what is used."""
+    """In kilobytes. A page that several processes share is divided among them, so the sum is what is used."""
     if -1 in many.values():
         print("  memory: who measures may not look at all of the processes")
         return
@@ -279,7 +279,7 @@ def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) ->
 
 
 def memory(host_pid: int) -> dict[str, int]:
-    """The proportional set size of a host and all below it, in kB, by what they are; -1: not to be seen."""
+    """The proportional set size of a host and all its descendants, in kB, by kind; -1 if unreadable."""
     found = dict.fromkeys((*OURS, "bwrap", "plugin"), 0)
     for pid, what in _family(host_pid).items():
         try:
@@ -309,7 +309,7 @@ def _family(host_pid: int) -> dict[int, str]:
 
 
 def _kind(name: str, parent: str) -> str:
-    """a cell's init is forked by its monitor, and called the same."""
+    """A cell's init is forked by its monitor and has the same name."""
     if parent == "host":
         return "fork server"
     if name == "runner-monitor":

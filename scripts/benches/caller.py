@@ -1,4 +1,4 @@
-"""Who starts what is measured: we ourselves and, if we are root, an ordinary user as well."""
+"""The users that are measured: the current one and, if that is root, an ordinary user as well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNNER = str(Path(sys.executable).with_name("runner"))
 
 
 class Unable(Exception):
-    """Something that must work to be measured did not."""
+    """Something that has to work before it can be measured did not work."""
 
 
 class Caller(NamedTuple):
@@ -29,13 +29,13 @@ class Caller(NamedTuple):
     home: str
 
     def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-        """Not by way of setpriv: its own start would be measured too."""
+        """Without setpriv, whose own start would be measured too."""
         if self.uid != os.geteuid():
             popen.update(user=self.uid, group=self.uid, extra_groups=())
         return subprocess.Popen(argv, env=self.environ(), cwd="/", **popen)
 
     def environ(self) -> Mapping[str, str]:
-        """Ours is not passed on: PYTHONDONTWRITEBYTECODE and its like change what is measured."""
+        """A fresh environment: PYTHONDONTWRITEBYTECODE and similar variables change what is measured."""
         return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
@@ -53,7 +53,7 @@ class Caller(NamedTuple):
         return out.decode()
 
     def write(self, name: str, text: str) -> str:
-        """A file of root's that everybody may read, in a folder of its own; its path."""
+        """Write a file of root's that everybody may read, in a folder of its own. Returns its path."""
         path = Path(self.folder, name)
         path.parent.mkdir(exist_ok=True)
         path.parent.chmod(0o755)
@@ -68,7 +68,7 @@ def failed(argv: Sequence[str], status: int, said: bytes) -> Unable:
 
 @contextmanager
 def callers() -> Iterator[list[Caller]]:
-    # Not TMPDIR's choice: the plugin's uid must be able to reach its own folder.
+    # Not in TMPDIR: the plugin's uid must be able to reach its own folder.
     top = Path(tempfile.mkdtemp(prefix="runner-bench.", dir="/tmp"))
     try:
         top.chmod(0o755)

@@ -9,7 +9,7 @@ _FEW = 100  # below that, the 99th percentile is the largest
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """By nearest rank: always one that was measured."""
+    """By nearest rank, so the result is always one of the samples."""
     return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]
 
 
@@ -18,6 +18,6 @@ def median(samples: Sequence[float]) -> float:
 
 
 def tail(samples: Sequence[float]) -> str:
-    """The 99th percentile, or what can be said instead with too few for one."""
+    """The 99th percentile, or the maximum if there are too few samples."""
     name = "p99" if len(samples) >= _FEW else "max"
     return f"{name} {percentile(samples, 99):8.1f}"

@@ -1,7 +1,7 @@
-"""A program with sessions, and beside them the same plugin at the end of plain pipes. Samples, no figures.
+"""A host with sessions and, for comparison, the same plugin behind plain pipes. Prints samples, not figures.
 
-Started as who is measured, by path: `host.py talk|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of stdout
-is one JSON document. Only what is installed is imported: the checkout may be closed to who runs this.
+Started by the user that is measured: `host.py talk|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of stdout
+is one JSON document. It imports only installed packages: that user may not be able to read the checkout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GIVEN = {"text": "hello"}
 
 
 class Pipes:
-    """The plugin without anything of ours: a process, two pipes, and a host that waits in read()."""
+    """The plugin without the runner: a process, two pipes, and a host that waits in read()."""
 
     def __init__(self, argv: list[str]) -> None:
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -45,7 +45,7 @@ class Pipes:
         return b"".join(pieces)
 
     def streams(self) -> Streams:
-        """From now on `ask` would not wait any more."""
+        """From now on `ask` does not wait."""
         return Streams(os.dup(self._in), os.dup(self._out))
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Pipes:
 
 
 class Streams:
-    """The same pipes as trio waits for them: what no host on trio can be faster than."""
+    """The same pipes, read by trio. No host on trio can be faster than this."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._in, self._out = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stdout)
@@ -79,7 +79,7 @@ class Streams:
 
 
 class Frames:
-    """What a session writes to the plugin, by the plugin's own account: the pipes carry the same."""
+    """What a session writes to the plugin, as the plugin reports it. The plain pipes carry the same bytes."""
 
     def __init__(self, lines: list[str]) -> None:
         *opening, echo, large, _ = (line.encode() for line in lines)
@@ -101,7 +101,7 @@ Ask = Callable[[], Awaitable[Any]]
 
 
 async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, list[list[float]]]:
-    """For each, the seconds of each call of each block. Each comes first as often as last."""
+    """For each, the seconds of each call of each block. Each is first as often as last."""
     taken: dict[str, list[list[float]]] = {name: [] for name in asks}
     names = list(asks)
     for turn in range(WARM_UP + rounds):
@@ -150,7 +150,7 @@ async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
 
 
 async def many(manifest: str, count: int, calls: int, argv: list[str]) -> None:
-    """Who reads us looks at our memory when one plugin is open, and when all are."""
+    """The reader of our output looks at our memory when one plugin is open, and when all are."""
     plugins: list[runner.OpenPlugin] = []
     done = trio.Event()
     async with trio.open_nursery() as nursery:

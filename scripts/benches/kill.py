@@ -1,4 +1,4 @@
-"""How long an end takes: from when it is asked for until the runner has returned and nothing is left."""
+"""How long an end takes: from the request until the runner has returned and no process is left."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ command = "{command}"
 args = {arguments}
 """
 
-# Both ignore the polite signals, so that it takes SIGKILL, and both end by themselves some time, so that a
-# runner that fails here leaves nothing for ever. The last argument is the mark they are known by.
+# Both ignore SIGTERM and SIGINT, so that SIGKILL is needed. Both end by themselves after a while, so that a
+# runner that fails here leaves nothing for ever. The last argument is the mark by which they are found.
 IDLE = """trap "" TERM INT; echo ready; exec sleep "$0" """
 
 BOMB = f"""\
@@ -54,8 +54,8 @@ def task():
             time.sleep(0.01)
     os._exit(0)
 
-# All at once: the first would leave no room for the last. No task ends without a successor: from here on
-# there are always so many.
+# Start all at once: otherwise the first would leave no room for the last. No task ends without a successor,
+# so from here on their number is constant.
 wait, begin = os.pipe()
 hear, tell = os.pipe2(os.O_NONBLOCK)
 os.set_blocking(hear, True)
@@ -100,11 +100,11 @@ def _means(caller: Caller, manifest: str) -> str:
 
 
 def end(caller: Caller, manifest: str) -> float:
-    """Start it, wait until it does its worst, end it, and see that it has ended. Milliseconds."""
-    # A number, because it is what the idle one sleeps; so long that no other process has the same.
+    """Start it, wait until it is ready, end it, and check that it has ended. Returns milliseconds."""
+    # A number, because the idle plugin passes it to sleep; long enough to be unique.
     mark = f"{PATIENCE:.0f}.{secrets.randbits(64):020}"
     argv = [RUNNER, "exec", "--pids", str(PIDS), "--memory", "2G", manifest, "--", mark]
-    # All of the plugin's processes inherit its stdout: its end of file is the end of the last of them.
+    # All of the plugin's processes inherit its stdout, so end of file means that the last of them has ended.
     read, write = os.pipe()
     with (
         open(read, "rb", buffering=0) as stdout,
@@ -116,7 +116,7 @@ def end(caller: Caller, manifest: str) -> float:
                 process.kill()
                 raise failed(argv, process.wait(), process.stderr.read() if process.stderr else b"")
             start = time.perf_counter()
-            # Two different ones: two of the same kind can become one on the way.
+            # Two different signals, because two of the same kind can be merged into one.
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
             over = _readable(read) and stdout.read(1) == b""
@@ -129,7 +129,7 @@ def end(caller: Caller, manifest: str) -> float:
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/runner-{process.pid}-*[0-9]")]
     if not over or left or groups:
         raise Unable(f"{manifest} was not ended: left are the processes {left} and the groups {groups}")
-    # Of two that wait, the kernel delivers the one with the lower number first.
+    # Of two pending signals, the kernel delivers the one with the lower number first.
     if status not in (128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Unable(f"{manifest} ended by itself, with status {status}")
     return taken * 1000
@@ -140,7 +140,7 @@ def _readable(fd: int) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes with `mark` among their arguments. A fork has its parent's.
+    """The living processes with `mark` among their arguments. A fork has its parent's arguments.
 
     Not for a bomb that lives: it makes new processes faster than a listing gets to its end.
     """

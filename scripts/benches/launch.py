@@ -34,7 +34,7 @@ enabled = true
 fs_write_paths = ["${state_dir}"]
 """
 
-# Every limit that `runner exec` itself holds a plugin to, without those for stderr.
+# Every limit that `runner exec` enforces, except those for stderr.
 FULL = {
     "memory": '"256M"',
     "pids": "64",
@@ -70,7 +70,7 @@ class Command(NamedTuple):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Anew each time: bwrap reads them to the end."""
+        """Opened again for each launch, because bwrap reads them to the end."""
         for number, path in self.files.items():
             if os.path.lexists(f"/proc/self/fd/{number}"):
                 raise Unable(f"descriptor {number}, which {self.argv[0]} is to get, is in use here")
@@ -96,7 +96,7 @@ def bench(caller: Caller, rounds: int) -> None:
     samples: dict[str, list[Sample]] = {name: [] for name in commands}
     names = list(commands)
     for turn in range(WARM_UP + rounds):
-        # Each comes first as often as last: what one leaves undone in the kernel, the next one waits for.
+        # Each is first as often as last: the next one waits for work that the one before left to the kernel.
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
             sample = measure(caller, commands[name])
@@ -114,7 +114,7 @@ def bench(caller: Caller, rounds: int) -> None:
 
 
 def _compared(ones: list[Sample], others: list[Sample]) -> str:
-    """Turn by turn: both saw the same machine."""
+    """The difference turn by turn, because both saw the same machine."""
     added = [one.wall - other.wall for one, other in zip(ones, others, strict=True)]
     burnt = [one.cpu - other.cpu for one, other in zip(ones, others, strict=True)]
     ratio = median([one.wall for one in ones]) / median([other.wall for other in others])
@@ -126,7 +126,7 @@ def _compared(ones: list[Sample], others: list[Sample]) -> str:
 
 def _commands(caller: Caller) -> Mapping[str, Command]:
     manifest = caller.write("plugin/nexo-plugin.toml", MANIFEST)
-    # Not where state is by default: nothing is to be left there.
+    # Not in the default place for state, where nothing should be left.
     state = Path(caller.folder, "state")
     state.mkdir()
     if os.geteuid() == 0:
@@ -152,11 +152,11 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
 
 
 def _policy(limits: Mapping[str, str]) -> str:
-    """The default policy with these limits for everybody, instead of its own."""
+    """The default policy with these limits instead of its own."""
     text = (Path(policies.__file__).parent / "default.toml").read_text()
     sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
     kept = [section for section in sections if not section.startswith("[limits.")]
-    # Preferred: an ordinary user has no cgroups, and what that costs is of interest too.
+    # Preferred, so that an ordinary user without cgroups can be measured too.
     kept += [
         f'[limits.{name}]\ndefault = {value}\nceiling = {value}\nmode = "prefer"\n'
         for name, value in limits.items()
@@ -165,7 +165,7 @@ def _policy(limits: Mapping[str, str]) -> str:
 
 
 def without_shell(line: str, caller: Caller) -> Command:
-    """The line `explain` prints for bash, as what bash would start: its own start is not bwrap's cost.
+    """The command that `explain` prints for bash, without bash, whose own start is not bwrap's cost.
 
     Redirections become numbered files; `<(printf %s TEXT)` becomes a file that holds TEXT.
     """

@@ -3,13 +3,13 @@
     scripts/container-filter            write the file
     scripts/container-filter --plain    print the filter without the runner's additions, for comparison
 
-It is what Docker allows by default to a container without added capabilities, plus the calls the cage is
-built with (ADDITIONS). The form is the common one of Docker, Podman and Kubernetes: a flat list. Docker's own
-file has entries that depend on capabilities ("includes"); containerd ignores that word and would allow all.
+It allows what Docker allows by default to a container without added capabilities, plus the calls that the
+cage is built with (ADDITIONS). Docker, Podman and Kubernetes all read this form: a flat list. Docker's own
+file has entries that depend on capabilities ("includes"); containerd ignores that key and would allow them.
 
-The list is put together from our own verdicts: what the profile for plugins allows (policies/seccomp/
-default.toml), and what Docker allows beyond that. So the container refuses no call that a plugin may make.
-64-bit programs only: the runner starts no others, and each further architecture is another kernel interface.
+The list is what the profile for plugins allows (policies/seccomp/default.toml), plus what Docker allows
+beyond that. So the container refuses no call that a plugin may make. It is for 64-bit programs only: the
+runner starts no others, and each further architecture is another kernel interface.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _NAMESPACES = 0x7E020000
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _EPERM, _ENOSYS = 1, 38
 
-# Calls that Docker's default refuses and the cage is built with. keyctl: only to leave the caller's session
-# keyring behind. Keyrings know no namespaces, so nothing else of it is allowed.
+# Calls that Docker's default refuses and the cage needs. keyctl is allowed only for leaving the caller's
+# session keyring. Keyrings have no namespaces, so no other operation is allowed.
 ADDITIONS: tuple[str, ...] = (
     "clone",
     "keyctl",
@@ -76,7 +76,7 @@ def _base(additions: tuple[str, ...]) -> list[Entry]:
         _allow(*_plain_names()),
         _allow("socket", args=[_argument(0, "SCMP_CMP_NE", _AF_VSOCK)]),
         *(_allow("personality", args=[_argument(0, "SCMP_CMP_EQ", value)]) for value in _PERSONALITIES),
-        # Its flags are in memory, where a filter cannot look. Every libc falls back to clone.
+        # A filter cannot read its flags, which are in memory. Every libc falls back to clone.
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
     ]
     if "clone" not in additions:
@@ -92,7 +92,7 @@ def _addition(name: str) -> Entry:
 
 
 def _plain_names() -> list[str]:
-    """Allowed whatever the arguments."""
+    """Calls that are allowed with any arguments."""
     verdicts = tomllib.loads((ROOT / "policies/seccomp/default.toml").read_text())
     names = {name for group in verdicts["allow"].values() for name in group}
     names |= set(verdicts["rules"]) | set(_DOCKER_ALLOWS)

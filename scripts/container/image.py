@@ -1,7 +1,7 @@
-"""The Dockerfile's steps, done without a container engine: mmdebstrap for FROM, runc for RUN.
+"""Build the Dockerfile's image without a container engine: mmdebstrap for FROM, runc for RUN.
 
-The Dockerfile itself is read, so that what is tested is what it says. A word in it that is not known here is
-an error, never passed over.
+The Dockerfile itself is read, so the test builds what it says. An instruction that is not known here is an
+error and is never skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scripts.container.runc import Config, Mount, Runc
 
 BUILD_SECONDS = 900
 _BASE = re.compile(r"debian:(?P<suite>[a-z]+)-slim")
-# How this machine reaches registries holds for the build too.
+# The build reaches registries in the same way as this machine.
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _PASSED = re.compile(r"PIP_.*|(https?|ftp|no|all)_proxy", re.IGNORECASE)
 
@@ -75,7 +75,7 @@ def read_dockerfile(text: str) -> tuple[Stage, ...]:
 
 
 def packages(stage: Stage) -> tuple[str, ...]:
-    """What its apt-get install lines name."""
+    """The packages that its apt-get install lines name."""
     found: list[str] = []
     for step in stage.instructions:
         if step.word == "RUN":
@@ -87,7 +87,7 @@ def packages(stage: Stage) -> tuple[str, ...]:
 
 
 def build(dockerfile: Path, context: Path, work: Path, runc: Runc) -> Image:
-    """The last stage's root, in `work`."""
+    """Build all stages in `work`. Returns the root directory of the last one."""
     bases: dict[str, Path] = {}
     roots: dict[str, Path] = {}
     image: Image | None = None
@@ -144,7 +144,7 @@ def _run(step: Instruction, root: Path, directory: str, environment: dict[str, s
     passed = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
     mounts = [Mount(str(path), str(path), ("ro",)) for path in _registries()]
     if os.path.exists(_CERTIFICATES):
-        # Not in its own place, where a package of the image may want to write.
+        # Not at its usual path, where a package of the image may want to write.
         mounts.append(Mount(_CERTIFICATES, "/mnt/certificates", ("ro",)))
         passed["PIP_CERT"] = "/mnt/certificates"
     new = [path for mount in mounts if not (path := root / mount.target.lstrip("/")).exists()]
@@ -167,7 +167,7 @@ def _run(step: Instruction, root: Path, directory: str, environment: dict[str, s
 
 
 def _registries() -> list[Path]:
-    """Files and folders of this machine by which names are resolved and packages found."""
+    """Files and folders of this machine that are needed to resolve names and find packages."""
     argv = ["python3", "-m", "pip", "config", "list"]
     told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     told += " ".join(value for name, value in os.environ.items() if _PASSED.fullmatch(name))
@@ -175,7 +175,7 @@ def _registries() -> list[Path]:
     settings = ["/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/root/.config/pip/pip.conf"]
     found = {os.path.realpath(path) if path == "/etc/resolv.conf" else path for path in settings}
     found |= {word for word in words if os.path.exists(word) and not word.startswith("/etc/ssl/")}
-    # Of a folder and what lies in it, the folder. A simple index links to the files beside it.
+    # If a folder and a file in it are both listed, the folder. A simple index links to the files beside it.
     places = {str(Path(path).parent) if path.endswith("/simple") else path for path in found}
     return sorted(Path(path) for path in places if os.path.exists(path))
 
@@ -200,7 +200,7 @@ def _copy(step: Instruction, root: Path, directory: str, origin: Path) -> None:
 
 
 def _make_parents(path: Path) -> None:
-    """As engines make them, whatever this process's umask."""
+    """Make directories with the modes that engines use, whatever the umask of this process."""
     if not path.exists():
         _make_parents(path.parent)
         path.mkdir()

@@ -1,8 +1,8 @@
-"""The image of the Dockerfile in containers of every kind, and what plugins do there: one row for each.
+"""Run the image of the Dockerfile in containers of every kind, and check what plugins do there.
 
-Two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid namespaces of
-its own, builds the image and runs the containers: when it ends, however it ends, the kernel has removed its
-mounts and processes, and what is left are files and empty cgroups.
+There are two processes. The outer one makes a directory and cleans up. The inner one, in mount and pid
+namespaces of its own, builds the image and runs the containers. However it ends, the kernel removes its
+mounts and processes, and only files and empty cgroups are left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HOMES = {0: "/root", 1000: "/home/runner"}  # as the image's /etc/passwd has th
 
 
 class Row(NamedTuple):
-    """One kind of container. `says`: what must be named where plugins cannot start; empty: they can."""
+    """One kind of container. `says`: what the message names if plugins cannot start; empty if they can."""
 
     name: str
     users: tuple[int, ...] = (0, 1000)
@@ -87,7 +87,7 @@ def _rows() -> tuple[Row, ...]:
         ),
         Row("and six capabilities", users=(0,), seccomp=shipped, capabilities=_SIX),
         Row("and CAP_SYS_ADMIN", seccomp=shipped, capabilities=(*DOCKER_CAPABILITIES, "CAP_SYS_ADMIN")),
-        # What cannot work, and has to say why.
+        # These cannot work, and have to say why.
         Row("no capability", users=(0,), seccomp=shipped, capabilities=(), says=("CAP_SETUID", "--cap-add")),
         Row("Docker's defaults", seccomp=container_filter.profile(()), masked=True, says=seccomp_words),
         Row("Docker's filter", seccomp=container_filter.profile(()), says=seccomp_words),
@@ -134,7 +134,7 @@ class Bench:
         with self._root(row) as root:
             mounts = [Mount(str(plugins), "/plugins", ("ro",))]
             if row.read_only:
-                # The image's own directory would be read-only; engines copy its owner to a new volume.
+                # The image's own directory would be read-only. Engines copy its owner to a new volume.
                 mounts += [Mount("tmpfs", "/tmp")] if scratch else []
                 mounts += [Mount("tmpfs", "/run")] if case.user == 0 else []
                 mounts += [] if state is not None else [Mount("tmpfs", "/var/lib/runner", _OWNED)]
@@ -158,7 +158,7 @@ class Bench:
 
     @contextmanager
     def _root(self, row: Row) -> Iterator[Path]:
-        """A layer of its own over the image, gone afterwards."""
+        """A layer of its own above the image, removed afterwards."""
         lower = self._image.root
         if row.user_namespace:
             self._shifted = self._shifted or shifted(lower, self._work / "shifted", USER_NAMESPACE[0])
@@ -226,7 +226,7 @@ _CHECKS: dict[str, Check] = {"exec": _exec, "call": _call, "doctor": _doctor}
 
 
 def _oom(bench: Bench, case: Case) -> tuple[str, Done]:
-    """The container's own limit ends a plugin: that is no mere signal 9."""
+    """The container's own memory limit ends a plugin: reported as oom, not as signal 9."""
     with _plugin(bench, _GREEDY) as plugins:
         done = bench.run(case, "exec", "/plugins/greedy", memory=96 << 20, plugins=plugins)
     if done.code != 137:
@@ -235,7 +235,7 @@ def _oom(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _terminated(bench: Bench, case: Case) -> tuple[str, Done]:
-    """docker stop: SIGTERM to the runner, which is the container's first process."""
+    """docker stop sends SIGTERM to the runner, which is the container's first process."""
     with _plugin(bench, _WAITING) as plugins:
         done = bench.run(case, "exec", "/plugins/waiting", end_after="here", plugins=plugins)
     return "" if done.code == 143 and done.seconds < 60 else f"ended with {done.code}", done
@@ -256,7 +256,7 @@ def _state(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _another_uid(bench: Bench, case: Case) -> tuple[str, Done]:
-    """One that the image does not know, with a home and a place for state."""
+    """A uid that the image does not know, with a home and a place for state."""
     places = {"HOME": "/tmp", "XDG_STATE_HOME": "/tmp"}
     other = case._replace(user=4711)
     done = bench.run(other, "exec", "/plugins/demo", "--", "/home", said="\n", environment=places)
@@ -264,7 +264,7 @@ def _another_uid(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
-    """A read-only image with a writable /tmp remembers; without one it works all the same."""
+    """A read-only image caches if /tmp is writable, and works without a cache if it is not."""
     read_only = case._replace(row=case.row._replace(read_only=True))
     where = "/run" if case.user == 0 else "/tmp"
     script = f"runner exec /plugins/demo </dev/null >/dev/null && ls {where}/runner-cache-{case.user}/*.json"
@@ -276,7 +276,7 @@ def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _core_pattern(bench: Bench, case: Case) -> tuple[str, Done]:
-    """Why not as root: what the documentation says of it is true. Opened and not written."""
+    """Why not as root: what the documentation says is true. The file is opened, not written."""
     for shared in (True, False):
         row = case.row._replace(user_namespace=not shared)
         script = "if true >> /proc/sys/kernel/core_pattern; then echo open; else echo shut; fi"
@@ -383,7 +383,7 @@ def _image(work: Path, kept: Path | None, runc: Runc) -> Image:
 
 
 def _context(work: Path) -> Path:
-    """This checkout as somebody with umask 002 has it: what its group can write, the image must not keep."""
+    """A copy of this checkout as umask 002 makes it. The image must not keep group-writable modes."""
     context = work / "context"
     context.mkdir()
     for name in ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "policies", "runner", "sandbox"):
@@ -410,7 +410,7 @@ def outer(arguments: argparse.Namespace) -> int:
     argv += [sys.executable, "-m", "scripts.container.matrix", "--inside", str(work)]
     argv += ["--image", str(arguments.image.resolve())] if arguments.image else []
     argv += [word for each in arguments.only for word in ("--only", each)]
-    # A session of its own: ^C ends this process, and this one ends that.
+    # In a session of its own: ^C ends this process, and this process ends that one.
     child = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         return child.wait()
@@ -427,7 +427,7 @@ def _leave(number: int, _: object) -> NoReturn:
 
 
 def _clean(work: Path) -> None:
-    """The kernel has ended everything that was in the pid namespace, or is about to."""
+    """The kernel has ended everything in the pid namespace, or is about to."""
     until = time.monotonic() + _CGROUP_SECONDS
     while left := [path for path in Path("/sys/fs/cgroup").glob(f"**/{work.name}") if not _removed(path)]:
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Containers by runc, configured as Docker configures them unless told otherwise."""
+"""Containers run by runc, configured as Docker configures them unless told otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
-# What Docker gives a container's root.
+# The capabilities that Docker gives a container's root.
 DOCKER_CAPABILITIES = tuple(
     f"CAP_{name}"
     for name in (
@@ -66,7 +66,7 @@ class Done(NamedTuple):
 
 
 class Runc:
-    """All containers of one run. Their files lie in `work`, their cgroups below `cgroup`."""
+    """All containers of one run. Their files are in `work`, their cgroups below `cgroup`."""
 
     def __init__(self, work: Path, cgroup: str) -> None:
         self._work = work
@@ -77,7 +77,7 @@ class Runc:
     def run(
         self, config: Config, *, said: str = "", timeout: float = 120, end_after: str | None = None
     ) -> Done:
-        """`end_after`: once it has printed a line with this in it, SIGTERM is sent to its first process."""
+        """`end_after`: SIGTERM is sent to its first process once it has printed a line that contains this."""
         name = f"c{next(self._numbers)}"
         bundle = self._work / name
         bundle.mkdir()
