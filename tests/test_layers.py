@@ -91,11 +91,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.paths.denylist",),
     ("sandbox.paths.mounts", "sandbox.paths.shims"),
     ("sandbox.plan.find_bwrap", "sandbox.spawn.spawner"),
+    ("sandbox.spawn.init",),
+    ("sandbox.spawn.order",),
     ("sandbox.document.read",),
     ("sandbox.document.json", "sandbox.document.toml"),
     ("sandbox.document.positions",),
     ("sandbox.identity.accounts", "sandbox.identity.uids", "sandbox.paths.walk"),
-    ("sandbox.cache", "sandbox.document.diagnostic", "sandbox.fingerprint", "sandbox.units"),
+    ("sandbox.cache", "sandbox.codec", "sandbox.document.diagnostic", "sandbox.fingerprint", "sandbox.units"),
     ("sandbox.spec",),
     ("sandbox.identity.idmap", "sandbox.identity.removal"),
     ("sandbox.value", "sandbox.files"),
@@ -153,8 +155,8 @@ MAY_IMPORT: Mapping[str, Use] = {
 # The public face of a package: it names what is above it, for type checkers only, and imports it when asked.
 FACES = ("runner",)
 
-# Runs between fork and exec, alone in its process: no module of ours and none of anybody else's.
-STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner",)
+# Runs between fork and exec, alone in its process: the standard library, and of ours only each other.
+STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner", "sandbox.spawn.init", "sandbox.spawn.order")
 
 
 class Import(NamedTuple):
@@ -186,7 +188,7 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     source, top = imported.module, imported.target.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    if source in STANDARD_LIBRARY_ONLY:
+    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith("sandbox.spawn."):
         return f"{source} imports {imported.target}: it may use the standard library only"
     if top not in PACKAGES:
         return _third_party_fault(imported, top)

@@ -21,7 +21,7 @@ from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import OpenPlan
-from sandbox.spawn.spawner import SpawnError
+from sandbox.spawn.order import SpawnError
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 

@@ -20,6 +20,7 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder, folder_path, read_ending
 from sandbox.value import NamedTuple
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
@@ -180,7 +181,7 @@ class Cell:
             wall = time.monotonic() - self._started
             code = self._reported_code()
             verdict = self._verdict()
-            ending = spawner.read_ending(self._ending_fd)
+            ending = read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
                 usage = Usage(wall, ending.user, ending.system, ending.max_rss, ending.read, ending.written)
@@ -329,11 +330,11 @@ def launched(
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
         helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
-        folders = {op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)}
+        folders = {op.dest: folder_path(number) for number, op in enumerate(plan.folders)}
         mounts = _idmapped(stack, open_plan, owner) if plan.idmapped else {}
         if mounts:
             sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
-            folders |= {dest: spawner.folder_path(number) for number, dest in enumerate(mounts, len(folders))}
+            folders |= {dest: folder_path(number) for number, dest in enumerate(mounts, len(folders))}
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={text.dest: _data(stack, text.content, lowest) for text in texts},
@@ -343,7 +344,7 @@ def launched(
             launcher=helper.file,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else spawner.CgroupDoors()
+        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, null)
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
@@ -371,9 +372,9 @@ def launched(
 
 def _order(
     plan: LaunchPlan, slots: bwrap.Slots, arguments: int, owner: Owner, bwrap_path: str, ending: int
-) -> spawner.Order:
+) -> SpawnOrder:
     given = (*slots.sources.values(), *slots.texts.values(), *slots.filters, slots.status, arguments)
-    return spawner.Order(
+    return SpawnOrder(
         program=bwrap_path,
         # All that /proc/1/cmdline shows to the plugin.
         argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
@@ -401,13 +402,13 @@ def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, 
         try:
             fd = idmapped_mount(source, Ids(uid, gid), Ids(owner.uid, owner.gid))
         except IdmapUnavailable as refused:
-            raise spawner.SpawnError(f"map the owner of {dest}", refused.errno) from None
+            raise SpawnError(f"map the owner of {dest}", refused.errno) from None
         stack.callback(os.close, fd)
         found[dest] = fd, stat.S_ISDIR(os.fstat(source).st_mode)
     return found
 
 
-def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -> spawner.Order:
+def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrder:
     cgroup = bounds.cgroup
     return order._replace(
         rlimits=bounds.rlimits,

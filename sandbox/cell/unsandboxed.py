@@ -18,8 +18,9 @@ from sandbox.cell.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan
+from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
 from sandbox.spawn.launcher import Verdict, failure, verdict
-from sandbox.spawn.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
+from sandbox.spawn.order import CgroupDoors
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005
@@ -184,7 +185,8 @@ def _become(
         if os.getppid() != parent:
             os._exit(125)
         join_cgroups(doors, born_inside=born_inside)
-        be_found(() if bounds.cgroup is None else [os.fsencode(line) for line in bounds.cgroup.lines])
+        if bounds.cgroup is not None:
+            require_membership([os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
         for number, fd in enumerate(bounds.streams):  # each is its own number, or above 2
             if fd != number:

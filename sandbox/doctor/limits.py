@@ -27,7 +27,7 @@ from sandbox.limits.cgroup_survey import (
 from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.plan.find_bwrap import Finding, Status
 from sandbox.policy.policy import LimitRule, Policy
-from sandbox.spawn.spawner import fork_into, join_cgroups
+from sandbox.spawn.init import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
 from sandbox.value import NamedTuple
 

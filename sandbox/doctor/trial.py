@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sandbox.files import write_all
-from sandbox.spawn.spawner import Order, SpawnError, spawn
+from sandbox.spawn.order import SpawnError, SpawnOrder
+from sandbox.spawn.spawner import spawn
 from sandbox.value import NamedTuple
 
 CLONE_FS = 0x00000200
@@ -334,7 +335,7 @@ def run_spawned(
     trial clean: when its first process is killed, the kernel ends everything in it.
     """
     output, complaint = os.memfd_create("stdout"), os.memfd_create("stderr")
-    order = Order(
+    order = SpawnOrder(
         program=argv[0],
         argv=tuple(argv),
         uid=os.getuid() if uid is None else uid,

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from sandbox.limits.cgroup_survey import LEAF, PREFIX, Hierarchy, Site, is_leaf
-from sandbox.spawn.spawner import CgroupDoors
+from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 

@@ -25,7 +25,7 @@ from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import Source
 from sandbox.policy.policy import Policy
-from sandbox.spawn.spawner import FOLDERS_ROOT
+from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
 from sandbox.value import NamedTuple
 

@@ -21,7 +21,7 @@ from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spawn.spawner import FOLDERS_ROOT
+from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Access, Denial, Grant, KeyPath, Limits, Network, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple
 

@@ -15,7 +15,7 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.paths.source import MOST_STRANGERS, open_source
 from sandbox.seccomp import syscalls
-from sandbox.spawn import spawner
+from sandbox.spawn import init
 from tests.conftest import SPARE_UID
 
 ALICE, PLUGIN = Owner(SPARE_UID + 27, SPARE_UID + 28), Owner(SPARE_UID + 29, SPARE_UID + 30)
@@ -116,7 +116,7 @@ def test_numbers_are_those_of_the_tables(arch: str) -> None:
     table = syscalls.load(arch)
     numbers = idmap._SYSCALLS[arch]
     assert numbers._asdict() == {name: table[name] for name in numbers._fields}
-    assert table["move_mount"] == spawner._MOVE_MOUNT
+    assert table["move_mount"] == init._MOVE_MOUNT
 
 
 def test_groups_stay_what_they_are(tmp_path: Path) -> None:
