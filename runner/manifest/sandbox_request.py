@@ -15,7 +15,7 @@ from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.paths.denylist import lexical_hit
+from sandbox.paths.denied_paths import lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,

@@ -26,7 +26,7 @@ _PASSES = 200  # over the process tree; each finds what was forked during the on
 _PAUSE = 0.005
 
 
-class BareCell(Cell):
+class UnsandboxedCell(Cell):
     def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float, bounds: Bounds) -> None:
         super().__init__(pid, status_fd, ending_fd, started, bounds.cgroup)
         self.over_fd = None  # there is no bwrap: when the program has ended, so has `pid`
@@ -105,7 +105,7 @@ def _reap_strays() -> None:
 
 
 @contextmanager
-def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
+def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
     import prctl
 
     bounds = bounds or Bounds(rlimits(plan.limits))
@@ -130,7 +130,7 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
         if pid == 0:
             _become(plan, bounds, doors, born_inside, parent, status_w)
         try:
-            cell = BareCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
+            cell = UnsandboxedCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
             for each in (pid,) if clock is None else (pid, clock):
                 _end(each)

@@ -88,7 +88,7 @@ class Unsupported(Exception):
     """This processor is not in the tables."""
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """The steps a child noted before it ended, and how it ended."""
 
     steps: dict[str, int | str]
@@ -147,7 +147,7 @@ def drop_to(uid: int) -> None:
     prctl(PR_SET_DUMPABLE, 1)
 
 
-def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> Outcome:
+def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> TrialOutcome:
     """Run `act` in a forked child and collect what it notes."""
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -172,7 +172,7 @@ def _run_act(act: Callable[[Note], None], writing: int, parent: int) -> None:
         os._exit(0)
 
 
-def _collect(child: int, reading: int, timeout: float) -> Outcome:
+def _collect(child: int, reading: int, timeout: float) -> TrialOutcome:
     deadline = time.monotonic() + timeout
     received = bytearray()
     late = False
@@ -199,7 +199,7 @@ def _collect(child: int, reading: int, timeout: float) -> Outcome:
         step, value = json.loads(line)
         steps[step] = value
     number = os.WTERMSIG(ended) if os.WIFSIGNALED(ended) and not late else 0
-    return Outcome(steps, number, late, str(steps.pop("error", "")))
+    return TrialOutcome(steps, number, late, str(steps.pop("error", "")))
 
 
 def reap(child: int, deadline: float) -> int | None:

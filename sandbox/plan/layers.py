@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.identity.uids import usable_range
+from sandbox.identity.uid_range import usable_range
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Grant

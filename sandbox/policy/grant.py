@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from sandbox.document.diagnostic import quoted
-from sandbox.paths.denylist import lexical_fault, lexical_hit, normal, relation
+from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal, relation
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import (
     FRACTIONAL_LIMITS,

@@ -13,8 +13,9 @@ from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.fingerprint import fingerprint
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import ancestry
-from sandbox.paths.program import ProgramFault, follow
+from sandbox.paths.program import follow
 from sandbox.policy.policy import (
     CapabilityRule,
     EnvRule,

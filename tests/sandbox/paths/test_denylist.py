@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits.cgroup import made
+from sandbox.limits.cgroup import make_cgroup
 from sandbox.limits.cgroup_survey import survey
-from sandbox.paths import denylist
-from sandbox.paths.denylist import (
+from sandbox.paths import denied_paths
+from sandbox.paths.denied_paths import (
     CONTRACT_HOME_PATHS,
     HOME_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
-    Denylist,
-    Place,
-    Unproven,
-    homes,
     lexical_fault,
     lexical_hit,
     normal,
 )
+from sandbox.paths.denylist import Denylist, Place, Unproven
+from sandbox.paths.homes import homes
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
 from tests.conftest import Caller
@@ -60,7 +58,13 @@ def test_the_contract_is_whole() -> None:
 
 
 def test_the_constants_cannot_be_changed() -> None:
-    for constant in (HOST_PATHS, HOME_PATHS, denylist.SOCKET_PATHS, denylist.WHOLE_PATHS, HOST_WRITE_PATHS):
+    for constant in (
+        HOST_PATHS,
+        HOME_PATHS,
+        denied_paths.SOCKET_PATHS,
+        denied_paths.WHOLE_PATHS,
+        HOST_WRITE_PATHS,
+    ):
         assert isinstance(constant, tuple)
         assert all(path == path.rstrip("/") or path == "/" for path in constant)
 
@@ -397,7 +401,7 @@ def test_a_plugin_cannot_raise_its_own_limit(
     plain.chmod(0o777)
     (plain / "limit").chmod(0o666)
 
-    with made((site,), Limits()) as cgroup:
+    with make_cgroup((site,), Limits()) as cgroup:
         (group,) = (Path(each.path) for each in cgroup.groups)
         limit = group / ("memory.max" if site.version == 2 else "memory.limit_in_bytes")
         limit.write_text(str(256 << 20))

@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.paths.program import (
-    Link,
-    Program,
-    ProgramFault,
-    Sight,
-    follow,
-    is_runtime,
-    package_of,
-    resolve,
-)
+from sandbox.paths.executable import ProgramFault
+from sandbox.paths.installation import is_runtime, package_of
+from sandbox.paths.program import Link, Program, Sight, follow, resolve
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox import cages
 
@@ -608,7 +601,7 @@ def test_a_virtual_environment_that_is_a_fifo_does_not_hold_us_up(plugin: Path, 
         " sight=Sight(lambda _: None, lambda _: False), trusted=False)"
     )
     subprocess.run(
-        ["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=Path(__file__).parents[2]
+        ["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=Path(__file__).parents[3]
     )
 
 

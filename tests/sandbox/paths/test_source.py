@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from sandbox.paths import source as sources
-from sandbox.paths.denylist import HOST_PATHS, Denylist
+from sandbox.paths.denied_paths import HOST_PATHS
+from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import Missing, Refused, Source, open_source
+from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -47,7 +48,7 @@ def ask(path: str | Path, deny: Sequence[str | Path] = (), access: Access = "rea
     return Answer("open", source.real, "")
 
 
-def opened(path: str | Path, **options: Any) -> Source:
+def opened(path: str | Path, **options: Any) -> OpenSource:
     return open_source(str(path), access="read", denylist=Denylist(read_mounts()), **options)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.identity import accounts
-from sandbox.paths.denylist import HOST_PATHS
+from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.grant import Overrides, grant
 from sandbox.policy.load import load_policy, policy_names, untrustworthy

@@ -582,7 +582,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     import os
     import signal
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spawn import spawner
@@ -594,7 +594,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
             return set(file.read().splitlines())
 
     before = len(os.listdir("/proc/self/fd"))
-    with made(survey(read_mounts()).sites, Limits()) as cgroup:
+    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup:
         with cgroup.doors() as opened:
             doors, membership = opened, [os.fsencode(line) for line in cgroup.lines]
             wrong = -1
@@ -664,7 +664,7 @@ def born(refuse: bool) -> dict[str, Any]:
     import json
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spawn import init
@@ -673,7 +673,7 @@ def born(refuse: bool) -> dict[str, Any]:
     if refuse:  # as a container's filter does
         numbers = init.SYSCALLS[os.uname().machine]
         init.SYSCALLS[os.uname().machine] = numbers._replace(clone3=99999)
-    with made(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.doors() as doors:
+    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.doors() as doors:
         told_r, told_w = os.pipe()
         pid, inside = init.fork_into(doors)
         if pid == 0:
