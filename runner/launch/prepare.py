@@ -32,9 +32,16 @@ from sandbox.paths.executable import ProgramFault
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.program import follow
-from sandbox.plan.compile import open_plan, require_enforceable
+from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import BwrapUnusable, find_bwrap
-from sandbox.plan.layers import Layer, Layers, LayerUnavailable, available_layers, listed
+from sandbox.plan.layers import (
+    Layer,
+    Layers,
+    LayerUnavailable,
+    available_layers,
+    listed,
+    require_enforceable,
+)
 from sandbox.plan.plan import OWN_PLACES, Bind, LaunchPlan, OpenPlan, PlanRefused, PlanRequest
 from sandbox.policy.grant import Overrides, grant
 from sandbox.policy.load import load_policy
@@ -162,7 +169,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         environ=environ,
         overrides=invocation.overrides,
         homes=prepared.homes,
-        require_enabled=switches.require_enabled,
+        sandbox_required_by=switches.sandbox_required_by,
         host_network_by=switches.host_network_by,
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )

@@ -112,7 +112,7 @@ def _denied(path: str, denied_homes: tuple[str, ...]) -> tuple[str, str]:
     """The denied path and the spelling of `path` it was found by, links resolved or not."""
     for spelling in (os.path.abspath(path), os.path.realpath(path)):
         if hit := lexical_hit(spelling, denied_homes):
-            return hit, spelling
+            return hit.denied, spelling
     return "", path
 
 

@@ -6,12 +6,13 @@ A policy adds to these and cannot take one away. What a name leads to is judged 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from sandbox.paths.mounts import contains, join
+from sandbox.value import NamedTuple
 
-# The nexo contract's hard denylist, in its order.
+# The host's own secrets and controls.
 HOST_PATHS: tuple[str, ...] = (
     "/etc/shadow",
     "/etc/sudoers",
@@ -32,16 +33,16 @@ HOST_PATHS: tuple[str, ...] = (
 )
 
 
-# Where limits are kept. The plugin of an ordinary user has the uid to which its own memory.max belongs: it
-# must not even see the place, neither here nor wherever else one of these filesystems is mounted.
+# Where the kernel keeps limits. An ordinary user's plugin has the uid that owns its memory.max, so it must
+# not see these filesystems, wherever they are mounted.
 CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
 
 
 CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
 
 
-# The contract's home list (which its reference defines and never applies) …
-CONTRACT_HOME_PATHS: tuple[str, ...] = (
+# Places in a home directory that hold credentials: the widely used ones first …
+_USUAL_HOME_PATHS: tuple[str, ...] = (
     ".aws",
     ".ssh",
     ".gnupg",
@@ -56,9 +57,9 @@ CONTRACT_HOME_PATHS: tuple[str, ...] = (
 )
 
 
-# … and ours: places that hold credentials in the same way.
+# … and others that hold credentials in the same way.
 HOME_PATHS: tuple[str, ...] = (
-    *CONTRACT_HOME_PATHS,
+    *_USUAL_HOME_PATHS,
     ".azure",
     ".config/gcloud",
     ".config/rclone",
@@ -83,19 +84,19 @@ HOME_PATHS: tuple[str, ...] = (
 )
 
 
-# Refused with everything below: sockets of daemons live here, and a read-only bind does not stop connect().
+# Denied with everything below: daemons keep their sockets here, and a read-only bind does not stop connect().
 SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
 
 
-# Refused as a whole, while a directory below may be granted.
+# Denied as a whole, while a directory below may be granted.
 HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
 
 
 WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *HOME_BASES)
 
 
-# Refused for writing: what the host itself runs or obeys. A plugin that may write there is out of its cage
-# at the next login, cron job or package trigger.
+# Denied for writing: what the host itself runs or obeys. A plugin that can write there leaves its cage at the
+# next login, cron job or package trigger.
 HOST_WRITE_PATHS: tuple[str, ...] = (
     "/usr",
     "/bin",
@@ -170,12 +171,61 @@ def relation(path: str, denied: str) -> Relation | None:
     return None
 
 
-def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> str | None:
-    """The denied path that `path` equals, lies below or lies above, judged by name alone."""
+DENYLIST_RULE = "denylist"  # the id of this rule in every denial, diagnostic and report
+
+REASONS: Mapping[Origin, str] = {
+    "host": "which no policy can allow",
+    "cgroups": "where the kernel keeps limits: a plugin could raise its own",
+    "home": "which holds credentials and which no policy can allow",
+    "sockets": "where daemons keep their sockets",
+    "whole": "which is never given as a whole",
+    "execute": "which the host itself runs or obeys and no plugin may write",
+    "deciding": "which decides what the plugin may do: it could write its own next grant",
+    "policy": "which this policy denies",
+    "runner": "which is the runner's own",
+}
+_RELATIONS: Mapping[Relation, str] = {"equal": "is", "below": "lies below", "above": "contains"}
+
+
+def denial_clause(relation: Relation, denied: str, origin: Origin) -> str:
+    """Why a path is denied, to follow its name: "lies below /root, which no policy can allow"."""
+    return f"{_RELATIONS[relation]} {denied}, {REASONS[origin]}"
+
+
+def denial_hint(relation: Relation) -> str:
+    if relation == "above":
+        return "ask for the folders below it that the plugin needs"
+    return "copy what the plugin needs to a folder of its own, and ask for that"
+
+
+class NameHit(NamedTuple):
+    """A denied path that another one equals, lies below or lies above, by name."""
+
+    denied: str
+    relation: Relation
+    origin: Origin
+
+    def clause(self) -> str:
+        return denial_clause(self.relation, self.denied, self.origin)
+
+    def hint(self) -> str:
+        return denial_hint(self.relation)
+
+
+def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> NameHit | None:
+    """What of the denylist `path` touches, judged by name alone. `homes`: whose credentials count, too;
+    `extra`: what the policy denies."""
     wanted = normal(path)
-    for denied in (*HOST_PATHS, *CGROUP_PATHS, *home_paths(homes), *extra):
-        if relation(wanted, normal(denied)):
-            return denied
+    groups: tuple[tuple[Origin, Iterable[str]], ...] = (
+        ("host", HOST_PATHS),
+        ("cgroups", CGROUP_PATHS),
+        ("home", home_paths(homes)),
+        ("policy", extra),
+    )
+    for origin, paths in groups:
+        for denied in paths:
+            if found := relation(wanted, normal(denied)):
+                return NameHit(denied, found, origin)
     return None
 
 

@@ -20,10 +20,13 @@ from sandbox.paths.denied_paths import (
     HOME_WRITE_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
+    REASONS,
     SOCKET_PATHS,
     WHOLE_PATHS,
     Origin,
     Relation,
+    denial_clause,
+    denial_hint,
     home_paths,
     lexical_fault,
     normal,
@@ -62,26 +65,18 @@ class Hit(NamedTuple):
     how: Literal["name", "identity", "mount", "mount below", "hard link"]
 
     def sentence(self) -> str:
-        place = {"equal": "is", "below": "lies below", "above": "contains"}[self.relation]
-        said = {
-            "name": f"it {place} {self.denied.path}",
-            "identity": f"what it opens {place} {self.denied.path}",
-            "mount": f"it is a mount of something that {place} {self.denied.path}",
-            "mount below": f"a mount below it shows something that {place} {self.denied.path}",
-            "hard link": f"it holds a hard link to a file of {self.denied.path}",
+        if self.how == "hard link":
+            return f"it holds a hard link to a file of {self.denied.path}, {REASONS[self.denied.origin]}"
+        subject = {
+            "name": "it",
+            "identity": "the file or folder it leads to",
+            "mount": "it is a mount of something that",
+            "mount below": "a mount below it shows something that",
         }[self.how]
-        why = {
-            "host": "which no policy can allow",
-            "cgroups": "where limits are kept: a plugin could raise its own",
-            "home": "which holds credentials and which no policy can allow",
-            "sockets": "where daemons keep their sockets",
-            "whole": "which is never given away as a whole",
-            "execute": "which the host itself runs or obeys and nobody may write",
-            "deciding": "which decides what the plugin may do: it would write its own next grant",
-            "policy": "which this policy denies",
-            "runner": "which is the runner's own",
-        }[self.denied.origin]
-        return f"{said}, {why}"
+        return f"{subject} {denial_clause(self.relation, self.denied.path, self.denied.origin)}"
+
+    def hint(self) -> str:
+        return denial_hint(self.relation)
 
 
 class Place(NamedTuple):

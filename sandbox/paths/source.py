@@ -12,7 +12,7 @@ import os
 import stat
 from typing import Literal
 
-from sandbox.paths.denied_paths import lexical_fault, normal
+from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.mounts import Inside, Mounts, fd_path
@@ -136,13 +136,8 @@ def open_source(
 
 
 def _denied(asked: str, hit: Hit) -> Refused:
-    hint = {
-        "above": "ask for a directory that does not contain it",
-        "equal": "copy what the plugin needs to a directory of its own",
-        "below": "copy what the plugin needs to a directory of its own",
-    }[hit.relation]
-    rule = "self_grant" if hit.denied.origin == "deciding" else "denylist"
-    return Refused(rule, asked, hit.sentence(), hint)
+    rule = "self_grant" if hit.denied.origin == "deciding" else DENYLIST_RULE
+    return Refused(rule, asked, hit.sentence(), hit.hint())
 
 
 # --- the walk -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
-from sandbox.plan.layers import Layers, LayerUnavailable
+from sandbox.plan.layers import Layers, require_enforceable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations
 from sandbox.plan.plan import (
     OWN_PLACES,
@@ -34,7 +34,7 @@ from sandbox.plan.plan import (
     missing_note,
 )
 from sandbox.policy.policy import Policy
-from sandbox.spec import Access, Denial, Grant, KeyPath, Network, Note
+from sandbox.spec import Access, Denial, Grant, KeyPath, Note
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -251,16 +251,6 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
             )
     if refusals:
         raise PlanRefused(refusals)
-
-
-def require_enforceable(network: Network | None) -> None:
-    """Nothing asked or granted may be left out: what this version cannot enforce is not started."""
-    if network is not None and network.mode == "allowlist":
-        raise LayerUnavailable(
-            "network",
-            "the network allowlist cannot be enforced by this version",
-            'ask for network = "deny", or for "host" under a policy that allows it',
-        )
 
 
 def _runtime() -> Iterator[_Wanted]:

@@ -10,7 +10,6 @@ from sandbox.document.read import Document, parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
-from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
 from sandbox.policy.policy import (
     ALWAYS_SIZED,
@@ -180,18 +179,16 @@ def _place_fault(path: str) -> str | None:
 
 
 def _default_fault(path: str) -> str | None:
-    denied = None if _place_fault(path) or path.startswith("$") else lexical_hit(path)
-    return f"touches {denied}, which no policy can give" if denied else _place_fault(path)
+    hit = None if _place_fault(path) or path.startswith("$") else lexical_hit(path)
+    return hit.clause() if hit else _place_fault(path)
 
 
 def _ceiling_fault(path: str) -> str | None:
     if path == "*" or _place_fault(path) or path.startswith("$"):
         return None if path == "*" else _place_fault(path)
-    denied = lexical_hit(path)
+    hit = lexical_hit(path)
     # A ceiling above a denied path is useful for what else lies below it.
-    if denied is not None and contains(normal(denied), normal(path)):
-        return f"lies in {denied}, which no policy can give"
-    return None
+    return hit.clause() if hit is not None and hit.relation != "above" else None
 
 
 def _path_rule(table: _PolicyTable, ceiling: Sequence[str]) -> PathRule:

@@ -16,7 +16,6 @@ from sandbox.limits.cgroup import make_cgroup
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths import denied_paths
 from sandbox.paths.denied_paths import (
-    CONTRACT_HOME_PATHS,
     HOME_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
@@ -53,7 +52,7 @@ def test_the_contract_is_whole() -> None:
         "/root",
         "/boot",
     )
-    assert HOME_PATHS[: len(CONTRACT_HOME_PATHS)] == CONTRACT_HOME_PATHS
+    assert HOME_PATHS[: len(denied_paths._USUAL_HOME_PATHS)] == denied_paths._USUAL_HOME_PATHS
     assert {".ssh", ".aws", ".gnupg", ".netrc", ".kube", ".docker", ".npmrc", ".config/gh"} <= set(HOME_PATHS)
 
 
@@ -92,14 +91,16 @@ def test_every_spelling_of_every_host_path_is_hit(denied: str, spelling: str) ->
 
 @pytest.mark.parametrize("denied", HOME_PATHS)
 def test_every_home_path_is_hit_in_three_directions(denied: str) -> None:
-    assert lexical_hit(f"{HOME}/{denied}", [HOME]) == f"{HOME}/{denied}"
+    hit = lexical_hit(f"{HOME}/{denied}", [HOME])
+    assert hit is not None and (hit.denied, hit.relation, hit.origin) == (f"{HOME}/{denied}", "equal", "home")
     assert lexical_hit(f"{HOME}/{denied}/x", [HOME]) is not None
     assert lexical_hit(HOME, [HOME]) is not None
     assert lexical_hit(f"{HOME}/{denied}", ["/home/other"]) is None
 
 
 def test_additions_of_a_policy() -> None:
-    assert lexical_hit("/srv/vault/x", extra=["/srv/vault"]) == "/srv/vault"
+    hit = lexical_hit("/srv/vault/x", extra=["/srv/vault"])
+    assert hit is not None and hit.clause() == "lies below /srv/vault, which this policy denies"
     assert lexical_hit("/srv/vault/x") is None
 
 
