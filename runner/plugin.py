@@ -41,6 +41,6 @@ class Plugin(NamedTuple):
 class Switches(NamedTuple):
     """What the operator says through a contract's own environment variables."""
 
-    require_enabled: bool = False  # refuse a manifest that would rather run without a cage
+    sandbox_required_by: str = ""  # the variable that refuses manifests without a sandbox, if it is set
     # The variable that asks for the host's network, if it is set. The policy says whether that counts.
     host_network_by: str = ""

@@ -24,3 +24,12 @@ def write_all(fd: int, data: bytes) -> None:
             poll.register(fd, select.POLLOUT)
             if not poll.poll(_READER_SECONDS * 1000):
                 raise
+
+
+def write_once(path: str, text: str) -> None:
+    """Write to an existing file in a single write(2), as files of the kernel want it (procfs, cgroups)."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)

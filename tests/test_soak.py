@@ -171,7 +171,7 @@ def soak(
     import threading
     from contextlib import ExitStack
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -185,7 +185,7 @@ def soak(
         def leak(number: int) -> None:
             forgotten.append([os.urandom(1) * (256 << 10), {}, {}])
             stack.callback(os.close, os.open("/dev/null", os.O_RDONLY))
-            stack.enter_context(made(survey(read_mounts()).sites, Limits()))
+            stack.enter_context(make_cgroup(survey(read_mounts()).sites, Limits()))
             thread = threading.Thread(target=over.wait)
             thread.start()
             child = os.fork()

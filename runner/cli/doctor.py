@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runner.outcome import EXIT, USAGE_ERROR
+from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.plan.find_bwrap import Finding, Status
 from sandbox.policy.load import load_policy
 
 NAME = "doctor"

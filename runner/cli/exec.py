@@ -18,7 +18,7 @@ from runner.launch.verdict import TIMEOUT, judge
 from runner.launch.wait import End, wait, watched_caller, watched_signals
 from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 from sandbox.plan.plan import OpenPlan
-from sandbox.spawn.spawner import SpawnError
+from sandbox.spawn.order import SpawnError
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

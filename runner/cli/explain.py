@@ -16,7 +16,7 @@ from runner.launch.stdio import foreseen
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
-from sandbox.paths.denylist import normal
+from sandbox.paths.denied_paths import normal
 from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter

@@ -19,29 +19,30 @@ from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.identity.reservations import RESERVATIONS
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state, real_state_dir, state_root
-from sandbox.identity.uids import RESERVATIONS, UidsUnavailable
+from sandbox.identity.uids import UidsUnavailable
 from sandbox.limits.assign import AssignedLimits, assign
-from sandbox.limits.block_devices import whole_disks
-from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, made, sweep
+from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, make_cgroup, sweep
+from sandbox.limits.cgroup_settings import whole_disks
 from sandbox.limits.cgroup_survey import Lack, Survey, survey
-from sandbox.paths.access import unreachable
-from sandbox.paths.denylist import Denylist, homes
+from sandbox.paths.access import Unreadable, unreachable
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import ProgramFault
+from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, read_mounts
-from sandbox.paths.program import ProgramFault, follow
+from sandbox.paths.program import follow
+from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import BwrapUnusable, find_bwrap
-from sandbox.plan.layers import Layer, Layers, LayerUnavailable, available_layers, listed
-from sandbox.plan.plan import (
-    OWN_PLACES,
-    Bind,
-    LaunchPlan,
-    OpenPlan,
-    PlanRefused,
-    Request,
-    Unreadable,
-    open_plan,
+from sandbox.plan.layers import (
+    Layer,
+    Layers,
+    LayerUnavailable,
+    available_layers,
+    listed,
     require_enforceable,
 )
+from sandbox.plan.plan import OWN_PLACES, Bind, LaunchPlan, OpenPlan, PlanRefused, PlanRequest
 from sandbox.policy.grant import Overrides, grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
@@ -168,7 +169,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
         environ=environ,
         overrides=invocation.overrides,
         homes=prepared.homes,
-        require_enabled=switches.require_enabled,
+        sandbox_required_by=switches.sandbox_required_by,
         host_network_by=switches.host_network_by,
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
@@ -216,7 +217,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
     writes = any(path.access == "write" and path.origin != "state" for path in granted.paths)
     operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
     filled = Placeholders(plugin, prepared.state_dir)
-    request = Request(
+    request = PlanRequest(
         command=plugin.entrypoint.command,
         args=(*map(filled.text, plugin.entrypoint.args), *prepared.invocation.args),
         directory=plugin.entrypoint.directory,
@@ -334,7 +335,7 @@ def _group(prepared: Prepared, found: Survey, plan: LaunchPlan, stack: ExitStack
     while True:
         prepared.limits = assign(prepared.grant, prepared.policy, found, disks)
         try:
-            cgroup = stack.enter_context(made(prepared.limits.sites, limits, disks))
+            cgroup = stack.enter_context(make_cgroup(prepared.limits.sites, limits, disks))
         except CgroupFault as fault:
             lack = Lack(f"cgroup {fault}", "runner doctor tells more")
             found = found.without(fault.site.directory, fault.controllers, lack)

@@ -15,13 +15,14 @@ from runner.launch.prepare import Prepared
 from runner.launch.stdio import Inspect, Plumbing, of_caller, of_session
 from runner.launch.wait import Clocks, End
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
-from sandbox.cell.cell import Bounds, Cell, launched
+from sandbox.cell.cell import Bounds, Cell
+from sandbox.cell.launch import launch
 from sandbox.limits.cgroup import Cgroup, OomAround
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import OpenPlan
-from sandbox.spawn.spawner import SpawnError
+from sandbox.spawn.order import SpawnError
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
@@ -139,11 +140,11 @@ def confine(
             plumbing.ends,
         )
         if prepared.grant.unsandboxed:
-            from sandbox.cell.unsandboxed import bare_cell
+            from sandbox.cell.unsandboxed import start_unsandboxed
 
-            cell = stack.enter_context(bare_cell(opened.plan, bounds))
+            cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            cell = stack.enter_context(launched(opened, prepared.owner, prepared.bwrap, bounds))
+            cell = stack.enter_context(launch(opened, prepared.owner, prepared.bwrap, bounds))
         live.append(cell)
         plumbing.connected()
         meters: list[Meter] = []

@@ -15,7 +15,7 @@ from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.paths.denylist import lexical_hit
+from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,
@@ -111,21 +111,14 @@ def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool,
         # Still tested: that it is also a denied path is the better reason.
         below = "/" + os.path.normpath(below).lstrip("/")
     if STATE_DIR_TOKEN not in path:
-        denied = "/" if below == "/" else lexical_hit(below, (home,) if home.startswith("/") else ())
-        if denied is not None:
-            message = f"{shown} touches {quoted(denied)}, which no plugin gets"
-            faults.error(item.keys, "sandbox_denylist", message, _denied_hint(below, denied))
+        hit = lexical_hit(below, (home,) if home.startswith("/") else ())
+        if hit is not None:
+            faults.error(item.keys, DENYLIST_RULE, f"{shown} {hit.clause()}", hit.hint())
 
 
 def _is_state_path(path: str) -> bool:
     rest = path.removeprefix(STATE_DIR_TOKEN)
     return rest != path and (not rest or rest.startswith("/")) and STATE_DIR_TOKEN not in rest
-
-
-def _denied_hint(path: str, denied: str) -> str:
-    if path == "/" or denied.startswith(path.rstrip("/") + "/"):
-        return "ask for the directories below it that are really needed"
-    return "the hard denylist has no exceptions; keep what the plugin needs elsewhere"
 
 
 # --- network ---------------------------------------------------------------------------------------

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import resource
 import select
 import signal
-import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 
-from sandbox.files import write_all
-from sandbox.identity.state import Owner
 from sandbox.limits.cgroup import Cgroup, Counters
-from sandbox.limits.rlimits import Rlimit, rlimits
-from sandbox.plan import bwrap
-from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
-from sandbox.spawn import launcher, spawner
+from sandbox.limits.rlimits import Rlimit
+from sandbox.spawn import launcher
 from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.order import read_ending
 from sandbox.value import NamedTuple
 
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
@@ -180,7 +173,7 @@ class Cell:
             wall = time.monotonic() - self._started
             code = self._reported_code()
             verdict = self._verdict()
-            ending = spawner.read_ending(self._ending_fd)
+            ending = read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
                 usage = Usage(wall, ending.user, ending.system, ending.max_rss, ending.read, ending.written)
@@ -308,173 +301,3 @@ def _signal_below(pid: int, generations: int, number: int) -> bool:
     except (IndexError, OSError):
         return False
     return True
-
-
-@contextmanager
-def launched(
-    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds | None = None
-) -> Iterator[Cell]:
-    """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
-    plan = open_plan.plan
-    bounds = bounds or Bounds(rlimits(plan.limits))
-    with ExitStack() as stack:
-        status_r, status_w = _pipe(stack)
-        ending_r, ending_w = _pipe(stack)
-        launch_r, launch_w = _pipe(stack)
-        complaint_r, complaint_w = _pipe(stack)
-        for read in (launch_r, complaint_r):
-            os.set_blocking(read, False)  # of this end alone: each end is a description of its own
-        # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
-        # has them all. What is open above the limit stays open.
-        lowest = _high_numbers() if plan.limits.open_files is not None else 0
-        sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
-        helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
-        folders = {op.dest: spawner.folder_path(number) for number, op in enumerate(plan.folders)}
-        mounts = _idmapped(stack, open_plan, owner) if plan.idmapped else {}
-        if mounts:
-            sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
-            folders |= {dest: spawner.folder_path(number) for number, dest in enumerate(mounts, len(folders))}
-        slots = bwrap.Slots(
-            sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
-            texts={text.dest: _data(stack, text.content, lowest) for text in texts},
-            folders=folders,
-            filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
-            status=status_w,
-            launcher=helper.file,
-        )
-        arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else spawner.CgroupDoors()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        stack.callback(os.close, null)
-        order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
-        order = order._replace(
-            argv=(*order.argv[:4], helper.path, *order.argv[4:]),
-            keep=(*order.keep, *helper.keep),
-            stdio=(null, null, complaint_w),  # of bwrap's own, which both of its processes hold
-        )
-        started = time.monotonic()
-        pid = spawner.spawn(_bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values())))
-        try:
-            cell = Cell(
-                *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
-                *(os.dup(launch_r), os.dup(complaint_r)),
-            )
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-    try:
-        yield cell
-    finally:
-        cell.close()
-
-
-def _order(
-    plan: LaunchPlan, slots: bwrap.Slots, arguments: int, owner: Owner, bwrap_path: str, ending: int
-) -> spawner.Order:
-    given = (*slots.sources.values(), *slots.texts.values(), *slots.filters, slots.status, arguments)
-    return spawner.Order(
-        program=bwrap_path,
-        # All that /proc/1/cmdline shows to the plugin.
-        argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
-        uid=owner.uid,
-        gid=owner.gid,
-        drop=plan.layers.uid_range is not None,
-        keep=given,
-        rlimits=(),
-        keyring=plan.layers.session_keyring,
-        ending=ending,
-        folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
-        # The uid is given back when the last process that has it is gone, not when the runner is.
-        hold=() if owner.lease_fd is None else (owner.lease_fd,),
-    )
-
-
-def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
-    """By destination: a mount, and whether it is a directory's."""
-    from sandbox.identity.idmap import IdmapUnavailable, idmapped_mount
-    from sandbox.identity.idmap import Owner as Ids
-
-    found = {}
-    for dest, uid, gid in open_plan.plan.idmapped:
-        source = open_plan.descriptors[dest]
-        try:
-            fd = idmapped_mount(source, Ids(uid, gid), Ids(owner.uid, owner.gid))
-        except IdmapUnavailable as refused:
-            raise spawner.SpawnError(f"map the owner of {dest}", refused.errno) from None
-        stack.callback(os.close, fd)
-        found[dest] = fd, stat.S_ISDIR(os.fstat(source).st_mode)
-    return found
-
-
-def _bounded(order: spawner.Order, bounds: Bounds, doors: spawner.CgroupDoors) -> spawner.Order:
-    cgroup = bounds.cgroup
-    return order._replace(
-        rlimits=bounds.rlimits,
-        cgroups=doors,
-        membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
-        # The groups, like the uid, are in use for as long as anything lives.
-        hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
-        deadline=bounds.deadline,
-    )
-
-
-class _Launcher(NamedTuple):
-    path: str  # in the cage
-    keep: tuple[int, ...]  # what it is started with
-    file: int | None = None  # for bwrap to put there
-
-
-def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> _Launcher:
-    lowest = max(lowest, 3)
-    stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
-    ends = stdin, stdout, stderr
-    try:
-        file = launcher.executable()
-    except PermissionError:  # vm.memfd_noexec=2: then it has to have a name
-        content = _data(stack, launcher.image(ends, -1, told), lowest)
-        return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
-    try:
-        own = _lifted(stack, file, lowest)
-        write_all(file, launcher.image(ends, own, told))
-        os.fchmod(file, 0o555)
-    finally:
-        os.close(file)
-    return _Launcher(launcher.PATH.format(own), (*ends, told, own))
-
-
-def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
-    """Content as a descriptor. bwrap reads it to the end, so each is for one launch."""
-    fd = os.memfd_create("runner", os.MFD_CLOEXEC)
-    try:
-        write_all(fd, content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return _lifted(stack, fd, lowest)
-    finally:
-        os.close(fd)
-
-
-def _pipe(stack: ExitStack) -> tuple[int, int]:
-    read, write = os.pipe2(os.O_CLOEXEC)
-    stack.callback(os.close, write)
-    stack.callback(os.close, read)
-    return read, write
-
-
-def _high_numbers() -> int:
-    """From where on descriptors are out of bwrap's way, and still within what we may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(200, soft // 2) if soft > 0 else 200
-
-
-def _lifted(stack: ExitStack, fd: int, lowest: int) -> int:
-    """The same file under another number, from `lowest` on."""
-    lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-    stack.callback(os.close, lifted)
-    return lifted
-
-
-def _nul_separated(words: Sequence[str]) -> bytes:
-    if any("\0" in word for word in words):
-        raise ValueError("a NUL in an argument would start another option")
-    return b"".join(os.fsencode(word) + b"\0" for word in words)

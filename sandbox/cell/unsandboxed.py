@@ -18,14 +18,15 @@ from sandbox.cell.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan
+from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
 from sandbox.spawn.launcher import Verdict, failure, verdict
-from sandbox.spawn.spawner import CgroupDoors, be_found, fork_into, join_cgroups, set_rlimits
+from sandbox.spawn.order import CgroupDoors
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PAUSE = 0.005
 
 
-class BareCell(Cell):
+class UnsandboxedCell(Cell):
     def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float, bounds: Bounds) -> None:
         super().__init__(pid, status_fd, ending_fd, started, bounds.cgroup)
         self.over_fd = None  # there is no bwrap: when the program has ended, so has `pid`
@@ -104,7 +105,7 @@ def _reap_strays() -> None:
 
 
 @contextmanager
-def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
+def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
     import prctl
 
     bounds = bounds or Bounds(rlimits(plan.limits))
@@ -129,7 +130,7 @@ def bare_cell(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
         if pid == 0:
             _become(plan, bounds, doors, born_inside, parent, status_w)
         try:
-            cell = BareCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
+            cell = UnsandboxedCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
             for each in (pid,) if clock is None else (pid, clock):
                 _end(each)
@@ -184,7 +185,8 @@ def _become(
         if os.getppid() != parent:
             os._exit(125)
         join_cgroups(doors, born_inside=born_inside)
-        be_found(() if bounds.cgroup is None else [os.fsencode(line) for line in bounds.cgroup.lines])
+        if bounds.cgroup is not None:
+            require_membership([os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
         for number, fd in enumerate(bounds.streams):  # each is its own number, or above 2
             if fd != number:

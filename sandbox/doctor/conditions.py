@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Mapping
 
 from sandbox import cache
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import in_child, system_call
 from sandbox.doctor.user_namespaces import Surroundings, sysctl, sysctl_number, sysctl_remedy
 from sandbox.paths import shims
-from sandbox.paths.denylist import homes, lexical_hit
-from sandbox.plan.find_bwrap import Finding
+from sandbox.paths.denied_paths import lexical_hit
+from sandbox.paths.homes import homes
 
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _SECCOMP_MODE_FILTER = 2
@@ -111,7 +112,7 @@ def _denied(path: str, denied_homes: tuple[str, ...]) -> tuple[str, str]:
     """The denied path and the spelling of `path` it was found by, links resolved or not."""
     for spelling in (os.path.abspath(path), os.path.realpath(path)):
         if hit := lexical_hit(spelling, denied_homes):
-            return hit, spelling
+            return hit.denied, spelling
     return "", path
 
 

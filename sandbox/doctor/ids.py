@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from sandbox.identity.uids import DYNAMIC_USER_RANGE, id_is_mapped, is_leased, list_reservations, occupancy
-from sandbox.plan.find_bwrap import Finding
+from sandbox.doctor.finding import Finding
+from sandbox.identity.reservations import list_reservations
+from sandbox.identity.uid_range import DYNAMIC_USER_RANGE, id_is_mapped
+from sandbox.identity.uids import is_leased, occupancy
 
 _NEARLY_FULL = 0.9
 

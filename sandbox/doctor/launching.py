@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.rehearsal import foundation, told
 from sandbox.doctor.trial import run_bwrap
 from sandbox.files import write_all
 from sandbox.plan.bwrap import LAUNCHER
-from sandbox.plan.find_bwrap import Finding
 from sandbox.spawn import launcher
 
 _REMEDY = (

@@ -11,10 +11,11 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from sandbox.doctor.trial import Note, Outcome, in_child
+from sandbox.doctor.finding import Finding, Status
+from sandbox.doctor.trial import Note, TrialOutcome, in_child
 from sandbox.limits.assign import AssignedLimit, assign
-from sandbox.limits.block_devices import whole_disks
-from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, made
+from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
+from sandbox.limits.cgroup_settings import has_swap, whole_disks
 from sandbox.limits.cgroup_survey import (
     CONTROLLERS,
     DELEGATE,
@@ -25,9 +26,8 @@ from sandbox.limits.cgroup_survey import (
     survey,
 )
 from sandbox.paths.mounts import Mounts, read_mounts
-from sandbox.plan.find_bwrap import Finding, Status
 from sandbox.policy.policy import LimitRule, Policy
-from sandbox.spawn.spawner import fork_into, join_cgroups
+from sandbox.spawn.init import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
 from sandbox.value import NamedTuple
 
@@ -115,7 +115,7 @@ def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
     number = 0
     while True:
         try:
-            with made(assign(_GRANT, _MAKE_DO, found, disks).sites, _LIMITS, disks) as cgroup:
+            with make_cgroup(assign(_GRANT, _MAKE_DO, found, disks).sites, _LIMITS, disks) as cgroup:
                 _join(cgroup)
                 kills = any(os.path.exists(f"{group.path}/cgroup.kill") for group in cgroup.groups)
                 note("kills", int(kills))
@@ -149,7 +149,7 @@ def _join(cgroup: Cgroup) -> None:
                 raise CgroupFault(group.site, group.site.controllers, f"{_NO_MEMBERS}: {group.path}", number)
 
 
-def _faults(outcome: Outcome) -> Iterator[tuple[str, frozenset[str] | None, str]]:
+def _faults(outcome: TrialOutcome) -> Iterator[tuple[str, frozenset[str] | None, str]]:
     """Directory, controllers (None: all of them), message."""
     if outcome.error or outcome.late or outcome.signal:
         raise RuntimeError(outcome.error or "the trial of cgroups did not end by itself")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import conditions, ids
 from sandbox.doctor import limits as limits
+from sandbox.doctor.bwrap_version import flaws_of, read_version, version_numbers
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
@@ -30,8 +32,9 @@ from sandbox.doctor.trial import (
     user_namespace,
 )
 from sandbox.doctor.user_namespaces import FILTER, Surroundings, look_around, refusal
-from sandbox.identity.uids import DEFAULT_RANGE, LEASES, usable_range
-from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, Finding, find_bwrap
+from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
+from sandbox.identity.uids import LEASES
+from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, find_bwrap
 from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
 from sandbox.value import NamedTuple
@@ -81,41 +84,6 @@ _MAP_UIDS = (
 )
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SECCOMP_MODE_FILTER = 2
-
-
-class Flaw(NamedTuple):
-    """A known hole in some bwrap versions, and why it is or is not ours."""
-
-    cve: str
-    since: tuple[int, ...]
-    fixed: tuple[int, ...]
-    what: str
-    why_not_ours: str
-
-
-_FLAWS = (
-    Flaw(
-        "CVE-2026-87766",
-        (0,),
-        (0, 12),
-        "follows links in mount destinations onto the host",
-        "no destination of ours lies below a folder a plugin can write",
-    ),
-    Flaw(
-        "CVE-2026-41163",
-        (0, 11),
-        (0, 11, 2),
-        "a setuid bwrap can be traced and made to mount overlays",
-        "a setuid bwrap is refused",
-    ),
-    Flaw(
-        "CVE-2020-5291",
-        (0, 4),
-        (0, 4, 1),
-        "a setuid bwrap keeps its privileges",
-        "a setuid bwrap is refused",
-    ),
-)
 
 
 class Machine(NamedTuple):
@@ -251,32 +219,6 @@ def bwrap_version(machine: Machine) -> list[Finding]:
             "(distributions also patch older versions without changing the number)",
         )
     ]
-
-
-def flaws_of(version: tuple[int, ...]) -> list[Flaw]:
-    return [flaw for flaw in _FLAWS if flaw.since <= version < flaw.fixed]
-
-
-def read_version(path: str) -> str:
-    import subprocess
-
-    done = subprocess.run(
-        [path, "--version"],
-        env={},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=5,
-        check=False,
-    )
-    return done.stdout.strip().removeprefix("bubblewrap ")
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in version.split("-")[0].split("."))
-    except ValueError:
-        return ()
 
 
 # --- what the cage rests on -----------------------------------------------------------------------

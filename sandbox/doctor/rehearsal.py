@@ -11,11 +11,11 @@ import os
 import struct
 from collections.abc import Callable
 
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import Run, run_bwrap
 from sandbox.files import write_all
-from sandbox.plan.find_bwrap import Finding
 from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
-from sandbox.plan.plan import PROC_MASKS
+from sandbox.plan.operations import PROC_MASKS
 from sandbox.value import NamedTuple
 
 INSIDE_ID = str(INSIDE_NUMBER)
@@ -54,7 +54,7 @@ echo "end yes"
 Facts = dict[str, list[str]]
 
 
-class Group(NamedTuple):
+class LayerOptions(NamedTuple):
     """Options that make one layer, what a person calls it, and how its effect is told from inside."""
 
     layer: str
@@ -71,7 +71,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
     try:
         groups = _groups(usr, seccomp)
 
-        def run(chosen: list[Group], script: str) -> Run:
+        def run(chosen: list[LayerOptions], script: str) -> Run:
             os.lseek(seccomp, 0, os.SEEK_SET)
             options = [
                 *foundation(),
@@ -89,7 +89,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
         os.close(seccomp)
 
 
-def _judge(groups: list[Group], run: Callable[[list[Group], str], Run]) -> list[Finding]:
+def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], Run]) -> list[Finding]:
     masks = " ".join(name for name in PROC_MASKS if os.path.exists(f"/proc/{name}"))
     whole = run(groups, f"MASKS='{masks}'{_LOOK}")
     if whole.worked:
@@ -116,7 +116,7 @@ def _judge(groups: list[Group], run: Callable[[list[Group], str], Run]) -> list[
     return findings
 
 
-def _from_inside(group: Group, facts: Facts) -> Finding:
+def _from_inside(group: LayerOptions, facts: Facts) -> Finding:
     problem = group.problem(facts) if "end" in facts else "the look from inside broke off"
     if problem:
         return Finding(
@@ -125,7 +125,7 @@ def _from_inside(group: Group, facts: Facts) -> Finding:
     return Finding(group.layer, "ok", group.holds, "tried in a cage and seen from inside")
 
 
-def _alone(group: Group, run: Run) -> Finding:
+def _alone(group: LayerOptions, run: Run) -> Finding:
     if run.worked:
         return Finding(group.layer, "ok", group.holds, "tried alone: the whole cage could not be built")
     return Finding(
@@ -138,7 +138,7 @@ def _alone(group: Group, run: Run) -> Finding:
     )
 
 
-def _remedy(group: Group, run: Run) -> str:
+def _remedy(group: LayerOptions, run: Run) -> str:
     if "Unknown option" in run.complaint:
         return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
     if group.layer == "masked_proc":
@@ -176,7 +176,7 @@ def foundation() -> list[str]:
     return options
 
 
-def _groups(usr: int, seccomp: int) -> list[Group]:
+def _groups(usr: int, seccomp: int) -> list[LayerOptions]:
     masks = [
         o
         for name in PROC_MASKS
@@ -184,51 +184,51 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
         for o in ("--ro-bind", "/dev/null", f"/proc/{name}")
     ]
     return [
-        Group(
+        LayerOptions(
             "namespaces",
             "own user, pid, mount, ipc and uts namespaces",
             ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "plugin"),
             lambda facts: _shared(facts, "user", "pid", "mnt", "ipc", "uts"),
         ),
-        Group(
+        LayerOptions(
             "cgroup_namespace",
             "own cgroup namespace",
             ("--unshare-cgroup",),
             lambda facts: _shared(facts, "cgroup"),
         ),
-        Group(
+        LayerOptions(
             "network", "own network namespace with nothing but loopback", ("--unshare-net",), _shared_network
         ),
-        Group(
+        LayerOptions(
             "nested_user_namespaces",
             "no further user namespaces inside (bwrap tried one and was refused)",
             ("--disable-userns", "--assert-userns-disabled"),
             lambda facts: "",
         ),
-        Group(
+        LayerOptions(
             "identity", f"uid and gid {INSIDE_ID} inside", ("--uid", INSIDE_ID, "--gid", INSIDE_ID), _identity
         ),
-        Group("capabilities", "no capabilities, none to be had", ("--cap-drop", "ALL"), _capabilities),
-        Group(
+        LayerOptions("capabilities", "no capabilities, none to be had", ("--cap-drop", "ALL"), _capabilities),
+        LayerOptions(
             "session",
             "own session, empty environment, no descriptors but 0-2, no new privileges",
             ("--new-session", "--die-with-parent", "--clearenv"),
             _session,
         ),
-        Group(
+        LayerOptions(
             "fd_binds",
             "folders are bound by open descriptor",
             ("--ro-bind-fd", str(usr), "/fd-bind"),
             _fd_bind,
         ),
-        Group(
+        LayerOptions(
             "masked_proc",
             "fresh /proc, its dangerous files masked, no /sys",
             ("--proc", "/proc", *masks),
             _masked,
             along=("--unshare-pid",),  # without, bwrap binds the host's /proc instead of mounting one
         ),
-        Group(
+        LayerOptions(
             "scratch",
             "private, sized /tmp and /dev/shm",
             (
@@ -253,13 +253,13 @@ def _groups(usr: int, seccomp: int) -> list[Group]:
                 "" if facts.get("scratch") == ["/tmp", "/dev/shm"] else "/tmp or /dev/shm cannot be written"
             ),
         ),
-        Group(
+        LayerOptions(
             "seccomp_in_cage",
             "bwrap loads the system call filter",
             ("--add-seccomp-fd", str(seccomp)),
             _filtered,
         ),
-        Group(
+        LayerOptions(
             "read_only_root",
             "everything else is read-only",
             ("--remount-ro", "/"),

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sandbox.files import write_all
-from sandbox.spawn.spawner import Order, SpawnError, spawn
+from sandbox.spawn.order import SpawnError, SpawnOrder
+from sandbox.spawn.spawner import spawn
 from sandbox.value import NamedTuple
 
 CLONE_FS = 0x00000200
@@ -87,7 +88,7 @@ class Unsupported(Exception):
     """This processor is not in the tables."""
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """The steps a child noted before it ended, and how it ended."""
 
     steps: dict[str, int | str]
@@ -146,7 +147,7 @@ def drop_to(uid: int) -> None:
     prctl(PR_SET_DUMPABLE, 1)
 
 
-def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> Outcome:
+def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> TrialOutcome:
     """Run `act` in a forked child and collect what it notes."""
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -171,7 +172,7 @@ def _run_act(act: Callable[[Note], None], writing: int, parent: int) -> None:
         os._exit(0)
 
 
-def _collect(child: int, reading: int, timeout: float) -> Outcome:
+def _collect(child: int, reading: int, timeout: float) -> TrialOutcome:
     deadline = time.monotonic() + timeout
     received = bytearray()
     late = False
@@ -198,7 +199,7 @@ def _collect(child: int, reading: int, timeout: float) -> Outcome:
         step, value = json.loads(line)
         steps[step] = value
     number = os.WTERMSIG(ended) if os.WIFSIGNALED(ended) and not late else 0
-    return Outcome(steps, number, late, str(steps.pop("error", "")))
+    return TrialOutcome(steps, number, late, str(steps.pop("error", "")))
 
 
 def reap(child: int, deadline: float) -> int | None:
@@ -334,7 +335,7 @@ def run_spawned(
     trial clean: when its first process is killed, the kernel ends everything in it.
     """
     output, complaint = os.memfd_create("stdout"), os.memfd_create("stderr")
-    order = Order(
+    order = SpawnOrder(
         program=argv[0],
         argv=tuple(argv),
         uid=os.getuid() if uid is None else uid,

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 
-from sandbox.doctor.trial import NAMESPACES, NONSENSE, Outcome, apparmor_label
-from sandbox.identity.uids import id_is_mapped
+from sandbox.doctor.trial import NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
+from sandbox.identity.uid_range import id_is_mapped
 from sandbox.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"
@@ -47,7 +47,7 @@ class Surroundings(NamedTuple):
     masked_proc: tuple[str, ...]  # mounts over parts of /proc
 
 
-class Refusal(NamedTuple):
+class NamespaceRefusal(NamedTuple):
     cause: str
     sentence: str
     remedy: str
@@ -139,16 +139,18 @@ def container_remedy(engine: str) -> str:
     return "\n".join((*ways.get(engine, (_DOCKER, f"or: {_PODMAN.partition(': ')[2]}")), _WHY))
 
 
-def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap") -> Refusal | None:
+def refusal(
+    outcome: TrialOutcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap"
+) -> NamespaceRefusal | None:
     """Why the steps of trial.user_namespace did not all work; None if they did."""
     if outcome.signal == signal.SIGSYS:
         return _seccomp("kills who asks for a user namespace", around)
     if outcome.late:
-        return Refusal(
+        return NamespaceRefusal(
             "timeout", "the attempt did not end in time", "see what holds this machine up, and try again"
         )
     if outcome.error:
-        return Refusal("error", outcome.error, "")
+        return NamespaceRefusal("error", outcome.error, "")
     filtered = _filtered(outcome, around, "clone", "unshare", "mount", "umount2")
     if filtered is not None:
         return filtered
@@ -162,7 +164,7 @@ def refusal(outcome: Outcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap
     return None
 
 
-def _filtered(outcome: Outcome, around: Surroundings, *calls: str) -> Refusal | None:
+def _filtered(outcome: TrialOutcome, around: Surroundings, *calls: str) -> NamespaceRefusal | None:
     """A seccomp filter, if one of the calls got another answer than the kernel's own."""
     refused = [
         (call, answer)
@@ -179,10 +181,10 @@ def _filtered(outcome: Outcome, around: Surroundings, *calls: str) -> Refusal | 
     return _seccomp(f"answers {told}", around)
 
 
-def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> Refusal:
+def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     if step == "proc" and number == errno.EPERM and around.masked_proc:
-        return Refusal(
+        return NamespaceRefusal(
             "container",
             f"a fresh /proc may not be mounted ({name}): {len(around.masked_proc)} parts of the visible one "
             f"are masked, e.g. {around.masked_proc[0]}",
@@ -192,25 +194,25 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
         if number in (errno.ENOSPC, errno.EUSERS):
             return _limit(name, around)
         if number in (errno.EINVAL, errno.ENOSYS):
-            return Refusal(
+            return NamespaceRefusal(
                 "kernel",
                 f"this kernel has no user namespaces ({name})",
                 "use a kernel built with CONFIG_USER_NS=y",
             )
         if number == errno.EPERM and around.userns_clone == 0:
-            return Refusal(
+            return NamespaceRefusal(
                 "sysctl:kernel.unprivileged_userns_clone",
                 "kernel.unprivileged_userns_clone = 0 keeps user namespaces from ordinary users",
                 sysctl_remedy("kernel.unprivileged_userns_clone", "1"),
             )
         if number == errno.EPERM and around.chrooted:
-            return Refusal(
+            return NamespaceRefusal(
                 "chroot",
                 "the kernel gives no user namespace to a process in a chroot",
                 "enter the tree with pivot_root (bwrap, systemd-nspawn, a container) instead of chroot",
             )
         if number == errno.EPERM and not around.uid_mapped:
-            return Refusal(
+            return NamespaceRefusal(
                 "unmapped_uid",
                 f"uid {around.uid} has no mapping in the user namespace this process already is in",
                 "map this uid in the outer user namespace",
@@ -221,7 +223,7 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
         and around.uid == 0
         and not around.capabilities >> _CAP_SETFCAP & 1
     ):
-        return Refusal(
+        return NamespaceRefusal(
             "capabilities",
             "root without CAP_SETFCAP may not map uid 0 into a user namespace",
             "give the capability back, or start the runner as an ordinary user",
@@ -229,7 +231,9 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
     return _security_module(step, number, label, around, bwrap)
 
 
-def _security_module(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> Refusal:
+def _security_module(
+    step: str, number: int, label: str, around: Surroundings, bwrap: str
+) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     what = {
         "create": "creating a user namespace",
@@ -240,7 +244,7 @@ def _security_module(step: str, number: int, label: str, around: Surroundings, b
     }.get(step, f"a {step} namespace")
     confined = label or around.label
     if around.apparmor_restricts or (confined and not confined.startswith("unconfined")):
-        return Refusal(
+        return NamespaceRefusal(
             "apparmor",
             f"AppArmor refuses {what} ({name}"
             + (f", profile {confined}" if confined else "")
@@ -248,37 +252,37 @@ def _security_module(step: str, number: int, label: str, around: Surroundings, b
             container_remedy("docker") if "docker" in confined else apparmor_remedy(bwrap, around.uid),
         )
     if around.container:
-        return Refusal(
+        return NamespaceRefusal(
             "container",
             f"{what} is refused ({name}), and this looks like a {around.container} container",
             container_remedy(around.container),
         )
     if number == errno.EACCES:
-        return Refusal(
+        return NamespaceRefusal(
             "security_module",
             f"a security module refuses {what} ({name})",
             "look for the denial in the audit log (ausearch -m avc, journalctl -k) and allow it for bwrap",
         )
-    return Refusal(
+    return NamespaceRefusal(
         "unknown", f"{what} is refused ({name})", "look for the denial in the kernel log: journalctl -k"
     )
 
 
-def _limit(name: str, around: Surroundings) -> Refusal:
+def _limit(name: str, around: Surroundings) -> NamespaceRefusal:
     if around.max_user_namespaces == 0:
-        return Refusal(
+        return NamespaceRefusal(
             "sysctl:user.max_user_namespaces",
             f"user.max_user_namespaces = 0 allows no user namespace ({name})",
             sysctl_remedy("user.max_user_namespaces", "15000"),
         )
-    return Refusal(
+    return NamespaceRefusal(
         "limit",
         f"a limit on user namespaces is reached ({name}): they nest 32 deep, and an outer one may allow none",
         "start the runner less deeply nested, or raise user.max_user_namespaces outside",
     )
 
 
-def _seccomp(what: str, around: Surroundings) -> Refusal:
+def _seccomp(what: str, around: Surroundings) -> NamespaceRefusal:
     if around.container:
         remedy = container_remedy(around.container)
     else:
@@ -287,7 +291,7 @@ def _seccomp(what: str, around: Surroundings) -> Refusal:
             "SystemCallFilter= that allows @mount, clone, unshare and sethostname; in a container, "
             f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
         )
-    return Refusal("outer_seccomp", f"a seccomp filter around this process {what}", remedy)
+    return NamespaceRefusal("outer_seccomp", f"a seccomp filter around this process {what}", remedy)
 
 
 def sysctl_remedy(name: str, value: str) -> str:

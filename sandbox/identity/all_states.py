@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from sandbox.identity import uids
+from sandbox.identity import reservations, uids
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, record_path, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
@@ -44,7 +44,7 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
     root = _root(environ)
     found: dict[str, State] = {}
     if os.geteuid() == 0:
-        for held in uids.list_reservations():
+        for held in reservations.list_reservations():
             if held.left or os.path.lexists(held.state):
                 name = os.path.basename(held.state) if os.path.dirname(held.state) == root else held.state
                 running = uids.is_leased(held.uid)
@@ -79,7 +79,7 @@ def remove_state(state: State) -> None:
 def _require_nothing_left(state: State) -> None:
     """Whoever is given the uid next would own what the plugin has left."""
     # Not as it was listed: the plugin may have been started since, with another folder.
-    held = uids.read_reservation(uids.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
+    held = reservations.read_reservation(reservations.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
             raise StateKept(

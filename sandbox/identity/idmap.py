@@ -20,6 +20,7 @@ import signal
 import struct
 from collections.abc import Iterator
 
+from sandbox.files import write_once
 from sandbox.value import NamedTuple
 
 _CLONE_NEWUSER = 0x10000000
@@ -34,16 +35,16 @@ _MS_PRIVATE = 0x40000
 _MOUNT_ATTR = struct.Struct("=4Q")  # attr_set, attr_clr, propagation, userns_fd
 
 
-class _Numbers(NamedTuple):
+class _MountNumbers(NamedTuple):
     clone: int
     open_tree: int
     mount_setattr: int
 
 
-_SYSCALLS = {"x86_64": _Numbers(56, 428, 442), "aarch64": _Numbers(220, 428, 442)}
+_SYSCALLS = {"x86_64": _MountNumbers(56, 428, 442), "aarch64": _MountNumbers(220, 428, 442)}
 
 
-class Owner(NamedTuple):
+class FileOwner(NamedTuple):
     """A uid and a gid of the host."""
 
     uid: int
@@ -58,7 +59,7 @@ class IdmapUnavailable(Exception):
         self.errno = code
 
 
-def idmapped_mount(source: int, owner: Owner, plugin: Owner) -> int:
+def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
     """A detached mount of `source` and all mounted below it, in which `owner` appears as `plugin`.
 
     `source` is an open descriptor, O_PATH will do: what it was opened for is what is mounted, whatever its
@@ -97,7 +98,7 @@ def idmapped_mount(source: int, owner: Owner, plugin: Owner) -> int:
     return tree
 
 
-def _mapping(libc: ctypes.PyDLL, numbers: _Numbers, owner: Owner, plugin: Owner) -> int:
+def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugin: FileOwner) -> int:
     """A user namespace that says who is who. The kernel wants one; nobody ever runs in it."""
     wait_r, wait_w = os.pipe2(os.O_CLOEXEC)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -118,8 +119,8 @@ def _mapping(libc: ctypes.PyDLL, numbers: _Numbers, owner: Owner, plugin: Owner)
             raise IdmapUnavailable("make a user namespace", code)
         try:
             # "in the file system" "in the kernel" "how many"
-            _write(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
-            _write(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
+            write_once(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
+            write_once(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
             return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise IdmapUnavailable("write the mapping", error.errno or errno.EIO) from None
@@ -142,11 +143,3 @@ def _groups(owner: int, plugin: int, path: str = "/proc/self/gid_map") -> Iterat
                 first = taken + 1
         if first < end:
             yield f"{first} {first} {end - first}\n"
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode("ascii"))
-    finally:
-        os.close(fd)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from sandbox.files import write_all
 from sandbox.identity import uids
 from sandbox.identity.removal import first_owned_by
+from sandbox.identity.reservations import remember_left
+from sandbox.identity.uid_range import is_ours
 from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.value import NamedTuple
 
@@ -204,7 +206,7 @@ class _LeasedClaim:
         with uids.registry_lock():
             self._directory = directory = _Directory(self._path)
             held = directory.before
-            if not uids.is_ours(held.st_uid, first, last) and os.listdir(directory.fd):
+            if not is_ours(held.st_uid, first, last) and os.listdir(directory.fd):
                 raise StateRefused(
                     f"state directory {self._path} belongs to uid {held.st_uid}, which is outside of the "
                     f"plugins' uids {first}-{last}, and is not empty",
@@ -212,7 +214,7 @@ class _LeasedClaim:
                 )
             lease = uids.lease_for_state(self._path, held.st_uid, first, last, self._manifest)
             self._lease = lease
-            uids.remember_left(lease.uid, self._folders)
+            remember_left(lease.uid, self._folders)
             os.fchown(directory.fd, lease.uid, lease.uid)
             os.fchmod(directory.fd, 0o700)
             directory.make_below(parts, lease.uid, lease.uid)
@@ -260,7 +262,7 @@ class _WritingClaim:
         writing = self._writing
         with uids.registry_lock():
             self._lease = uids.lease_for_writing(writing.state_dir, *self._range, self._manifest)
-            uids.remember_left(self._lease.uid, writing.folders)
+            remember_left(self._lease.uid, writing.folders)
 
     @property
     def owner(self) -> Owner:
@@ -332,6 +334,21 @@ class _OwnClaim:
             self._directory.close()
 
 
+def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
+    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    try:
+        held, content = os.lstat(path), os.listdir(path)
+    except OSError:
+        return None  # there is none, or making it ready will say so
+    if held.st_uid == account.uid or not content:
+        return None
+    reason = (
+        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
+        f"to {account}, whom run_as of the policy names"
+    )
+    return reason, f"chown -R {account.uid}:{account.gid} {path}, or choose another with --state-dir"
+
+
 class _AccountClaim(_OwnClaim):
     """Of a plugin that root starts as an account. There is no uid to reserve; the record says whose it is."""
 
@@ -340,9 +357,7 @@ class _AccountClaim(_OwnClaim):
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
-        from sandbox.plan.owners import state_refusal
-
-        if (refusal := state_refusal(self._path, self._account)) is not None:
+        if (refusal := account_refusal(self._path, self._account)) is not None:
             raise StateRefused(*refusal)
         self._directory = directory = _Directory(self._path)
         os.fchown(directory.fd, self._account.uid, self._account.gid)

@@ -25,27 +25,28 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sandbox.cache import fingerprint
-from sandbox.files import write_all
-from sandbox.identity.removal import first_owned_by
+from sandbox.identity.reservations import (
+    RESERVATIONS,
+    Reservation,
+    collect,
+    forget,
+    is_stale,
+    list_reservations,
+    make_private_directory,
+    name_file,
+    read_reservation,
+    read_text,
+    reserve,
+    reserved_uids,
+    write_file,
+)
+from sandbox.identity.uid_range import DEFAULT_RANGE, in_use, is_ours, pools
 from sandbox.value import NamedTuple
 
 _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
 
 LEASES = "/run/runner/uids"  # one byte per uid, locked while leased
-RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
 
-UidRange = tuple[int, int]
-
-# The last 65536 uids below 2**31. Nobody hands these out: systemd leaves them unused (its containers end at
-# 1879048191, its images' owners at 2147418111), /etc/subuid is filled from 100000 to 600100000, Kubernetes
-# takes 65536 for each pod from 65536 on, and directory services map people to at most 2000200000.
-DEFAULT_RANGE: UidRange = (2147418112, 2147483647)
-# systemd's for DynamicUser. Ours too, once; and still where a user namespace has no more than 65536 ids.
-# States made then keep their uids.
-DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
-
-ACCOUNTS = ("/etc/passwd", "/etc/group")
-DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a service has it
 
 _SWEPT_AT_ONCE = 32
 
@@ -63,13 +64,6 @@ class UidLease(NamedTuple):
         os.close(self.fd)
 
 
-class Reservation(NamedTuple):
-    uid: int
-    state: str
-    manifest: str  # empty: an older runner made it, and did not say
-    left: tuple[str, ...] = ()  # folders outside of the state that may hold files of this uid
-
-
 class Occupancy(NamedTuple):
     """How full a range is."""
 
@@ -83,78 +77,10 @@ class Occupancy(NamedTuple):
 # --- which uids --------------------------------------------------------------------------------------------
 
 
-def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
-    """Whether ids first…last all have a meaning in this user namespace."""
-    with open(path, encoding="ascii") as file:
-        ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))
-    wanted = first
-    for start, count in ranges:
-        if start <= wanted < start + count:
-            wanted = start + count
-    return wanted > (first if last is None else last)
-
-
-def usable_range(wanted: UidRange) -> UidRange | None:
-    """`wanted` if these ids exist here. The default range gives way where a user namespace has 65536 ids."""
-    for candidate in (wanted, DYNAMIC_USER_RANGE) if wanted == DEFAULT_RANGE else (wanted,):
-        if all(id_is_mapped(*candidate, path=f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
-            return candidate
-    return None
-
-
-def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
-    """(for plugins with state, for those without). A single uid is for both."""
-    if first == last:
-        return (first, last), (first, last)
-    middle = first + (last - first + 1) // 2
-    return (first, middle - 1), (middle, last)
-
-
-def is_ours(uid: int, first: int, last: int) -> bool:
-    """Whether files of `uid` can be a plugin's: of this range, or of the one that was the default once."""
-    return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
-
-
 def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RESERVATIONS) -> bool:
     """Whether `uid` is one that plugins are given, under this policy or another one."""
     default = DEFAULT_RANGE[0] <= uid <= DEFAULT_RANGE[1]
     return default or is_ours(uid, first, last) or read_reservation(reservations, uid) is not None
-
-
-def in_use(uid: int) -> str:
-    """Who has `uid` besides plugins; empty if nobody does. The gid of the same number counts as well.
-
-    Without NSS: a directory server might be asked, and might not answer.
-    """
-    for path in ACCOUNTS:
-        try:
-            with open(path, "rb") as file:
-                if b":%d:" % uid in file.read():
-                    return f"{path} names it"
-        except OSError:
-            continue
-    if os.path.lexists(f"{DYNAMIC_USERS}/{uid}"):
-        return "a systemd service has it (DynamicUser=)"
-    return _running(uid)
-
-
-def _running(uid: int) -> str:
-    try:
-        # One system call, where reading all of /proc takes a millisecond for each hundred processes.
-        os.getpriority(os.PRIO_USER, uid)
-    except ProcessLookupError:
-        return ""
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/status", "rb") as file:
-                lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        except OSError:
-            continue
-        # What is left of a plugin that was killed may wait for its parent to notice: that has ended.
-        dead = lines.get(b"State", b"").strip()[:1] in (b"Z", b"X")
-        if not dead and str(uid).encode() in lines.get(b"Uid", b"").split():
-            return f"process {pid} runs with it"
-    return ""
 
 
 # --- leases ------------------------------------------------------------------------------------------------
@@ -166,10 +92,10 @@ def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str 
     first, last = pools(first, last)[1]
     try:
         for uid in _shuffled(first, last):
-            if not _stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
+            if not is_stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
             # Again: it may have been reserved since we looked.
-            if _stale(reservations, uid) and not in_use(uid):
+            if is_stale(reservations, uid) and not in_use(uid):
                 return UidLease(uid, fd)
             lock_byte(fd, uid, fcntl.F_UNLCK)
     except BaseException:
@@ -200,7 +126,7 @@ def lease_for_state(
     """
     fd = _open_leases(leases)
     try:
-        _private_directory(reservations)
+        make_private_directory(reservations)
         if not is_ours(owner, first, last):
             owner = _known(state_dir, first, last, reservations)
         if owner >= 0:
@@ -226,14 +152,14 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
             f"uid {uid}, which owns {state_dir}, is used by others: {whose}; "
             "end that, or remove the state (runner state remove)"
         )
-    if not kept and not (alone and _collect(reservations, uid)):
+    if not kept and not (alone and collect(reservations, uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is in use by or reserved for another plugin"
         )
     if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
         raise UidsUnavailable(f"uid {uid}, which owns {state_dir}, is in use: that state is being removed")
     if not kept or (manifest and held is not None and held.manifest != manifest):
-        _reserve(reservations, Reservation(uid, state_dir, manifest))
+        reserve(reservations, Reservation(uid, state_dir, manifest))
     lock_byte(fd, uid, fcntl.F_RDLCK)
     return UidLease(uid, fd, new=not kept)
 
@@ -249,8 +175,8 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
                 continue
             held = read_reservation(reservations, uid)
             mine = held is not None and held.state == state_dir
-            if (mine or _collect(reservations, uid, pressing=pressing)) and not in_use(uid):
-                _reserve(reservations, Reservation(uid, state_dir, manifest))
+            if (mine or collect(reservations, uid, pressing=pressing)) and not in_use(uid):
+                reserve(reservations, Reservation(uid, state_dir, manifest))
                 lock_byte(fd, uid, fcntl.F_RDLCK)
                 return UidLease(uid, fd, new=not mine)
             lock_byte(fd, uid, fcntl.F_UNLCK)
@@ -275,7 +201,7 @@ def lease_for_writing(
     """
     known = _known(state_dir, first, last, reservations)
     lease = lease_for_state(state_dir, known, first, last, manifest, leases=leases, reservations=reservations)
-    _write(_name_file(reservations, state_dir), str(lease.uid))
+    write_file(name_file(reservations, state_dir), str(lease.uid))
     return lease
 
 
@@ -287,7 +213,7 @@ def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
             return status.st_uid
     except OSError:
         pass
-    told = _text(_name_file(reservations, state_dir)) or ""
+    told = read_text(name_file(reservations, state_dir)) or ""
     held = read_reservation(reservations, int(told)) if told.isdecimal() else None
     if held is not None and held.state == state_dir and is_ours(held.uid, first, last):
         return held.uid
@@ -308,23 +234,15 @@ def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = R
         held = read_reservation(reservations, uid)
         if held is not None and held.state == state_dir:
             return uid
-        if _stale(reservations, uid) and not in_use(uid):
+        if is_stale(reservations, uid) and not in_use(uid):
             return uid
     return None
-
-
-def remember_left(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
-    """Files of `uid`, which is reserved, may be in `folders` from now on. Under registry_lock."""
-    known = _left(reservations, uid)
-    told = tuple(dict.fromkeys((*known, *folders)))
-    if told != known:
-        _write(_left_file(reservations, uid), "\0".join(told))
 
 
 @contextmanager
 def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
     """One runner at a time, while a state directory and a uid are brought together."""
-    _private_directory(reservations)
+    make_private_directory(reservations)
     fd = os.open(reservations, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -351,7 +269,7 @@ def release_reservation(lease: UidLease, state_dir: str, *, reservations: str = 
     """Forget that `lease.uid` is reserved for `state_dir`. Under registry_lock, by who has all of the uid."""
     held = read_reservation(reservations, lease.uid)
     if held is not None and held.state == state_dir:
-        _forget(reservations, lease.uid)
+        forget(reservations, lease.uid)
 
 
 def is_leased(uid: int, *, leases: str = LEASES) -> bool:
@@ -399,14 +317,6 @@ def _open_leases(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def _private_directory(path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-
-
 def lock_byte(fd: int, at: int, kind: int) -> bool:
     """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
     try:
@@ -423,170 +333,18 @@ def lock_byte(fd: int, at: int, kind: int) -> bool:
 # --- reservations ------------------------------------------------------------------------------------------
 
 
-def list_reservations(reservations: str = RESERVATIONS) -> list[Reservation]:
-    """All of them, stale ones left out."""
-    return [
-        held
-        for uid in _numbers(reservations)
-        if not _stale(reservations, uid) and (held := read_reservation(reservations, uid)) is not None
-    ]
-
-
-def _numbers(reservations: str) -> list[int]:
-    try:
-        names = os.listdir(reservations)
-    except FileNotFoundError:
-        return []
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def read_reservation(reservations: str, uid: int) -> Reservation | None:
-    state = _text(f"{reservations}/{uid}")
-    if state is None:
-        return None
-    return Reservation(uid, state, _text(_manifest_file(reservations, uid)) or "", _left(reservations, uid))
-
-
-def _left(reservations: str, uid: int) -> tuple[str, ...]:
-    told = _text(_left_file(reservations, uid))
-    return tuple(told.split("\0")) if told else ()
-
-
-def _text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
-def _manifest_file(reservations: str, uid: int) -> str:
-    return f"{reservations}/{uid}.manifest"
-
-
-def _left_file(reservations: str, uid: int) -> str:
-    return f"{reservations}/{uid}.left"
-
-
-def _name_file(reservations: str, state_dir: str) -> str:
-    """Where the uid of a plugin stands that has no state directory to carry it. A hint: the reservation of
-    that uid is what counts."""
-    return f"{reservations}/of.{fingerprint(os.fsencode(state_dir))}"
-
-
 def _start(state_dir: str) -> int:
     return int(fingerprint(os.fsencode(state_dir))[:8], 16)
 
 
-def _stale(reservations: str, uid: int) -> bool:
-    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest are
-    gone.
-
-    A directory in the runner's own place is that of one manifest, and as long as that is there its uid waits
-    for it: what the plugin left elsewhere belongs to no other. A directory the operator chose is one of many.
-    """
-    held = read_reservation(reservations, uid)
-    if held is not None and any(map(_exists, held.left)):
-        return False
-    if held is None or _state_is_gone(held):
-        return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
-    return False
-
-
-def _state_is_gone(held: Reservation) -> bool:
-    """Also where it belongs to somebody else by now. What cannot be looked at is there."""
-    if not held.state.startswith("/") or "\0" in held.state:
-        return True  # written half
-    try:
-        status = os.lstat(held.state)
-    except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ENOTDIR)
-    return status.st_uid != held.uid or not stat.S_ISDIR(status.st_mode)
-
-
-def _is_in_own_place(held: Reservation, reservations: str) -> bool:
-    own = os.path.join(os.path.dirname(reservations), "plugins")
-    return os.path.dirname(held.state) in (own, os.path.realpath(own))
-
-
-def _exists(path: str) -> bool:
-    try:
-        return path.startswith("/") and "\0" not in path and bool(os.lstat(path))
-    except OSError as error:
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
-
-
-def _collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
-    """Whether `uid` is reserved for nothing any more; then the reservation is gone afterwards.
-
-    Under registry_lock and the exclusive lock of `uid`. In the runner's own place a directory without
-    content, whose manifest is gone, is removed.
-    """
-    held = read_reservation(reservations, uid)
-    if held is None:
-        return True
-    # Those folders are looked through only where nothing else is left to give.
-    if any(map(_exists, held.left)) and (
-        not pressing or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
-    ):
-        return False
-    if not _state_is_gone(held):
-        if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
-            return False
-        try:
-            os.rmdir(held.state)
-        except OSError:
-            return False  # it has content
-    elif not pressing and not _stale(reservations, uid):
-        return False
-    _forget(reservations, uid)
-    return True
-
-
 def _sweep(reservations: str, fd: int, own: int) -> None:
     """Collect what is stale, a few at each first start: thousands would take long."""
-    names = _numbers(reservations)
+    names = reserved_uids(reservations)
     start = _random(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
         if uid != own and lock_byte(fd, uid, fcntl.F_WRLCK):
-            _collect(reservations, uid)
+            collect(reservations, uid)
             lock_byte(fd, uid, fcntl.F_UNLCK)
-
-
-def _forget(reservations: str, uid: int) -> None:
-    # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
-    if (state := _text(f"{reservations}/{uid}")) is not None:
-        _unlink(_name_file(reservations, state))
-    _unlink(_left_file(reservations, uid))
-    _unlink(_manifest_file(reservations, uid))
-    _unlink(f"{reservations}/{uid}")
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
-def _reserve(reservations: str, held: Reservation) -> None:
-    """Under the exclusive lock of its uid. Killed half-way it leaves what the next one writes over."""
-    if held.manifest:
-        _write(_manifest_file(reservations, held.uid), held.manifest)
-    else:
-        _unlink(_manifest_file(reservations, held.uid))
-    _write(f"{reservations}/{held.uid}", held.state)
-
-
-def _write(path: str, text: str) -> None:
-    draft = f"{path}.draft"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(draft, flags, 0o600)
-    try:
-        write_all(fd, os.fsencode(text))
-    finally:
-        os.close(fd)
-    os.rename(draft, path)
 
 
 def _shuffled(first: int, last: int) -> Iterable[int]:

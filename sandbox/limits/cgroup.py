@@ -17,18 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
+from sandbox.files import write_once
+from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.cgroup_survey import LEAF, PREFIX, Hierarchy, Site, is_leaf
-from sandbox.spawn.spawner import CgroupDoors
+from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-# bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
-CAGE_PROCESSES = 2
-
 _NEARLY = 0.95  # the kernel takes memory in batches, and some cores may have some in hand
-_PIDS = 1 << 22  # more the kernel does not have
-_PERIOD = 100_000  # microseconds; the kernel's default
-_SHORTEST_QUOTA = 1_000
 _REMOVE_SECONDS = 2.0
 _TRIES = 100
 
@@ -55,7 +51,7 @@ class Counters(NamedTuple):
     own_oom: bool = False  # its own limit was the reason
 
 
-class Group:
+class CgroupDirectory:
     """One directory."""
 
     def __init__(self, site: Site, name: str, fd: int) -> None:
@@ -65,7 +61,7 @@ class Group:
         self.fd = fd  # holds the lock
 
     def write(self, file: str, text: str) -> None:
-        _write(f"{self.path}/{file}", text)
+        write_once(f"{self.path}/{file}", text)
 
     def read(self, file: str) -> str | None:
         """None where this kernel has no such file, or the group is gone."""
@@ -76,8 +72,7 @@ class Group:
             return None
 
     def number(self, file: str) -> int | None:
-        text = self.read(file)
-        return int(text) if text is not None and text.strip().isdecimal() else None
+        return as_number(self.read(file))
 
     def table(self, file: str) -> Mapping[str, int]:
         words = (self.read(file) or "").split()
@@ -90,10 +85,10 @@ class Group:
 class Cgroup:
     """All groups of one plugin."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[CgroupDirectory]) -> None:
         self.groups = tuple(groups)
         self.effective: dict[str, float] = {}  # limits as the kernel has taken them
-        self._by: dict[str, Group] = {c: group for group in groups for c in group.site.controllers}
+        self._by: dict[str, CgroupDirectory] = {c: group for group in groups for c in group.site.controllers}
         self._unified = next((group for group in groups if group.site.version == 2), None)
 
     @property
@@ -270,11 +265,11 @@ class OomAround:
         return int(told["oom_kill"]) if "oom_kill" in told else None
 
 
-def _oom_kills(memory: Group) -> int | None:
+def _oom_kills(memory: CgroupDirectory) -> int | None:
     return memory.table("memory.events" if memory.site.version == 2 else "memory.oom_control").get("oom_kill")
 
 
-def _is_own_oom(memory: Group) -> bool:
+def _is_own_oom(memory: CgroupDirectory) -> bool:
     if memory.site.version == 2:
         return memory.table("memory.events").get("oom", 0) > 0  # counted where the limit is
     limit, most = memory.number("memory.limit_in_bytes"), memory.number("memory.max_usage_in_bytes")
@@ -285,13 +280,15 @@ def _is_own_oom(memory: Group) -> bool:
 
 
 @contextmanager
-def made(sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int]] = ()) -> Iterator[Cgroup]:
+def make_cgroup(
+    sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int]] = ()
+) -> Iterator[Cgroup]:
     """A group in each of `sites`, limited as far as their controllers go. Raises CgroupFault.
 
     `devices`: the disks the io limit is about.
     """
     with ExitStack() as stack:
-        groups: list[Group] = []
+        groups: list[CgroupDirectory] = []
         for site in sites:
             sweep(site.directory)
             if site.enable:
@@ -305,87 +302,15 @@ def made(sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int
                 try:
                     group.write(file, text)
                 except OSError as error:
-                    if _is_optional(file, error):
+                    if is_optional(file, error):
                         continue
                     path = f"{group.path}/{file}"
                     raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
-            cgroup.effective.update(_taken(group, limits))
+            cgroup.effective.update(effective_limits(group.site, limits, group.read))
         yield cgroup
 
 
-def settings(
-    site: Site, limits: Limits, devices: Iterable[tuple[int, int]] = ()
-) -> Iterator[tuple[str, str, str]]:
-    """(controller, file, what to write), in order."""
-    has, v2 = site.controllers, site.version == 2
-    if limits.memory is not None and "memory" in has:
-        if v2:
-            yield "memory", "memory.max", str(limits.memory)
-            yield "memory", "memory.swap.max", "0"
-            yield "memory", "memory.oom.group", "1"
-        else:
-            yield "memory", "memory.limit_in_bytes", str(limits.memory)
-            yield "memory", "memory.memsw.limit_in_bytes", str(limits.memory)  # memory and swap together
-            # v1 counts what waits in network sockets apart, and without this not at all.
-            yield "memory", "memory.kmem.tcp.limit_in_bytes", str(limits.memory)
-    if limits.pids is not None and "pids" in has:
-        most = limits.pids + CAGE_PROCESSES
-        yield "pids", "pids.max", str(most) if most <= _PIDS else "max"
-    if limits.cpu is not None and "cpu" in has:
-        quota = max(_SHORTEST_QUOTA, round(limits.cpu * _PERIOD))
-        if v2:
-            yield "cpu", "cpu.max", f"{quota} {_PERIOD}"
-        else:
-            yield "cpu", "cpu.cfs_period_us", str(_PERIOD)
-            yield "cpu", "cpu.cfs_quota_us", str(quota)
-    if limits.io is not None and "io" in has:
-        for major, minor in devices:
-            if v2:
-                yield "io", "io.max", f"{major}:{minor} rbps={limits.io} wbps={limits.io}"
-            else:
-                for file in ("read", "write"):
-                    yield "io", f"blkio.throttle.{file}_bps_device", f"{major}:{minor} {limits.io}"
-
-
-def _is_optional(file: str, error: OSError) -> bool:
-    """Swap is not counted by every kernel; where there is none, nothing is missing. Nor are sockets where the
-    kernel has no network."""
-    if file == "memory.kmem.tcp.limit_in_bytes":
-        return error.errno == errno.ENOENT
-    if file not in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
-        return False
-    missing = error.errno in (errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP)
-    return missing and not has_swap()
-
-
-def has_swap() -> bool:
-    try:
-        with open("/proc/swaps", "rb") as file:
-            return len(file.read().splitlines()) > 1
-    except OSError:
-        return False
-
-
-def _taken(group: Group, limits: Limits) -> Iterator[tuple[str, float]]:
-    """What the kernel made of it: it rounds."""
-    has, v2 = group.site.controllers, group.site.version == 2
-    if limits.memory is not None and "memory" in has:
-        value = group.number("memory.max" if v2 else "memory.limit_in_bytes")
-        if value is not None:
-            yield "memory", value
-    if limits.pids is not None and "pids" in has:
-        value = group.number("pids.max")
-        if value is not None:
-            yield "pids", value - CAGE_PROCESSES
-    if limits.cpu is not None and "cpu" in has:
-        words = (group.read("cpu.max") if v2 else group.read("cpu.cfs_quota_us")) or ""
-        if words.split()[:1] and words.split()[0].isdecimal():
-            yield "cpu", int(words.split()[0]) / _PERIOD
-    if limits.io is not None and "io" in has:
-        yield "io", limits.io
-
-
-def _make(site: Site) -> Group:
+def _make(site: Site) -> CgroupDirectory:
     for number in range(_TRIES):
         name = f"{PREFIX}{_identity()}-{number}"
         try:
@@ -395,7 +320,7 @@ def _make(site: Site) -> Group:
                 raise  # of ours, and passing: no reason to do without
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
-            return Group(site, name, held)
+            return CgroupDirectory(site, name, held)
     raise CgroupFault(site, site.controllers, site.directory, errno.EEXIST)
 
 
@@ -426,7 +351,7 @@ def _identity() -> str:
     return f"{os.getpid()}-{started}"
 
 
-def _remove(group: Group) -> None:
+def _remove(group: CgroupDirectory) -> None:
     """Bounded: members that were just reaped count for a moment longer, and what cannot be killed stays. The
     next runner tries again."""
     until = time.monotonic() + _REMOVE_SECONDS
@@ -464,18 +389,10 @@ def _hand_down(site: Site) -> None:
                 if held is None:
                     raise OSError(errno.EEXIST, "")
                 _left_for[leaf] = held
-            _write(f"{leaf}/cgroup.procs", "0")
-        _write(f"{site.directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in site.enable))
+            write_once(f"{leaf}/cgroup.procs", "0")
+        write_once(f"{site.directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in site.enable))
     except OSError as error:
         raise CgroupFault(site, site.enable, site.directory, error.errno or errno.EIO) from None
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode("ascii"))
-    finally:
-        os.close(fd)
 
 
 def sweep(directory: str) -> None:
@@ -495,7 +412,7 @@ def sweep(directory: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _rmdir(path) and not name.endswith(LEAF):
-                Cgroup([Group(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
+                Cgroup([CgroupDirectory(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
                 _rmdir(path)  # or the next runner: its members need a moment
         except OSError:
             pass  # its runner lives

@@ -39,7 +39,7 @@ class Findings(NamedTuple):
 
 def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
     """All that these processes hold. In steps: between two of them the caller may do something else."""
-    found = _Search()
+    found = _DeletedFileSearch()
     for pid in pids:
         yield from found.process(pid)
     certain = {(file.inode, file.path) for file in found.files.values() if file.device is not None}
@@ -58,7 +58,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-class _Search:
+class _DeletedFileSearch:
     def __init__(self) -> None:
         self.files: dict[tuple[int | None, int], File] = {}
         self.unseen = False

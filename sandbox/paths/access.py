@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Iterable
 
 from sandbox.paths.mounts import ancestry
 
@@ -34,3 +35,34 @@ def _may(path: str, uid: int, gid: int, bits: int) -> bool:
     except OSError:
         return False
     return True  # an ACL decides, and only the kernel can evaluate it for somebody else
+
+
+class Unreadable(Exception):
+    """A file the plugin needs and its uid cannot get at."""
+
+    def __init__(self, path: str, uid: int, remedy: str, what: str = "read") -> None:
+        super().__init__(f"{path} cannot be {what} by the plugin, which runs as uid {uid}")
+        self.hint = remedy
+
+
+def require_access(needed: Iterable[tuple[str, int]], uid: int, gid: int, own: Container[str | None]) -> None:
+    """Raise Unreadable for the first path whose permission bits the uid does not have.
+
+    `needed`: real paths, each with the bits it takes. `own`: paths that came with the plugin, which its owner
+    can simply open to others.
+    """
+    for path, bits in needed:
+        blocked = unreachable(path, uid, gid, bits)
+        if blocked is None:
+            continue
+        mode = "o+rx" if bits & 1 else "o+r"
+        if blocked != path:
+            remedy = f"chmod o+x {blocked}, or move it to a folder that everybody may enter, such as /opt"
+            raise Unreadable(blocked, uid, remedy)
+        if bits & 0o2:
+            remedy = f"chown {uid} {path}, or let the manifest ask for reading only"
+            raise Unreadable(path, uid, remedy, "written")
+        if path in own:
+            raise Unreadable(path, uid, f"chmod {mode} {path}")
+        remedy = f"let others read it (chmod {mode} {path}, or an ACL for uid {uid}), or ask for less"
+        raise Unreadable(path, uid, remedy)

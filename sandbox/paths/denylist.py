@@ -14,256 +14,36 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from sandbox.paths.denied_paths import (
+    CGROUP_FILESYSTEMS,
+    CGROUP_PATHS,
+    HOME_WRITE_PATHS,
+    HOST_PATHS,
+    HOST_WRITE_PATHS,
+    REASONS,
+    SOCKET_PATHS,
+    WHOLE_PATHS,
+    Origin,
+    Relation,
+    denial_clause,
+    denial_hint,
+    home_paths,
+    lexical_fault,
+    normal,
+)
 from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
 
-# The nexo contract's hard denylist, in its order.
-HOST_PATHS: tuple[str, ...] = (
-    "/etc/shadow",
-    "/etc/sudoers",
-    "/etc/sudoers.d",
-    "/proc/sys",
-    "/proc/kcore",
-    "/proc/kallsyms",
-    "/sys/firmware",
-    "/sys/kernel",
-    "/dev/mem",
-    "/dev/kmem",
-    "/dev/port",
-    "/var/run/docker.sock",
-    "/run/docker.sock",
-    "/private/var/run/docker.sock",
-    "/root",
-    "/boot",
-)
-
-# Where limits are kept. The plugin of an ordinary user has the uid to which its own memory.max belongs: it
-# must not even see the place, neither here nor wherever else one of these filesystems is mounted.
-CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
-CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
-
-# The contract's home list (which its reference defines and never applies) …
-CONTRACT_HOME_PATHS: tuple[str, ...] = (
-    ".aws",
-    ".ssh",
-    ".gnupg",
-    ".netrc",
-    ".docker",
-    ".kube",
-    ".cargo/credentials",
-    ".cargo/credentials.toml",
-    ".npmrc",
-    ".config/gh",
-    ".config/git",
-)
-
-# … and ours: places that hold credentials in the same way.
-HOME_PATHS: tuple[str, ...] = (
-    *CONTRACT_HOME_PATHS,
-    ".azure",
-    ".config/gcloud",
-    ".config/rclone",
-    ".config/containers/auth.json",
-    ".git-credentials",
-    ".pypirc",
-    ".pgpass",
-    ".my.cnf",
-    ".vault-token",
-    ".terraform.d",
-    ".password-store",
-    ".local/share/keyrings",
-    ".local/share/kwalletd",
-    ".pki",
-    ".mozilla",
-    ".thunderbird",
-    ".config/google-chrome",
-    ".config/chromium",
-    ".bash_history",
-    ".zsh_history",
-    ".python_history",
-)
-
-# Refused with everything below: sockets of daemons live here, and a read-only bind does not stop connect().
-SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
-
-# Refused as a whole, while a directory below may be granted.
-_HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
-WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *_HOME_BASES)
-
-# Refused for writing: what the host itself runs or obeys. A plugin that may write there is out of its cage
-# at the next login, cron job or package trigger.
-HOST_WRITE_PATHS: tuple[str, ...] = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/etc",
-    "/var/spool/cron",
-)
-HOME_WRITE_PATHS: tuple[str, ...] = (
-    ".bashrc",
-    ".bash_profile",
-    ".bash_login",
-    ".bash_logout",
-    ".profile",
-    ".zshrc",
-    ".zshenv",
-    ".zprofile",
-    ".zlogin",
-    ".config/fish",
-    ".config/autostart",
-    ".config/systemd",
-    ".config/environment.d",
-    ".local/bin",
-    ".local/share/applications",
-    ".gitconfig",
-    ".vimrc",
-    ".config/nvim",
-)
-
-# passwd gives daemons homes such as /usr/sbin or /bin. Taking those for homes would refuse /usr to everyone.
-_NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys", "/nonexistent")
-
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]  # st_dev, st_ino
-Origin = Literal["host", "cgroups", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
-Relation = Literal["equal", "below", "above"]
 
 
 # --- by name --------------------------------------------------------------------------------------
 
 
-def lexical_fault(path: str) -> str | None:
-    """Why `path` cannot be judged by its name, as half a sentence; None if it can.
-
-    ".." is refused rather than resolved: whether /a/../b is /b depends on what /a is at that moment.
-    """
-    if not path:
-        return "is empty"
-    if "\0" in path:
-        return "contains a NUL byte"
-    if not path.startswith("/"):
-        return "is not absolute"
-    if ".." in path.split("/"):
-        return "contains '..'"
-    if len(os.fsencode(path)) >= 4096:  # PATH_MAX, with its NUL
-        return "is longer than 4095 bytes"
-    return None
-
-
-def normal(path: str) -> str:
-    """`path` without empty and "." segments and without a trailing slash. For paths without a fault."""
-    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def relation(path: str, denied: str) -> Relation | None:
-    if path == denied:
-        return "equal"
-    if contains(denied, path):
-        return "below"
-    if contains(path, denied):
-        return "above"
-    return None
-
-
-def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> str | None:
-    """The denied path that `path` equals, lies below or lies above, judged by name alone."""
-    wanted = normal(path)
-    for denied in (*HOST_PATHS, *CGROUP_PATHS, *_home_paths(homes), *extra):
-        if relation(wanted, normal(denied)):
-            return denied
-    return None
-
-
-def _home_paths(homes: Iterable[str]) -> Iterator[str]:
-    return (join(home, rest) for home in homes for rest in HOME_PATHS)
-
-
 # --- homes ----------------------------------------------------------------------------------------
-
-
-class _Account(NamedTuple):
-    name: str
-    uid: int
-    home: str
-
-
-def _accounts(passwd: str) -> list[_Account]:
-    """Read directly: through NSS a directory server could be asked, which is slow and can hang."""
-    try:
-        with open(passwd, "rb") as file:
-            lines = file.read(4 << 20).split(b"\n")
-    except OSError:
-        return []
-    accounts = []
-    for line in lines:
-        fields = line.split(b":")
-        if len(fields) == 7 and fields[2].isdigit():
-            accounts.append(_Account(os.fsdecode(fields[0]), int(fields[2]), os.fsdecode(fields[5])))
-    return accounts
-
-
-def _is_person(account: _Account) -> bool:
-    """Not a daemon's: by the uid distributions start people at (65534 is nobody), or by where it lives."""
-    return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
-
-
-def _looked_up(who: int | str) -> list[str]:
-    """The home of an account that is not in /etc/passwd: of a directory server, or systemd's. Asked only for
-    the one or two accounts that matter: to list all of them could take for ever."""
-    import pwd
-
-    try:
-        return [(pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir]
-    except (KeyError, ValueError, OSError):
-        return []
-
-
-def _directories_in(base: str) -> list[str]:
-    try:
-        return [join(base, name) for name in os.listdir(base) if os.path.isdir(join(base, name))]
-    except OSError:
-        return []
-
-
-def homes(
-    environ: Mapping[str, str],
-    *,
-    euid: int | None = None,
-    passwd: str = "/etc/passwd",
-    bases: Sequence[str] = _HOME_BASES,
-) -> tuple[str, ...]:
-    """Whose credentials are at stake: the runner's user, who called sudo, and for root everybody.
-
-    Both the written and the resolved form of each, since /home/u may be a link to /data/u.
-    """
-    uid = os.geteuid() if euid is None else euid
-    accounts = _accounts(passwd)
-    found = [environ.get("HOME", "")]
-    found += [a.home for a in accounts if a.uid == uid] or _looked_up(uid)
-    sudo_user = environ.get("SUDO_USER", "")
-    if sudo_user:
-        found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
-    if uid == 0:
-        # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
-        found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
-        # Not every account is in /etc/passwd, and a directory there is somebody's.
-        found += [home for base in bases for home in _directories_in(base)]
-    unique: dict[str, None] = {}
-    for home in found:
-        if lexical_fault(home) is not None:
-            continue
-        home = normal(home)
-        if any(contains(system, home) for system in _NOT_HOMES):
-            continue
-        unique[home] = None
-        unique[os.path.realpath(home)] = None
-    return tuple(unique)
 
 
 # --- by identity ----------------------------------------------------------------------------------
@@ -285,26 +65,18 @@ class Hit(NamedTuple):
     how: Literal["name", "identity", "mount", "mount below", "hard link"]
 
     def sentence(self) -> str:
-        place = {"equal": "is", "below": "lies below", "above": "contains"}[self.relation]
-        said = {
-            "name": f"it {place} {self.denied.path}",
-            "identity": f"what it opens {place} {self.denied.path}",
-            "mount": f"it is a mount of something that {place} {self.denied.path}",
-            "mount below": f"a mount below it shows something that {place} {self.denied.path}",
-            "hard link": f"it holds a hard link to a file of {self.denied.path}",
+        if self.how == "hard link":
+            return f"it holds a hard link to a file of {self.denied.path}, {REASONS[self.denied.origin]}"
+        subject = {
+            "name": "it",
+            "identity": "the file or folder it leads to",
+            "mount": "it is a mount of something that",
+            "mount below": "a mount below it shows something that",
         }[self.how]
-        why = {
-            "host": "which no policy can allow",
-            "cgroups": "where limits are kept: a plugin could raise its own",
-            "home": "which holds credentials and which no policy can allow",
-            "sockets": "where daemons keep their sockets",
-            "whole": "which is never given away as a whole",
-            "execute": "which the host itself runs or obeys and nobody may write",
-            "deciding": "which decides what the plugin may do: it would write its own next grant",
-            "policy": "which this policy denies",
-            "runner": "which is the runner's own",
-        }[self.denied.origin]
-        return f"{said}, {why}"
+        return f"{subject} {denial_clause(self.relation, self.denied.path, self.denied.origin)}"
+
+    def hint(self) -> str:
+        return denial_hint(self.relation)
 
 
 class Place(NamedTuple):
@@ -368,7 +140,7 @@ class Denylist:
         self.mounts = mounts
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
-        entries += [Entry(path, "home") for path in _home_paths(homes)]
+        entries += [Entry(path, "home") for path in home_paths(homes)]
         entries += [Entry(path, "sockets") for path in SOCKET_PATHS]
         if runtime_dir and lexical_fault(runtime_dir) is None and normal(runtime_dir) != "/":
             entries.append(Entry(normal(runtime_dir), "sockets"))

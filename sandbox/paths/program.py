@@ -8,11 +8,12 @@ link and `#!` by `#!`, and each stop that no tree shown so far covers brings its
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Callable, Sequence
 
 from sandbox.paths import shims
+from sandbox.paths.executable import ELF_MACHINES, ProgramFault, is_executable, read_head, read_loader
+from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
@@ -22,17 +23,6 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINKS = 40  # the kernel's own limit
 _MAX_INTERPRETERS = 4  # binfmt_script recurses that often
 _SHEBANG_SIZE = 256  # the kernel reads no more of a #! line
-_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
-
-
-class ProgramFault(Exception):
-    """The command cannot be run in a cage; `found` tells "no such program" from "not this one"."""
-
-    def __init__(self, message: str, hint: str, *, found: bool, denied: bool = False) -> None:
-        super().__init__(message)
-        self.hint = hint
-        self.found = found
-        self.denied = denied
 
 
 class Link(NamedTuple):
@@ -57,7 +47,7 @@ class Sight(NamedTuple):
     allowed: Callable[[str], bool]  # whether the policy lets a plugin read it on request
 
 
-class _Search:
+class _ProgramSearch:
     """What has been found so far. `roots` are real paths shown anyway.
 
     A command may be a stranger's word, and a #! line, an ELF header or a pyvenv.cfg mostly is. Untrusted ones
@@ -87,12 +77,12 @@ class _Search:
         for link in links:
             # A virtual environment's bin/python is a link out of it: the link's home is needed too.
             if not self.covered(link.path):
-                home = _home_of(link.path)
+                home = home_of(link.path)
                 if home is None:
                     self.links.append(link)
                 else:
                     self.add(home, path, trusted=trusted)
-        home = _home_of(real)
+        home = home_of(real)
         if home is not None and not self.covered(real):
             self.add(home, path, trusted=trusted)
         if not self.covered(real):  # in sbin, which is no part of an installation that all programs need
@@ -102,7 +92,7 @@ class _Search:
 
     def add(self, tree: str, what: str, *, trusted: bool) -> None:
         """Show a file, a folder, or of an installation the parts that its programs need."""
-        parts = _parts_of(tree)
+        parts = parts_of(tree)
         hint = "use a program below /usr or /opt, or in the plugin's own folder"
         reason = None
         if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
@@ -110,7 +100,7 @@ class _Search:
             hint += f", or let the policy's [read] ceiling include {tree}"
         for path in (f"{tree}/{part}" for part in parts) if parts else (tree,):
             denied = self.sight.denied(path)
-            if denied is not None and path.endswith(_DISPENSABLE) and parts:
+            if denied is not None and path.endswith(DISPENSABLE_PARTS) and parts:
                 self.notes.append(f"{path} is not shown: {denied}")
                 continue
             reason = denied or reason
@@ -126,7 +116,7 @@ class _Search:
                 self.trees.append(path)
         if parts:
             self.prefixes.add(tree)
-        base = _venv_base(tree)
+        base = venv_base(tree)
         if base is not None and not self.covered(base):
             # Never trusted: pyvenv.cfg came with the environment, and may name any folder.
             self.add(base, f"the virtual environment {tree}", trusted=False)
@@ -179,9 +169,9 @@ def resolve(
 
     `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
     """
-    search = _Search(roots, sight, search_path)
+    search = _ProgramSearch(roots, sight, search_path)
     for root in roots:
-        base = _venv_base(root)
+        base = venv_base(root)
         if base is not None and not search.covered(base):
             search.add(base, f"the virtual environment {root}", trusted=False)
     on_path = "/" not in command
@@ -230,7 +220,7 @@ def resolve(
     )
 
 
-def _on_path(command: str, search_path: str, search: _Search) -> str:
+def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
     """The first usable program of that name. One that may not be shown, or would find nothing of its own in
     a cage, is passed over, and named."""
     refused: list[tuple[str, str]] = []
@@ -239,7 +229,7 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
         if not folder.startswith("/"):
             continue  # "" and "." mean the caller's directory: not a place to take programs from
         path = os.path.join(folder, command)
-        if not _is_executable(path):
+        if not is_executable(path):
             continue
         reason = search.sight.denied(os.path.realpath(path))
         if reason is None and (manager := shims.manager_of(path)):
@@ -266,18 +256,10 @@ def _on_path(command: str, search_path: str, search: _Search) -> str:
     )
 
 
-def _is_executable(path: str) -> bool:
-    try:
-        held = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a NUL after a script's `env`
-        return False
-    return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
-
-
-def _show_executable(path: str, search: _Search, *, trusted: bool, deep: bool, depth: int = 0) -> None:
+def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
     """`trusted`: the path was not chosen by a stranger. `deep`: nor is what stands in the file."""
     real = search.show(path, trusted=trusted)
-    head = _head(path, real)
+    head = read_head(path, real)
     if head.startswith(b"\x7fELF"):
         _show_loader(path, real, head, search, trusted=deep)
     elif head.startswith(b"#!"):
@@ -294,37 +276,7 @@ def _show_executable(path: str, search: _Search, *, trusted: bool, deep: bool, d
         )
 
 
-def _head(path: str, real: str) -> bytes:
-    try:
-        held = os.stat(real)  # before opening: opening a device can do things
-        if stat.S_ISDIR(held.st_mode):
-            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
-        if not stat.S_ISREG(held.st_mode):
-            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
-        if not held.st_mode & 0o111:
-            raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
-        if os.statvfs(real).f_flag & os.ST_NOEXEC:
-            raise ProgramFault(
-                f"{path} lies on a filesystem that is mounted noexec",
-                "move it elsewhere, or mount that filesystem with exec",
-                found=True,
-            )
-        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise ProgramFault(
-            f"{path} leads to {real}, which does not exist", "repair the link", found=False
-        ) from None
-    except OSError as error:
-        raise ProgramFault(
-            f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True
-        ) from None
-    try:
-        return os.read(fd, 4096)
-    finally:
-        os.close(fd)
-
-
-def _show_interpreter(script: str, head: bytes, search: _Search, *, deep: bool, depth: int) -> None:
+def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep: bool, depth: int) -> None:
     line = os.fsdecode(head[2:_SHEBANG_SIZE].split(b"\n", 1)[0]).strip()
     words = line.split()
     if not words or not words[0].startswith("/"):
@@ -357,7 +309,7 @@ def _show_interpreter(script: str, head: bytes, search: _Search, *, deep: bool, 
                 search.path_dirs.append(os.path.dirname(path))
 
 
-def _show_loader(path: str, real: str, head: bytes, search: _Search, *, trusted: bool) -> None:
+def _show_loader(path: str, real: str, head: bytes, search: _ProgramSearch, *, trusted: bool) -> None:
     """An ELF program: of this machine, and with a loader that will exist inside.
 
     execve says "No such file" of a program whose loader is missing, which nobody understands.
@@ -366,14 +318,14 @@ def _show_loader(path: str, real: str, head: bytes, search: _Search, *, trusted:
     if len(head) < 64 or head[4] != 2 or head[5] != 1:
         raise ProgramFault(f"{path} is not a 64-bit program", f"build it for {machine}", found=True)
     (kind,) = struct.unpack_from("<H", head, 18)
-    if kind != _ELF_MACHINES.get(machine, kind):
-        names = {number: name for name, number in _ELF_MACHINES.items()}
+    if kind != ELF_MACHINES.get(machine, kind):
+        names = {number: name for name, number in ELF_MACHINES.items()}
         raise ProgramFault(
             f"{path} is a program for {names.get(kind, f'another machine (ELF {kind})')}, this is {machine}",
             f"build or install it for {machine}",
             found=True,
         )
-    loader = _loader(path, real, head)
+    loader = read_loader(path, real, head)
     if loader is None:
         return
     if not loader.startswith("/") or not os.path.isfile(loader):
@@ -383,32 +335,6 @@ def _show_loader(path: str, real: str, head: bytes, search: _Search, *, trusted:
             found=False,
         )
     search.show(loader, trusted=trusted)
-
-
-_PHENTSIZE = 56  # of ELF64; the kernel runs no other
-_MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # nor a larger table
-
-
-def _loader(path: str, real: str, head: bytes) -> str | None:
-    """The first PT_INTERP, which is the one the kernel takes."""
-    (offset,) = struct.unpack_from("<Q", head, 32)
-    size, count = struct.unpack_from("<HH", head, 54)
-    damaged = ProgramFault(f"{path} is a damaged program", "build or install it again", found=True)
-    if size != _PHENTSIZE or count > _MAX_PHDRS:
-        raise damaged
-    try:
-        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            table = os.pread(fd, size * count, offset)
-            for at in range(0, len(table) - size + 1, size):
-                if struct.unpack_from("<I", table, at) == (3,):  # PT_INTERP
-                    start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
-                    return os.fsdecode(os.pread(fd, min(length, 4096), start).rstrip(b"\0"))
-        finally:
-            os.close(fd)
-    except (OSError, OverflowError):  # an offset beyond what a file can have
-        raise damaged from None
-    return None
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
@@ -441,7 +367,7 @@ def _is_interpreter(path: str, real: str) -> bool:
 
 
 def _show_script(
-    args: Sequence[str], directory: str, search: _Search, *, trusted: bool
+    args: Sequence[str], directory: str, search: _ProgramSearch, *, trusted: bool
 ) -> tuple[int, str] | None:
     """The program behind an interpreter: `node /opt/server/dist/index.js`. Which argument that is, and its
     path, if it is shown."""
@@ -460,7 +386,7 @@ def _show_script(
     return number, path
 
 
-def _show_neighbours(path: str, search: _Search) -> None:
+def _show_neighbours(path: str, search: _ProgramSearch) -> None:
     """A program that came with npm and others: node_modules/.bin/server, a link or a script, gets what
     `node` with the file behind it gets."""
     real = search.files[0]
@@ -473,92 +399,6 @@ def _show_neighbours(path: str, search: _Search) -> None:
     if not search.sight.denied(package):
         search.add(package, path, trusted=True)
     search.scripts.append(real)
-
-
-def package_of(script: str) -> str:
-    """The folder a script belongs to: the nearest one that says it is a package, else its own."""
-    before, among, _ = script.partition("/node_modules/")
-    if among:
-        # A package among others, whatever files of its own say: it needs its neighbours and theirs.
-        return f"{before}/node_modules"
-    own = folder = os.path.dirname(script)
-    while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
-        if any(
-            os.path.exists(os.path.join(folder, mark))
-            for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")
-        ):
-            return folder
-        folder = os.path.dirname(folder)
-    return own
-
-
-def _home_of(executable: str) -> str | None:
-    """The tree a program was installed as, if it is one: a virtual environment or a language's prefix."""
-    prefix, last = os.path.split(os.path.dirname(executable))
-    if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
-        return None
-    if os.path.exists(os.path.join(prefix, "pyvenv.cfg")) or is_runtime(prefix):
-        return prefix
-    return None
-
-
-# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's
-# etc/npmrc), or the data of services (Linuxbrew's var).
-_PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
-_NODE_PARTS = ("bin", "lib/node_modules")
-_DISPENSABLE = ("/libexec", "/include", "/share")
-
-
-def _parts_of(prefix: str) -> tuple[str, ...]:
-    """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
-    if prefix == "/":
-        return ()
-    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
-        return (*_PARTS, "pyvenv.cfg")
-    if _has_python(prefix):
-        return _PARTS
-    return _NODE_PARTS if _has_node(prefix) else ()
-
-
-def is_runtime(prefix: str) -> bool:
-    """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
-    # The root itself looks like one: /lib/python3 is the system's.
-    return prefix != "/" and (_has_node(prefix) or _has_python(prefix))
-
-
-def _has_node(prefix: str) -> bool:
-    is_file = os.path.isfile(os.path.join(prefix, "bin/node"))
-    return is_file and os.path.isdir(os.path.join(prefix, "lib/node_modules/npm"))
-
-
-def _has_python(prefix: str) -> bool:
-    library = os.path.join(prefix, "lib")
-    try:
-        names = os.listdir(library)
-    except OSError:
-        return False
-    return any(name.startswith("python3") and os.path.isfile(f"{library}/{name}/os.py") for name in names)
-
-
-def _venv_base(prefix: str) -> str | None:
-    """The prefix of the Python that a virtual environment was made from."""
-    try:
-        fd = os.open(os.path.join(prefix, "pyvenv.cfg"), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        text = os.read(fd, 65536).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        home = value.strip()
-        if key.strip() == "home" and home.startswith("/") and "\0" not in home:
-            base = os.path.realpath(home)
-            return os.path.dirname(base) if os.path.basename(base) == "bin" else base
-    return None
 
 
 def _outermost(trees: Sequence[str]) -> list[str]:

@@ -12,7 +12,8 @@ import os
 import stat
 from typing import Literal
 
-from sandbox.paths.denylist import Denylist, Hit, Place, Unproven, lexical_fault, normal
+from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
+from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.mounts import Inside, Mounts, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
@@ -70,18 +71,18 @@ class Missing(Exception):
         self.path = path
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     dev: int
     ino: int
     mode: int
     ctime_ns: int
 
 
-class Source(NamedTuple):
+class OpenSource(NamedTuple):
     path: str  # as asked, normal: where it appears inside
     real: str  # where it is on the host, without links
     fd: int  # O_PATH
-    identity: Identity
+    identity: FileIdentity
     kind: Literal["dir", "file"]
     access: Access
     scanned: int = 0  # entries looked at
@@ -104,8 +105,8 @@ def open_source(
     scan_limit: int = SCAN_LIMIT,
     trusted: bool = False,
     own_state: bool = False,
-) -> Source:
-    """Open `path` for binding. Raises Refused or Missing; the caller closes the Source.
+) -> OpenSource:
+    """Open `path` for binding. Raises Refused or Missing; the caller closes it.
 
     `trusted` leaves out the scan (the system's runtime, the plugin's own state), never the denylist.
     `own_state` marks the asking plugin's own state directory, see Denylist.hit. `mounts` is the denylist's
@@ -135,13 +136,8 @@ def open_source(
 
 
 def _denied(asked: str, hit: Hit) -> Refused:
-    hint = {
-        "above": "ask for a directory that does not contain it",
-        "equal": "copy what the plugin needs to a directory of its own",
-        "below": "copy what the plugin needs to a directory of its own",
-    }[hit.relation]
-    rule = "self_grant" if hit.denied.origin == "deciding" else "denylist"
-    return Refused(rule, asked, hit.sentence(), hint)
+    rule = "self_grant" if hit.denied.origin == "deciding" else DENYLIST_RULE
+    return Refused(rule, asked, hit.sentence(), hit.hint())
 
 
 # --- the walk -------------------------------------------------------------------------------------
@@ -208,7 +204,7 @@ def _judged(
     scan_limit: int,
     trusted: bool,
     own_state: bool,
-) -> Source:
+) -> OpenSource:
     status = last.status
     kind = stat.S_IFMT(status.st_mode)
     if kind not in (stat.S_IFDIR, stat.S_IFREG):
@@ -261,11 +257,11 @@ def _judged(
         # Names counted twice through a mount below would pass for all the names there are.
         scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
         scanned, strangers = scan.count, tuple(scan.strangers.items())
-    return Source(
+    return OpenSource(
         path=asked,
         real=real,
         fd=last.fd,
-        identity=Identity(status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns),
+        identity=FileIdentity(status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns),
         kind="dir" if kind == stat.S_IFDIR else "file",
         access=access,
         scanned=scanned,

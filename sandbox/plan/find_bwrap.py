@@ -20,23 +20,7 @@ BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")
 
 _LINKS_FOLLOWED = 40  # the kernel's own limit (MAXSYMLINKS)
 
-Status = Literal["ok", "degraded", "missing", "info"]
 Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabilities"]
-
-
-class Finding(NamedTuple):
-    """What one probe saw.
-
-    `missing`: the layer cannot be enforced here. `degraded`: it holds, but something around it is weaker than
-    it should be. `info`: no layer of the default policy rests on it.
-    """
-
-    layer: str
-    status: Status
-    summary: str
-    detail: str = ""
-    remedy: str = ""
-    cause: str = ""  # stable word for programs: outer_seccomp, apparmor, sysctl:user.max_user_namespaces, …
 
 
 class Bwrap(NamedTuple):

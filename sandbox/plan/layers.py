@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from sandbox.identity.uids import usable_range
+from sandbox.identity.uid_range import usable_range
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Grant
+from sandbox.spec import Grant, Network
 from sandbox.value import NamedTuple
 
 INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
@@ -73,6 +73,17 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
         ),
         uid_range=_uid_range(policy),
     )
+
+
+def require_enforceable(network: Network | None) -> None:
+    """Raise LayerUnavailable for a network mode that this version cannot enforce."""
+    if network is not None and network.mode == "allowlist":
+        raise LayerUnavailable(
+            "network",
+            "this version cannot enforce a network allowlist",
+            "ask for no network in the manifest, or for the host's network under a policy that allows it "
+            '(ceiling = "host" under [network])',
+        )
 
 
 def _given(policy: Policy, layer: str, available: bool, message: str, remedy: str) -> bool:

@@ -20,12 +20,13 @@ from typing import Literal
 
 from sandbox.identity import uids
 from sandbox.identity.accounts import Account, find_account, primary_group
-from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
+from sandbox.identity.state import account_refusal
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
-from sandbox.paths.source import Source
+from sandbox.paths.source import OpenSource
 from sandbox.policy.policy import Policy
-from sandbox.spawn.spawner import FOLDERS_ROOT
+from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
 from sandbox.value import NamedTuple
 
@@ -88,7 +89,7 @@ class Decision(NamedTuple):
         reserved = {each.uid for each in self.paths if each.method == "reserved"}
         return f"reserved {reserved.pop()}" if reserved else ""
 
-    def confirmed(self, asked: Sequence[Asked], uid: int) -> Decision:
+    def confirmed(self, asked: Sequence[WriteRequest], uid: int) -> Decision:
         """With the uid that was reserved in the end. It is another one if somebody was faster."""
         if all(each.uid == uid for each in self.paths if each.method == "reserved"):
             return self
@@ -106,13 +107,13 @@ class Decision(NamedTuple):
         return next((each for each in self.paths if each.path == path), None)
 
 
-class Asked(NamedTuple):
-    source: Source
+class WriteRequest(NamedTuple):
+    source: OpenSource
     where: KeyPath
 
 
 def decide(
-    asked: Sequence[Asked],
+    asked: Sequence[WriteRequest],
     policy: Policy,
     uid_range: tuple[int, int],
     *,
@@ -141,7 +142,7 @@ def decide(
         decided = [_by_account(each, account, whys[each.source.path]) for each in rest]
         denials = [each for each in decided if isinstance(each, Denial)]
         maps_state = state_dir is not None and _maps_state(state_dir, account, uid_range)
-        if state_dir is not None and not maps_state and (why := state_refusal(state_dir, account)):
+        if state_dir is not None and not maps_state and (why := account_refusal(state_dir, account)):
             denials.append(Denial(_RULE, state_dir, *why))
         paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
         return Decision(paths, account, maps_state, denials=(*closed, *denials))
@@ -158,20 +159,20 @@ def decide(
 # --- the owner is mapped ------------------------------------------------------------------------------------
 
 
-def owner_of(source: Source) -> Owner:
+def owner_of(source: OpenSource) -> FileOwner:
     """Who is mapped: the owner, with the group that their own files have. Never the group of root."""
     group = primary_group(source.uid) or source.gid or source.uid
-    return Owner(source.uid, group)
+    return FileOwner(source.uid, group)
 
 
-def _mapped(source: Source) -> Ownership:
+def _mapped(source: OpenSource) -> Ownership:
     owner = owner_of(source)
     return Ownership(
         source.path, "idmapped", owner.uid, owner.gid, "", source.strangers, source.kind == "file"
     )
 
 
-def _why_not_mapped(source: Source, uid_range: tuple[int, int]) -> str:
+def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
     """Empty if it can be: it has been tried."""
     if source.uid == 0:
         return "it belongs to root, who is never mapped"
@@ -180,12 +181,12 @@ def _why_not_mapped(source: Source, uid_range: tuple[int, int]) -> str:
     return _cannot_map(source.fd, owner_of(source), uid_range)
 
 
-def _cannot_map(fd: int, owner: Owner, uid_range: tuple[int, int]) -> str:
+def _cannot_map(fd: int, owner: FileOwner, uid_range: tuple[int, int]) -> str:
     if not os.path.isdir(FOLDERS_ROOT):
         return f"there is no {FOLDERS_ROOT} here, below which it would be mounted"
     stand_in = uid_range[1]
     try:
-        os.close(idmapped_mount(fd, owner, Owner(stand_in, stand_in)))
+        os.close(idmapped_mount(fd, owner, FileOwner(stand_in, stand_in)))
     except IdmapUnavailable as refused:
         if refused.errno in _SHORTAGES:
             raise OSError(refused.errno, str(refused)) from None
@@ -213,27 +214,12 @@ def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) ->
     place = next(place for place in ancestry(state_dir) if os.path.isdir(place))
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return not _cannot_map(fd, Owner(uid_range[0], uid_range[0]), uid_range)
+        return not _cannot_map(fd, FileOwner(uid_range[0], uid_range[0]), uid_range)
     finally:
         os.close(fd)
 
 
-def state_refusal(path: str, account: Account) -> tuple[str, str] | None:
-    """Why a state directory cannot become an account's, and what to do; None if it can."""
-    try:
-        held, content = os.lstat(path), os.listdir(path)
-    except OSError:
-        return None  # there is none, or making it ready will say so
-    if held.st_uid == account.uid or not content:
-        return None
-    reason = (
-        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
-        f"to {account}, whom run_as of the policy names"
-    )
-    return reason, f"chown -R {account.uid}:{account.gid} {path}, or choose another with --state-dir"
-
-
-def _closed_to_owner(asked: Sequence[Asked]) -> tuple[Denial, ...]:
+def _closed_to_owner(asked: Sequence[WriteRequest]) -> tuple[Denial, ...]:
     """The plugin has the owner's rights, and no others."""
     return tuple(
         Denial(
@@ -251,7 +237,7 @@ def _closed_to_owner(asked: Sequence[Asked]) -> tuple[Denial, ...]:
 # --- the plugin has a uid that may write there --------------------------------------------------------------
 
 
-def _by_account(asked: Asked, account: Account, why: str) -> Ownership | Denial:
+def _by_account(asked: WriteRequest, account: Account, why: str) -> Ownership | Denial:
     source = asked.source
     blocked = _keeps_out(source, account.uid, account.gid)
     if blocked is None:
@@ -274,7 +260,7 @@ def _by_account(asked: Asked, account: Account, why: str) -> Ownership | Denial:
     )
 
 
-def _by_reserved_uid(asked: Asked, uid: int, why: str) -> Ownership | Denial:
+def _by_reserved_uid(asked: WriteRequest, uid: int, why: str) -> Ownership | Denial:
     source = asked.source
     blocked = _keeps_out(source, uid, uid)
     if blocked is None:
@@ -292,7 +278,7 @@ def _by_reserved_uid(asked: Asked, uid: int, why: str) -> Ownership | Denial:
     return Denial(_RULE, source.path, f"{reason}, and {blocked} keeps out uid {uid}", hint, where=asked.where)
 
 
-def _keeps_out(source: Source, uid: int, gid: int) -> str | None:
+def _keeps_out(source: OpenSource, uid: int, gid: int) -> str | None:
     """What on the way does not let the uid read and write; found by a process that has it."""
     bits = 0o7 if source.kind == "dir" else 0o6
     if _opens(source.real, uid, gid, bits):
@@ -314,7 +300,7 @@ def _opens(path: str, uid: int, gid: int, bits: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def _read_only(asked: Asked) -> Denial | None:
+def _read_only(asked: WriteRequest) -> Denial | None:
     if not os.fstatvfs(asked.source.fd).f_flag & os.ST_RDONLY:
         return None
     reason = f"{asked.source.real} cannot be written: {os.strerror(errno.EROFS)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from sandbox.document.diagnostic import quoted
-from sandbox.paths.denylist import lexical_fault, lexical_hit, normal, relation
+from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, lexical_hit, normal
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import (
     FRACTIONAL_LIMITS,
@@ -56,7 +56,7 @@ def grant(
     environ: Mapping[str, str],
     overrides: Overrides | None = None,
     homes: Sequence[str] = (),
-    require_enabled: bool = False,
+    sandbox_required_by: str = "",
     host_network_by: str = "",
     bare_environment: bool = False,
 ) -> Grant:
@@ -66,20 +66,23 @@ def grant(
     everybody is left out; what the operator sets is not.
     A path above the ceiling refuses the launch even where the manifest calls it optional: optional is about
     what exists, not about what is allowed. `homes` adds their credentials to the paths refused by name here.
-    `host_network_by` names the contract's variable that asks for the host's network, where it is set.
+    `host_network_by` and `sandbox_required_by` name the variable by which the operator asks for the host's
+    network, or requires a sandbox of every plugin; empty where it is not set.
     """
     said = overrides or Overrides()
     where = dict(spec.where)
     denials: list[Denial] = []
     if not spec.enabled:
-        if require_enabled:
+        if sandbox_required_by:
+            at = where.get("enabled", ())
+            table = ".".join(map(str, at[:-1]))
             denials.append(
                 Denial(
                     "sandbox_required",
                     "enabled = false",
-                    "the operator requires every plugin to ask for its sandbox (NEXO_PLUGIN_SANDBOX_REQUIRE)",
-                    "set enabled = true under [plugin.sandbox]",
-                    where=where.get("enabled", ()),
+                    f"the operator requires a sandbox for every plugin ({sandbox_required_by})",
+                    f"set enabled = true under [{table}]" if table else "set enabled = true in the manifest",
+                    where=at,
                 )
             )
         # Without its sandbox section in force a manifest asks for nothing beyond the plain cage and the
@@ -92,7 +95,7 @@ def grant(
         decided_by = (*decided_by, ("network", "environment"))
     return Grant(
         policy=policy.name,
-        unsandboxed=not spec.enabled and policy.unsandboxed and not require_enabled,
+        unsandboxed=not spec.enabled and policy.unsandboxed and not sandbox_required_by,
         paths=_paths(spec, policy, state_dir, homes, denials),
         network=_network(spec, policy, host_network_by, denials),
         env=_env(spec, policy, environ, said, denials, bare_environment),
@@ -148,15 +151,10 @@ def _path_denial(
     fault = lexical_fault(absolute)
     if fault is not None:
         return Denial("path", asked, f"the path {fault}", "write an absolute path without '..'", where=at)
-    denied = lexical_hit(absolute, homes, policy.deny)
-    if denied is not None:
-        reason = (
-            f"{_RELATIONS[relation(normal(absolute), normal(denied)) or 'equal']} {denied}, which nobody gets"
-        )
-        if denied in policy.deny:
-            reason = reason.replace("nobody gets", f"policy {policy.name} denies")
-        hint = "choose another one with --state-dir" if absolute != asked else "remove it from the manifest"
-        return Denial("denylist", asked, reason, hint, where=at)
+    hit = lexical_hit(absolute, homes, policy.deny)
+    if hit is not None:
+        hint = hit.hint() if absolute == asked else "choose another state directory with --state-dir"
+        return Denial(DENYLIST_RULE, asked, f"it {hit.clause()}", hint, where=at)
     may = policy.may_read if request.access == "read" else policy.may_write
     if may(absolute, state_dir):
         return None
@@ -169,9 +167,6 @@ def _path_denial(
         f'the operator can add "{entry}" to ceiling under [{request.access}] in their own policy',
         where=at,
     )
-
-
-_RELATIONS = {"equal": "it is", "below": "it lies below", "above": "it contains"}
 
 
 def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: list[Denial]) -> Network:

@@ -12,8 +12,9 @@ from sandbox import cache, codec
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import ancestry
-from sandbox.paths.program import ProgramFault, follow
+from sandbox.paths.program import follow
 from sandbox.policy.policy import (
     CapabilityRule,
     EnvRule,

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse
 from sandbox.identity.accounts import UnknownAccount, find_account
-from sandbox.identity.uids import DEFAULT_RANGE
-from sandbox.paths.denylist import lexical_fault, lexical_hit, normal
-from sandbox.paths.mounts import contains
+from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
 from sandbox.paths.source import SCAN_LIMIT
 from sandbox.policy.policy import (
     ALWAYS_SIZED,
@@ -41,7 +40,7 @@ from sandbox.spec import (
 from sandbox.units import parse_limit
 
 
-class _Table:
+class _PolicyTable:
     """One table of the file. Values are taken from it; what is left over was a mistake."""
 
     def __init__(self, document: Document, faults: list[Diagnostic], value: object, keys: KeyPath) -> None:
@@ -67,8 +66,8 @@ class _Table:
         self.known.append(key)
         return self.values.get(key)
 
-    def table(self, key: str) -> _Table:
-        return _Table(self.document, self.faults, self.take(key), (*self.keys, key))
+    def table(self, key: str) -> _PolicyTable:
+        return _PolicyTable(self.document, self.faults, self.take(key), (*self.keys, key))
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -129,7 +128,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
     """Read a policy, or raise DocumentError with every fault in it."""
     document = parse(path, raw, "toml")
     faults: list[Diagnostic] = []
-    top = _Table(document, faults, document.data, ())
+    top = _PolicyTable(document, faults, document.data, ())
     version = top.take("version")
     if version is None:
         top.fault((), "policy_version", "the version is missing", "write version = 1 at the top")
@@ -180,21 +179,19 @@ def _place_fault(path: str) -> str | None:
 
 
 def _default_fault(path: str) -> str | None:
-    denied = None if _place_fault(path) or path.startswith("$") else lexical_hit(path)
-    return f"touches {denied}, which no policy can give" if denied else _place_fault(path)
+    hit = None if _place_fault(path) or path.startswith("$") else lexical_hit(path)
+    return hit.clause() if hit else _place_fault(path)
 
 
 def _ceiling_fault(path: str) -> str | None:
     if path == "*" or _place_fault(path) or path.startswith("$"):
         return None if path == "*" else _place_fault(path)
-    denied = lexical_hit(path)
+    hit = lexical_hit(path)
     # A ceiling above a denied path is useful for what else lies below it.
-    if denied is not None and contains(normal(denied), normal(path)):
-        return f"lies in {denied}, which no policy can give"
-    return None
+    return hit.clause() if hit is not None and hit.relation != "above" else None
 
 
-def _path_rule(table: _Table, ceiling: Sequence[str]) -> PathRule:
+def _path_rule(table: _PolicyTable, ceiling: Sequence[str]) -> PathRule:
     rule = PathRule(table.texts("default", _default_fault), table.texts("ceiling", _ceiling_fault, ceiling))
     table.finish()
     return rule
@@ -212,7 +209,7 @@ def _host_fault(host: str) -> str | None:
     return None
 
 
-def _network_rule(table: _Table) -> NetworkRule:
+def _network_rule(table: _PolicyTable) -> NetworkRule:
     # No default of "allowlist": a list nobody asked for would have no hosts.
     default = table.choice("default", ("none", "host"), "none")
     ceiling = table.choice("ceiling", NETWORK_ORDER, default)
@@ -224,13 +221,13 @@ def _network_rule(table: _Table) -> NetworkRule:
     return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts), may_raise)
 
 
-def _project_access(table: _Table) -> ProjectAccess:
+def _project_access(table: _PolicyTable) -> ProjectAccess:
     access: ProjectAccess = "read" if table.choice("access", ("none", "read"), "none") == "read" else "none"
     table.finish()
     return access
 
 
-def _seccomp_rule(table: _Table) -> SeccompRule:
+def _seccomp_rule(table: _PolicyTable) -> SeccompRule:
     default = table.choice("default", SECCOMP_ORDER, "default")
     ceiling = table.choice("ceiling", SECCOMP_ORDER, default)
     table.finish()
@@ -239,7 +236,7 @@ def _seccomp_rule(table: _Table) -> SeccompRule:
     return SeccompRule(profiles[default], profiles[ceiling])
 
 
-def _in_order(table: _Table, order: Sequence[str], default: str, ceiling: str) -> None:
+def _in_order(table: _PolicyTable, order: Sequence[str], default: str, ceiling: str) -> None:
     if order.index(default) > order.index(ceiling):
         table.fault(("default",), "policy_order", f"({default}) lies above the ceiling ({ceiling})")
 
@@ -254,7 +251,7 @@ def _glob_fault(pattern: str) -> str | None:
     return "must be a variable name, in which * and ? stand for anything"
 
 
-def _env_rule(table: _Table) -> EnvRule:
+def _env_rule(table: _PolicyTable) -> EnvRule:
     values = table.take("set")
     fixed = []
     if values is not None and not isinstance(values, dict):
@@ -284,19 +281,19 @@ def _capability_fault(pattern: str) -> str | None:
     return "must be a capability or a method, in which * and ? stand for anything"
 
 
-def _capability_rule(table: _Table) -> CapabilityRule:
+def _capability_rule(table: _PolicyTable) -> CapabilityRule:
     rule = CapabilityRule(table.texts("declare", _capability_fault), table.texts("host", _capability_fault))
     table.finish()
     return rule
 
 
-def _hook_failure(table: _Table) -> HookFailure:
+def _hook_failure(table: _PolicyTable) -> HookFailure:
     choice = table.choice("on_failure", ("continue", "abort"), "continue")
     table.finish()
     return "abort" if choice == "abort" else "continue"
 
 
-def _limit_rules(table: _Table) -> Iterator[tuple[str, LimitRule]]:
+def _limit_rules(table: _PolicyTable) -> Iterator[tuple[str, LimitRule]]:
     for name in LIMIT_NAMES:
         if name in table.values or name in ALWAYS_SIZED:
             yield name, _limit_rule(table.table(name), name)
@@ -304,7 +301,7 @@ def _limit_rules(table: _Table) -> Iterator[tuple[str, LimitRule]]:
     table.finish()
 
 
-def _limit_rule(table: _Table, name: str) -> LimitRule:
+def _limit_rule(table: _PolicyTable, name: str) -> LimitRule:
     default = _amount(table, "default", name)
     ceiling = _amount(table, "ceiling", name)
     if default is None and name in ALWAYS_SIZED:
@@ -317,7 +314,7 @@ def _limit_rule(table: _Table, name: str) -> LimitRule:
     return LimitRule(default, ceiling, modes[mode])
 
 
-def _amount(table: _Table, key: str, name: str) -> float | None:
+def _amount(table: _PolicyTable, key: str, name: str) -> float | None:
     value = table.take(key)
     if value is None:
         return None
@@ -328,14 +325,14 @@ def _amount(table: _Table, key: str, name: str) -> float | None:
         return None
 
 
-def _user(table: _Table) -> tuple[tuple[int, int], str]:
+def _user(table: _PolicyTable) -> tuple[tuple[int, int], str]:
     uids = _uids(table)
     run_as = _run_as(table, uids)
     table.finish()
     return uids, run_as
 
 
-def _run_as(table: _Table, uids: tuple[int, int]) -> str:
+def _run_as(table: _PolicyTable, uids: tuple[int, int]) -> str:
     value = table.take("run_as")
     if value is None:
         return ""
@@ -353,7 +350,7 @@ def _run_as(table: _Table, uids: tuple[int, int]) -> str:
     return str(value)
 
 
-def _uids(table: _Table) -> tuple[int, int]:
+def _uids(table: _PolicyTable) -> tuple[int, int]:
     default = DEFAULT_RANGE
     value = table.take("uids")
     if value is None:
@@ -370,7 +367,7 @@ def _uids(table: _Table) -> tuple[int, int]:
     return default
 
 
-def _layers(table: _Table) -> Iterator[tuple[str, Mode]]:
+def _layers(table: _PolicyTable) -> Iterator[tuple[str, Mode]]:
     for name in LAYERS:
         if table.choice(name, ("require", "prefer"), "require") == "prefer":
             yield name, "prefer"

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from sandbox.identity.uids import DEFAULT_RANGE
-from sandbox.paths.denylist import normal
+from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile

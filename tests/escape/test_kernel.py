@@ -211,6 +211,7 @@ def test_the_session_keyring_is_not_the_callers(cage: RemoteCell) -> None:
         import os
 
         from sandbox.spawn import spawner
+        from sandbox.spawn.order import SpawnOrder
 
         found = []
         for keyring in (False, True):
@@ -220,7 +221,7 @@ def test_the_session_keyring_is_not_the_callers(cage: RemoteCell) -> None:
             os.close(write)
             argv = ("python3", "-I", probe, "session_keyring", keyctl)
             uid, gid = os.geteuid(), os.getegid()
-            order = spawner.Order("/usr/bin/python3", argv, uid, gid, False, (), (), keyring)
+            order = SpawnOrder("/usr/bin/python3", argv, uid, gid, False, (), (), keyring)
             pid = spawner.spawn(order)
             os.dup2(saved, 1)
             with open(read) as answer:

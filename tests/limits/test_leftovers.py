@@ -122,7 +122,7 @@ MOMENTS = {
     "made": "dies(os, 'mkdir', only=group)",
     "locked": "dies(fcntl, 'flock', only=lambda fd, _: group(os.readlink(f'/proc/self/fd/{fd}')))",
     "the second made": "dies(os, 'mkdir', nth=2, only=group)",
-    "limited": "dies(sandbox.limits.cgroup, '_write', only=group)",
+    "limited": "dies(sandbox.limits.cgroup, 'write_once', only=group)",
     "just before the launch": "dies(sandbox.spawn.spawner, 'spawn', before=True)",
     "just launched": "dies(sandbox.spawn.spawner, 'spawn')",
     "the plugin is gone": "dies(sandbox.cell.cell.Cell, 'wait')",

@@ -9,9 +9,10 @@ from typing import Any
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
+from sandbox.plan.compile import open_plan
 from sandbox.plan.layers import available_layers
 from sandbox.plan.owners import Decision
-from sandbox.plan.plan import LaunchPlan, OpenPlan, Request, open_plan
+from sandbox.plan.plan import LaunchPlan, OpenPlan, PlanRequest
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
 from tests import elsewhere
@@ -24,8 +25,8 @@ def policy(**changes: Any) -> Policy:
     return Policy(name="test", file="/nonexistent/policy.toml", **changes)
 
 
-def request(command: str, *args: str, directory: str = "/", **changes: Any) -> Request:
-    return Request(
+def request(command: str, *args: str, directory: str = "/", **changes: Any) -> PlanRequest:
+    return PlanRequest(
         **{
             "command": command,
             "args": args,
@@ -67,7 +68,7 @@ def grant(
 
 @contextmanager
 def opened(
-    asked: Request,
+    asked: PlanRequest,
     given: Grant | None = None,
     *,
     rules: Policy | None = None,
@@ -83,7 +84,7 @@ def opened(
         yield plan
 
 
-def compiled(asked: Request, given: Grant | None = None, **more: Any) -> LaunchPlan:
+def compiled(asked: PlanRequest, given: Grant | None = None, **more: Any) -> LaunchPlan:
     with opened(asked, given, **more) as held:
         return held.plan
 
@@ -97,13 +98,14 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     import os
     import shutil
 
-    from sandbox.cell.cell import launched
-    from sandbox.cell.unsandboxed import bare_cell
+    from sandbox.cell.launch import launch
+    from sandbox.cell.unsandboxed import start_unsandboxed
     from sandbox.identity.state import Owner
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
+    from sandbox.plan.compile import open_plan
     from sandbox.plan.layers import available_layers
-    from sandbox.plan.plan import Request, open_plan
+    from sandbox.plan.plan import PlanRequest
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
@@ -130,8 +132,8 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     layers = available_layers(grant, policy, bwrap, can_join_keyring=False)
     environ = {"PATH": given["search_path"]}
     with (
-        open_plan(Request(**asked), grant, policy, layers, Denylist(read_mounts()), environ) as plan,
-        bare_cell(plan.plan) if given["bare"] else launched(plan, owner, bwrap) as cell,
+        open_plan(PlanRequest(**asked), grant, policy, layers, Denylist(read_mounts()), environ) as plan,
+        start_unsandboxed(plan.plan) if given["bare"] else launch(plan, owner, bwrap) as cell,
     ):
         yield cell
 
@@ -164,7 +166,7 @@ def caged(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def order(
-    asked: Request,
+    asked: PlanRequest,
     *,
     paths: Sequence[tuple[str, Access]] = (),
     env: Mapping[str, str] | None = None,
@@ -181,7 +183,7 @@ def order(
     }
 
 
-def run(caller: Caller, asked: Request, **more: Any) -> dict[str, Any]:
+def run(caller: Caller, asked: PlanRequest, **more: Any) -> dict[str, Any]:
     """`asked` in a real cage, as `caller`: code, reached_exec, signal, output (stdout and stderr), usage."""
     result: dict[str, Any] = elsewhere.run(caller, caged, order(asked, **more), using=(cage,))
     return result

@@ -25,11 +25,12 @@ def recognises(document: Document) -> bool:
 
 # The values its reference host takes for yes; anything else is no.
 _YES = ("1", "true", "TRUE", "yes", "YES")
+_REQUIRE = "NEXO_PLUGIN_SANDBOX_REQUIRE"
 _HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
 
 
 def switches(environ: Mapping[str, str]) -> Switches:
     return Switches(
-        require_enabled=environ.get("NEXO_PLUGIN_SANDBOX_REQUIRE") in _YES,
+        sandbox_required_by=_REQUIRE if environ.get(_REQUIRE) in _YES else "",
         host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
     )

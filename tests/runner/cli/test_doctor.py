@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from runner.cli import doctor
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import REQUIRED
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
-from sandbox.plan.find_bwrap import Finding
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups
 from tests.template import quick_root, quick_runner, quick_user, templates  # noqa: F401 -- fixtures

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.identity import uids
+from sandbox.identity import reservations, uid_range
 from sandbox.identity.all_states import StateKept, list_states, remove_state
-from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.identity.state import Writing, owned_state
 from tests.conftest import ROOT, SPARE_UID, TEMP_PREFIX, Caller
 
@@ -143,7 +143,7 @@ def mapping(plugin_dir: Path) -> None:
     """For tests of what only idmapped mounts can do."""
     fd = os.open(plugin_dir, os.O_PATH)
     try:
-        os.close(idmapped_mount(fd, Owner(ALICE, ALICE), Owner(BOB, BOB)))
+        os.close(idmapped_mount(fd, FileOwner(ALICE, ALICE), FileOwner(BOB, BOB)))
     except IdmapUnavailable as refused:
         pytest.skip(f"needs idmapped mounts: {refused}")
     finally:
@@ -608,7 +608,7 @@ def test_an_interrupted_run_that_left_files_keeps_its_uid(plugins: Plugins, stat
     for leaves in (False, True):
         held = owned_state(
             kept if state == "with state" else None,
-            uids.DEFAULT_RANGE,
+            uid_range.DEFAULT_RANGE,
             manifest=str(manifest),
             writing=writing,
         )
@@ -617,7 +617,7 @@ def test_an_interrupted_run_that_left_files_keeps_its_uid(plugins: Plugins, stat
             file(data / "left", owner.uid)
         interrupt = KeyboardInterrupt()
         assert not held.__exit__(KeyboardInterrupt, interrupt, None)
-        assert (uids.read_reservation(uids.RESERVATIONS, owner.uid) is not None) is leaves
+        assert (reservations.read_reservation(reservations.RESERVATIONS, owner.uid) is not None) is leaves
 
 
 @needs_root

@@ -36,7 +36,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.outcome import Failure
     from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
-    from sandbox.spawn.spawner import CgroupDoors, SpawnError
+    from sandbox.spawn.order import CgroupDoors, SpawnError
     from sandbox.spec import Limits
 
     doors = Cgroup.doors

@@ -173,7 +173,7 @@ def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
     from sandbox.cell import unsandboxed
     from sandbox.cell.cell import Bounds
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.limits.rlimits import rlimits
     from sandbox.paths.mounts import read_mounts
@@ -181,8 +181,8 @@ def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
     said, errors = os.memfd_create("said"), os.memfd_create("errors")
     saved = os.dup(1), os.dup(2)
-    real = unsandboxed.bare_cell
-    with made(survey(read_mounts()).sites, Limits(pids=20, memory=256 << 20, cpu=0.5)) as cgroup:
+    real = unsandboxed.start_unsandboxed
+    with make_cgroup(survey(read_mounts()).sites, Limits(pids=20, memory=256 << 20, cpu=0.5)) as cgroup:
         doors = cgroup.doors
 
         @contextmanager
@@ -197,7 +197,7 @@ def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
         if how.startswith("a door"):
             cgroup.doors = broken  # type: ignore[method-assign]
         bounds = Bounds(rlimits(Limits(open_files=64)), cgroup, None, (0, 1, errors))
-        unsandboxed.bare_cell = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
+        unsandboxed.start_unsandboxed = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
         os.dup2(said, 1)
         try:
             with contextmanager(cage)(given) as cell:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox.doctor import limits
-from sandbox.doctor.trial import Outcome
+from sandbox.doctor.finding import Finding
+from sandbox.doctor.trial import TrialOutcome
 from sandbox.limits import cgroup as cgroups
+from sandbox.limits import cgroup_settings
 from sandbox.limits.cgroup import Cgroup, CgroupFault
 from sandbox.limits.cgroup_survey import DELEGATE, Hierarchy, Lack, Site, Survey, survey
 from sandbox.paths.mounts import read_mounts
-from sandbox.plan.find_bwrap import Finding
 from sandbox.policy.policy import LimitRule
 
 REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in limits.TRIED]
@@ -43,7 +44,7 @@ def needs_memory_groups() -> None:
 @pytest.mark.parametrize("swap", [True, False])
 def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     needs_memory_groups()
-    for module in (cgroups, limits):
+    for module in (cgroup_settings, limits):
         monkeypatch.setattr(module, "has_swap", lambda: swap)
     found = told(limits.limits(REQUIRED))
     assert found["memory_limit"].status == "ok"
@@ -54,7 +55,7 @@ def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swa
 def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     """A kernel without swap accounting has no such file."""
     needs_memory_groups()
-    real = cgroups.settings
+    real = cgroup_settings.settings
 
     def settings(*args: object) -> Iterator[tuple[str, str, str]]:
         for controller, file, text in real(*args):  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: 
     monkeypatch.setattr(cgroups, "settings", settings)
     monkeypatch.setattr(limits, "_SWAP_FILES", lost)
     monkeypatch.setattr(
-        cgroups, "_is_optional", lambda file, error: file in lost and error.errno == errno.ENOENT and not swap
+        cgroups, "is_optional", lambda file, error: file in lost and error.errno == errno.ENOENT and not swap
     )
     monkeypatch.setattr(limits, "has_swap", lambda: swap)
     found = told(limits.limits(REQUIRED))
@@ -94,7 +95,7 @@ def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
     def ready(found: Survey, disks: object, note: object) -> None:
         seen.append(found)
 
-    monkeypatch.setattr(limits, "in_child", lambda act: (act(None), Outcome({}))[1])
+    monkeypatch.setattr(limits, "in_child", lambda act: (act(None), TrialOutcome({}))[1])
     monkeypatch.setattr(limits, "_try", ready)
     found = told(limits.limits(REQUIRED))
     (tried,) = seen[0].sites
@@ -146,7 +147,7 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_trial_that_does_not_end_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "in_child", lambda act: Outcome({}, late=True))
+    monkeypatch.setattr(limits, "in_child", lambda act: TrialOutcome({}, late=True))
     with pytest.raises(RuntimeError):
         limits.limits(())
 

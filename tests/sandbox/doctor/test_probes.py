@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sandbox import cache
-from sandbox.doctor import conditions, ids, probes, rehearsal
+from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal
+from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
-from sandbox.doctor.trial import Note, Outcome, Run, in_child, run_spawned, system_call
+from sandbox.doctor.trial import Note, Run, TrialOutcome, in_child, run_spawned, system_call
 from sandbox.doctor.user_namespaces import (
     FILTER,
     Surroundings,
@@ -24,8 +25,8 @@ from sandbox.doctor.user_namespaces import (
     container_remedy,
     refusal,
 )
-from sandbox.identity.uids import Occupancy, id_is_mapped
-from sandbox.plan.find_bwrap import Finding
+from sandbox.identity.uid_range import id_is_mapped
+from sandbox.identity.uids import Occupancy
 from sandbox.policy import policy
 from tests.conftest import SPARE_UID, SYSTEM_PATH
 
@@ -42,7 +43,7 @@ def test_a_child_reports_each_step() -> None:
         note("first", 1)
         note("second", "two")
 
-    assert in_child(act) == Outcome({"first": 1, "second": "two"})
+    assert in_child(act) == TrialOutcome({"first": 1, "second": "two"})
 
 
 def test_steps_before_a_deadly_signal_are_kept() -> None:
@@ -50,7 +51,7 @@ def test_steps_before_a_deadly_signal_are_kept() -> None:
         note("before", 0)
         os.kill(os.getpid(), signal.SIGSYS)
 
-    assert in_child(act) == Outcome({"before": 0}, signal=signal.SIGSYS)
+    assert in_child(act) == TrialOutcome({"before": 0}, signal=signal.SIGSYS)
 
 
 def test_an_exception_is_told() -> None:
@@ -206,20 +207,20 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
 def test_the_one_who_refuses_is_named(
     steps: dict[str, int | str], around: Surroundings, cause: str, remedy: str
 ) -> None:
-    found = refusal(Outcome(steps), around)
+    found = refusal(TrialOutcome(steps), around)
     assert found is not None
     assert (found.cause, remedy in found.remedy) == (cause, True), found
 
 
 def test_a_filter_that_kills_is_named() -> None:
-    found = refusal(Outcome({}, signal=signal.SIGSYS), FREE)
+    found = refusal(TrialOutcome({}, signal=signal.SIGSYS), FREE)
     assert found is not None
     assert found.cause == "outer_seccomp"
 
 
 def test_nobody_is_accused_where_all_steps_work() -> None:
     around = FREE._replace(container="docker", label="docker-default", masked_proc=("/proc/acpi",))
-    assert refusal(Outcome({**MADE, "map": 0, "tmpfs": 0, "proc": 0}), around) is None
+    assert refusal(TrialOutcome({**MADE, "map": 0, "tmpfs": 0, "proc": 0}), around) is None
 
 
 def test_the_apparmor_profile_covers_only_who_must_make_namespaces() -> None:
@@ -444,11 +445,11 @@ def test_every_layer_a_policy_may_name_is_known_here() -> None:
     ],
 )
 def test_flaws_by_version(version: str, cves: list[str]) -> None:
-    assert [flaw.cve for flaw in probes.flaws_of(probes.version_numbers(version))] == cves
+    assert [flaw.cve for flaw in bwrap_version.flaws_of(bwrap_version.version_numbers(version))] == cves
 
 
 def test_a_version_nobody_understands_is_a_warning() -> None:
-    assert probes.version_numbers("unreleased") == ()
+    assert bwrap_version.version_numbers("unreleased") == ()
 
 
 def test_accounts_within_the_range_are_found(tmp_path: Path) -> None:

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from sandbox.identity import idmap
-from sandbox.identity.idmap import IdmapUnavailable, Owner, idmapped_mount
+from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.paths.source import MOST_STRANGERS, open_source
 from sandbox.seccomp import syscalls
-from sandbox.spawn import spawner
+from sandbox.spawn import init
 from tests.conftest import SPARE_UID
 
-ALICE, PLUGIN = Owner(SPARE_UID + 27, SPARE_UID + 28), Owner(SPARE_UID + 29, SPARE_UID + 30)
+ALICE, PLUGIN = FileOwner(SPARE_UID + 27, SPARE_UID + 28), FileOwner(SPARE_UID + 29, SPARE_UID + 30)
 
 needs_root = pytest.mark.needs("root")
 
 
 @contextmanager
-def mapped(source: int, owner: Owner = ALICE) -> Iterator[int]:
+def mapped(source: int, owner: FileOwner = ALICE) -> Iterator[int]:
     try:
         fd = idmapped_mount(source, owner, PLUGIN)
     except IdmapUnavailable as refused:
@@ -92,8 +92,8 @@ def test_what_was_opened_is_what_is_mounted(data: Path, plugin_dir: Path) -> Non
 
 
 @needs_root
-@pytest.mark.parametrize("owner", [Owner(0, 1), Owner(1, 0), Owner(0, 0)])
-def test_root_is_never_mapped(data: Path, owner: Owner) -> None:
+@pytest.mark.parametrize("owner", [FileOwner(0, 1), FileOwner(1, 0), FileOwner(0, 0)])
+def test_root_is_never_mapped(data: Path, owner: FileOwner) -> None:
     fd = os.open(data, os.O_PATH)
     with pytest.raises(ValueError, match="root is never mapped"):
         idmapped_mount(fd, owner, PLUGIN)
@@ -116,7 +116,7 @@ def test_numbers_are_those_of_the_tables(arch: str) -> None:
     table = syscalls.load(arch)
     numbers = idmap._SYSCALLS[arch]
     assert numbers._asdict() == {name: table[name] for name in numbers._fields}
-    assert table["move_mount"] == spawner._MOVE_MOUNT
+    assert table["move_mount"] == init._MOVE_MOUNT
 
 
 def test_groups_stay_what_they_are(tmp_path: Path) -> None:

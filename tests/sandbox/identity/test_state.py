@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.identity import uids
 from sandbox.identity.state import StateRefused, owned_state, real_state_dir, state_root
+from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.identity.uids import UidsUnavailable
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
@@ -392,7 +393,9 @@ def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> N
     def write(path: str, text: str) -> None:
         os._exit(3)
 
-    uids._write = write
+    from sandbox.identity import reservations
+
+    reservations.write_file = write
     uids.lease_for_state.__kwdefaults__ = books
     with owned_state(path, (uid_range[0], uid_range[1]), manifest="/a/plugin.toml"):
         pass
@@ -422,17 +425,20 @@ def test_a_state_of_an_earlier_version_keeps_its_uid(plugin_dir: Path, own_books
     os.mkdir(own_books["reservations"], 0o700)
     Path(own_books["reservations"], str(old)).write_text(str(path))
     for _ in range(2):
-        with owned_state(str(path), uids.DEFAULT_RANGE, manifest="/a/plugin.toml") as owner:
+        with owned_state(str(path), DEFAULT_RANGE, manifest="/a/plugin.toml") as owner:
             assert owner.uid == old
     # Not while a service of systemd's has it, though.
     services = plugin_dir / "services"
     services.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uids, "DYNAMIC_USERS", str(services))
-        with owned_state(str(path), uids.DEFAULT_RANGE):
+        patch.setattr("sandbox.identity.uid_range.DYNAMIC_USERS", str(services))
+        with owned_state(str(path), DEFAULT_RANGE):
             pass
         (services / str(old)).touch()
-        with pytest.raises(UidsUnavailable, match="DynamicUser"), owned_state(str(path), uids.DEFAULT_RANGE):
+        with (
+            pytest.raises(UidsUnavailable, match="DynamicUser"),
+            owned_state(str(path), DEFAULT_RANGE),
+        ):
             pytest.fail("two have one uid")
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sandbox.identity import uids
-from sandbox.identity.uids import UidLease, UidsUnavailable, id_is_mapped, lease_any, lease_for_state
+from sandbox.identity import reservations, uid_range, uids
+from sandbox.identity.uid_range import id_is_mapped
+from sandbox.identity.uids import UidLease, UidsUnavailable, lease_any, lease_for_state
 from tests import elsewhere
 from tests.conftest import ROOT, SPARE_UID
 
@@ -229,18 +230,18 @@ def test_a_uid_reserved_during_the_search_is_left_alone(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    look = uids._stale
+    look = reservations.is_stale
 
     def looked_too_early(reservations: str, uid: int) -> bool:
         found = look(reservations, uid)
-        monkeypatch.setattr(uids, "_stale", look)
+        monkeypatch.setattr(uids, "is_stale", look)
         books.state(own_directory, ME, ME, ME).close()
         return found
 
-    monkeypatch.setattr(uids, "_stale", looked_too_early)
+    monkeypatch.setattr(uids, "is_stale", looked_too_early)
     with pytest.raises(UidsUnavailable):
         books.any(ME, ME)
-    assert uids._stale is look  # the control: it was reserved in between
+    assert reservations.is_stale is look  # the control: it was reserved in between
     with pytest.raises(UidsUnavailable):
         books.state(other, ME, ME, ME)
     assert books.reserved() == {ME: str(own_directory)}
@@ -337,15 +338,17 @@ def test_a_reservation_remembers_manifest_and_state(
 ) -> None:
     manifest = tmp_path / "plugin.toml"
     books.state(own_directory, ME, ME, ME, str(manifest)).close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest), ())]
+    assert reservations.list_reservations(books.reservations) == [(ME, str(own_directory), str(manifest), ())]
     books.state(own_directory, ME, ME, ME, f"{manifest}.moved").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), f"{manifest}.moved", ())]
+    assert reservations.list_reservations(books.reservations) == [
+        (ME, str(own_directory), f"{manifest}.moved", ())
+    ]
 
 
 def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) -> None:
     """It holds the directory and no manifest; and what we write can be read by that version."""
     books.reserve(ME, str(own_directory))
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "", ())]
+    assert reservations.list_reservations(books.reservations) == [(ME, str(own_directory), "", ())]
     lease = books.state(own_directory, ME, ME, ME, "/a/plugin.toml")
     assert (lease.uid, lease.new) == (ME, False)
     lease.close()
@@ -435,10 +438,12 @@ def test_a_runner_killed_while_it_reserved(books: Books, own_directory: Path, wh
     Path(books.reservations).mkdir(parents=True)
     name = {"a draft": f"{ME}.draft", "a manifest alone": f"{ME}.manifest", "an empty file": str(ME)}[what]
     Path(books.reservations, name).write_text("" if what == "an empty file" else "/half/a/pa")
-    assert uids.list_reservations(books.reservations) == []
+    assert reservations.list_reservations(books.reservations) == []
     books.any(ME, ME).close()
     books.state(own_directory, ME, ME, ME, "/a/plugin.toml").close()
-    assert uids.list_reservations(books.reservations) == [(ME, str(own_directory), "/a/plugin.toml", ())]
+    assert reservations.list_reservations(books.reservations) == [
+        (ME, str(own_directory), "/a/plugin.toml", ())
+    ]
 
 
 # --- files left elsewhere ----------------------------------------------------------------------------------
@@ -448,7 +453,7 @@ def writing(books: Books, state: Path, manifest: str, left: Path) -> UidLease:
     """A plugin without state that leaves files in a folder."""
     places = {"leases": books.leases, "reservations": books.reservations}
     lease = uids.lease_for_writing(str(state), 5000, 5007, manifest, **places)
-    uids.remember_left(lease.uid, [str(left)], reservations=books.reservations)
+    reservations.remember_left(lease.uid, [str(left)], reservations=books.reservations)
     return lease
 
 
@@ -472,7 +477,7 @@ def test_a_plugin_without_state_keeps_its_uid(books: Books, tmp_path: Path) -> N
     again = writing(books, state, str(manifest), other)  # at the same time, and with another folder
     assert again.uid == first.uid
     assert uids.expected_uid(str(state), 5000, 5007, reservations=books.reservations) == first.uid
-    (held,) = uids.list_reservations(books.reservations)
+    (held,) = reservations.list_reservations(books.reservations)
     assert held == (first.uid, str(state), str(manifest), (str(left), str(other)))
     first.close()
     again.close()
@@ -489,7 +494,9 @@ def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(
     manifest.unlink()
     # Neither by somebody who has to have it, nor when nothing else is free.
     theirs: list[str] = []
-    monkeypatch.setattr(uids, "first_owned_by", lambda uid, folder: f"{folder}/file" if not theirs else None)
+    monkeypatch.setattr(
+        reservations, "first_owned_by", lambda uid, folder: f"{folder}/file" if not theirs else None
+    )
     with pytest.raises(UidsUnavailable):
         books.state(tmp_path / "other", 0, lease.uid, lease.uid)
     others = [books.state(tmp_path / f"other{n}", 0, 5000, 5007) for n in range(3)]
@@ -521,7 +528,7 @@ def test_a_folder_does_not_bring_its_uid_along(books: Books, tmp_path: Path) -> 
     owner.close()
 
 
-@pytest.mark.parametrize("uid", [61500, uids.DEFAULT_RANGE[0], uids.DEFAULT_RANGE[1], 5003])
+@pytest.mark.parametrize("uid", [61500, uid_range.DEFAULT_RANGE[0], uid_range.DEFAULT_RANGE[1], 5003])
 def test_uids_of_plugins_under_other_policies(books: Books, uid: int) -> None:
     """Whatever range the policy at hand has."""
     places: Any = {"reservations": books.reservations}
@@ -537,7 +544,7 @@ UNUSED = SPARE_UID + 1  # by anybody, and so is the one before it
 
 
 def test_a_uid_nobody_has() -> None:
-    assert uids.in_use(UNUSED) == ""
+    assert uid_range.in_use(UNUSED) == ""
 
 
 @pytest.mark.parametrize("what", ["an account", "a group", "a service", "a process"])
@@ -548,8 +555,8 @@ def test_a_uid_somebody_has_is_passed_over(
     services.mkdir()
     for table in accounts:
         table.write_text("root:x:0:0::/:/bin/sh\n")
-    monkeypatch.setattr(uids, "ACCOUNTS", tuple(map(str, accounts)))
-    monkeypatch.setattr(uids, "DYNAMIC_USERS", str(services))
+    monkeypatch.setattr(uid_range, "ACCOUNTS", tuple(map(str, accounts)))
+    monkeypatch.setattr(uid_range, "DYNAMIC_USERS", str(services))
     books = Books(str(tmp_path / "leases"), str(tmp_path / "uids"))
     books.any(UNUSED, UNUSED).close()  # the control
     process = None
@@ -573,7 +580,7 @@ def test_a_uid_somebody_has_is_passed_over(
         with accounts[what == "a group"].open("a") as file:
             file.write(line)
     try:
-        assert uids.in_use(UNUSED) and not uids.in_use(UNUSED - 1)
+        assert uid_range.in_use(UNUSED) and not uid_range.in_use(UNUSED - 1)
         with pytest.raises(UidsUnavailable):
             books.any(UNUSED, UNUSED)
         with pytest.raises(UidsUnavailable):
@@ -591,7 +598,7 @@ def test_a_uid_somebody_has_is_passed_over(
 
 
 def test_the_default_range_is_not_that_of_systemd() -> None:
-    (first, last), dynamic = uids.DEFAULT_RANGE, uids.DYNAMIC_USER_RANGE
+    (first, last), dynamic = uid_range.DEFAULT_RANGE, uid_range.DYNAMIC_USER_RANGE
     assert not (first <= dynamic[1] and dynamic[0] <= last)
     assert (first, last) == (0x7FFF0000, 0x7FFFFFFF)
 
@@ -599,8 +606,8 @@ def test_the_default_range_is_not_that_of_systemd() -> None:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("0 0 4294967295\n", uids.DEFAULT_RANGE),
-        ("0 100000 65536\n", uids.DYNAMIC_USER_RANGE),  # a container with 65536 ids
+        ("0 0 4294967295\n", uid_range.DEFAULT_RANGE),
+        ("0 100000 65536\n", uid_range.DYNAMIC_USER_RANGE),  # a container with 65536 ids
         ("0 1000 1\n", None),
     ],
 )
@@ -608,13 +615,13 @@ def test_the_range_that_exists_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, expected: tuple[int, int] | None
 ) -> None:
     (tmp_path / "map").write_text(table)
-    look = uids.id_is_mapped
+    look = uid_range.id_is_mapped
     monkeypatch.setattr(
-        uids, "id_is_mapped", lambda first, last, path: look(first, last, str(tmp_path / "map"))
+        uid_range, "id_is_mapped", lambda first, last, path: look(first, last, str(tmp_path / "map"))
     )
-    assert uids.usable_range(uids.DEFAULT_RANGE) == expected
+    assert uid_range.usable_range(uid_range.DEFAULT_RANGE) == expected
     # What an operator has written stays as it is.
-    assert uids.usable_range((900000, 900001)) == ((900000, 900001) if "4294967295" in table else None)
+    assert uid_range.usable_range((900000, 900001)) == ((900000, 900001) if "4294967295" in table else None)
 
 
 # --- which uids exist --------------------------------------------------------------------------------------

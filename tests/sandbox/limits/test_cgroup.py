@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from sandbox.limits import cgroup as cgroups
-from sandbox.limits.cgroup import Cgroup, CgroupFault, Counters, Group, made, settings, sweep
+from sandbox.limits import cgroup_settings
+from sandbox.limits.cgroup import Cgroup, CgroupDirectory, CgroupFault, Counters, make_cgroup, sweep
+from sandbox.limits.cgroup_settings import settings
 from sandbox.limits.cgroup_survey import CONTROLLERS, Site
 from sandbox.spec import Limits
 from tests import elsewhere
@@ -108,24 +110,24 @@ def test_without_disks_there_is_no_io_limit() -> None:
 
 
 @pytest.fixture
-def group_of(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+def group_of(tmp_path: Path) -> Iterator[Callable[..., CgroupDirectory]]:
     """group_of(site, file=text, …): a group whose files say that. A dot in a name is written as two _."""
     opened: list[int] = []
 
-    def make(where: Site, **files: str) -> Group:
+    def make(where: Site, **files: str) -> CgroupDirectory:
         name = f"group-{len(opened)}"
         (tmp_path / name).mkdir()
         for file, text in files.items():
             (tmp_path / name / file.replace("__", ".")).write_text(text)
         opened.append(os.open(tmp_path / name, os.O_RDONLY))
-        return Group(where._replace(directory=str(tmp_path)), name, opened[-1])
+        return CgroupDirectory(where._replace(directory=str(tmp_path)), name, opened[-1])
 
     yield make
     for fd in opened:
         os.close(fd)
 
 
-def test_counters_of_v2(group_of: Callable[..., Group]) -> None:
+def test_counters_of_v2(group_of: Callable[..., CgroupDirectory]) -> None:
     cgroup = Cgroup(
         [
             group_of(
@@ -143,7 +145,7 @@ def test_counters_of_v2(group_of: Callable[..., Group]) -> None:
     assert cgroup.cpu() == 3.0
 
 
-def test_counters_of_v1(group_of: Callable[..., Group]) -> None:
+def test_counters_of_v1(group_of: Callable[..., CgroupDirectory]) -> None:
     cgroup = Cgroup(
         [
             group_of(
@@ -165,7 +167,7 @@ def test_counters_of_v1(group_of: Callable[..., Group]) -> None:
     assert cgroup.cpu() == 3.0
 
 
-def test_nobody_counts(group_of: Callable[..., Group]) -> None:
+def test_nobody_counts(group_of: Callable[..., CgroupDirectory]) -> None:
     assert Cgroup([]).counters() == Counters()
     assert Cgroup([]).cpu() is None
     # A kernel that lacks the files, or a group that is gone.
@@ -173,14 +175,16 @@ def test_nobody_counts(group_of: Callable[..., Group]) -> None:
     assert Cgroup([group_of(site(1, *CONTROLLERS, "cpuacct"))]).counters() == Counters()
 
 
-def test_the_v2_tree_counts_processor_time_also_without_a_controller(group_of: Callable[..., Group]) -> None:
+def test_the_v2_tree_counts_processor_time_also_without_a_controller(
+    group_of: Callable[..., CgroupDirectory],
+) -> None:
     legacy = group_of(site(1, "cpuacct"), cpuacct__usage_user="9000000000", cpuacct__usage_sys="0")
     empty = group_of(site(2), cpu__stat="usage_usec 2\nuser_usec 1500000\nsystem_usec 500000\n")
     assert Cgroup([legacy, empty]).cpu() == 2.0
     assert Cgroup([legacy, group_of(site(2))]).cpu() == 9.0  # before Linux 5.4 an empty one had no such file
 
 
-def test_processes(group_of: Callable[..., Group]) -> None:
+def test_processes(group_of: Callable[..., CgroupDirectory]) -> None:
     one = group_of(site(1, "pids"), cgroup__procs="30\n4\n")
     other = group_of(site(2), cgroup__procs="4\n5\n")
     assert Cgroup([one, other]).processes() == [30, 4]
@@ -190,11 +194,11 @@ def test_processes(group_of: Callable[..., Group]) -> None:
 
 def test_the_lines_of_a_member() -> None:
     where = Site(1, frozenset({"pids"}), "/sys/fs/cgroup/pids", "8:pids:")
-    assert Group(where, "runner-1-2-3", -1).line == "8:pids:/runner-1-2-3"
-    assert Group(where._replace(line="8:pids:/a/b"), "g", -1).line == "8:pids:/a/b/g"
+    assert CgroupDirectory(where, "runner-1-2-3", -1).line == "8:pids:/runner-1-2-3"
+    assert CgroupDirectory(where._replace(line="8:pids:/a/b"), "g", -1).line == "8:pids:/a/b/g"
 
 
-def test_only_v2_freezes(group_of: Callable[..., Group]) -> None:
+def test_only_v2_freezes(group_of: Callable[..., CgroupDirectory]) -> None:
     legacy = Cgroup([group_of(site(1, "pids"), cgroup__freeze="0\n")])
     legacy.freeze(True)
     assert not legacy.can_freeze and legacy.groups[0].read("cgroup.freeze") == "0\n"
@@ -214,7 +218,7 @@ def test_only_v2_freezes(group_of: Callable[..., Group]) -> None:
     ("version", "file", "lifted"), [(2, "cpu.max", "max"), (1, "cpu.cfs_quota_us", "-1")], ids=["v2", "v1"]
 )
 def test_a_quota_is_lifted_where_there_is_one(
-    group_of: Callable[..., Group], limited: bool, version: int, file: str, lifted: str
+    group_of: Callable[..., CgroupDirectory], limited: bool, version: int, file: str, lifted: str
 ) -> None:
     group = group_of(site(version, "cpu"), **{file.replace(".", "__"): "5000"})
     cgroup = Cgroup([group])
@@ -249,13 +253,13 @@ def test_a_quota_is_lifted_where_there_is_one(
 def test_what_a_kernel_may_lack(
     monkeypatch: pytest.MonkeyPatch, file: str, code: int, swap: bool, optional: bool
 ) -> None:
-    monkeypatch.setattr(cgroups, "has_swap", lambda: swap)
-    assert cgroups._is_optional(file, OSError(code, "")) is optional
+    monkeypatch.setattr(cgroup_settings, "has_swap", lambda: swap)
+    assert cgroup_settings.is_optional(file, OSError(code, "")) is optional
 
 
 def test_swap_of_this_machine() -> None:
     lines = Path("/proc/swaps").read_text().splitlines() if os.path.exists("/proc/swaps") else []
-    assert cgroups.has_swap() is (len(lines) > 1)
+    assert cgroup_settings.has_swap() is (len(lines) > 1)
 
 
 # --- real ones ---------------------------------------------------------------------------------------------
@@ -272,14 +276,14 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
     import fcntl
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     found = survey(read_mounts())
     before = len(os.listdir("/proc/self/fd"))
-    with made(found.sites, Limits(**limits)) as cgroup:
+    with make_cgroup(found.sites, Limits(**limits)) as cgroup:
         ready_r, ready_w = os.pipe()
         with cgroup.doors() as doors:
             pid = os.fork()
@@ -363,7 +367,7 @@ def refused(limits: dict[str, Any]) -> Any:
     """A setting the kernel refuses: which, and what is left of the groups."""
     import os
 
-    from sandbox.limits.cgroup import CgroupFault, made
+    from sandbox.limits.cgroup import CgroupFault, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -371,7 +375,7 @@ def refused(limits: dict[str, Any]) -> Any:
     found = survey(read_mounts())
     before = len(os.listdir("/proc/self/fd"))
     try:
-        with made(found.sites, Limits(**limits)):
+        with make_cgroup(found.sites, Limits(**limits)):
             return "made"
     except CgroupFault as fault:
         return [
@@ -397,7 +401,7 @@ def test_a_limit_the_kernel_does_not_take(inside: Pen) -> None:
 
 
 def test_a_site_that_is_gone() -> None:
-    with pytest.raises((CgroupFault, OSError)), made([site(1, "pids", directory="/nowhere")], FULL):
+    with pytest.raises((CgroupFault, OSError)), make_cgroup([site(1, "pids", directory="/nowhere")], FULL):
         pass
 
 
@@ -412,7 +416,7 @@ def test_a_site_that_takes_no_groups(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     with (
         pytest.raises(CgroupFault) as caught,
-        made([site(1, directory=str(tmp_path / "good")), where], Limits()),
+        make_cgroup([site(1, directory=str(tmp_path / "good")), where], Limits()),
     ):
         pass
     assert caught.value.site == where and caught.value.controllers == {"pids"}
@@ -424,23 +428,23 @@ def nested() -> list[Any]:
     """Several plugins of one runner, at once and after each other."""
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
     sites = survey(read_mounts()).sites
     names: list[Any] = []
-    with made(sites, Limits()) as one, made(sites, Limits()) as two:
+    with make_cgroup(sites, Limits()) as one, make_cgroup(sites, Limits()) as two:
         names += [os.path.basename(each.groups[0].path) for each in (one, two)]
         try:
-            with made(sites, Limits()) as three:
+            with make_cgroup(sites, Limits()) as three:
                 names.append(os.path.basename(three.groups[0].path))
                 raise KeyError("ours")
         except KeyError:
             pass
         names.append(os.path.exists(three.groups[0].path))
-    with made(sites, Limits()) as four:
+    with make_cgroup(sites, Limits()) as four:
         names.append(os.path.basename(four.groups[0].path))
     return [name if isinstance(name, bool) else int(name.rpartition("-")[2]) for name in names]
 
@@ -455,12 +459,13 @@ def counted() -> dict[str, Any]:
     import os
     import time
 
-    from sandbox.limits.cgroup import CAGE_PROCESSES, made
+    from sandbox.limits.cgroup import make_cgroup
+    from sandbox.limits.cgroup_settings import CAGE_PROCESSES
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
-    with made(survey(read_mounts()).sites, Limits(pids=3, memory=64 << 20, cpu=0.1)) as cgroup:
+    with make_cgroup(survey(read_mounts()).sites, Limits(pids=3, memory=64 << 20, cpu=0.1)) as cgroup:
         first = cgroup.counters()
         read, write = os.pipe()
         os.set_blocking(read, False)
@@ -526,12 +531,12 @@ def stopped_and_lifted(how: str) -> list[Any]:
     import signal
     import time
 
-    from sandbox.limits.cgroup import Cgroup, made
+    from sandbox.limits.cgroup import Cgroup, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
-    with made(survey(read_mounts()).sites, Limits(cpu=0.01)) as cgroup:
+    with make_cgroup(survey(read_mounts()).sites, Limits(cpu=0.01)) as cgroup:
         if how == "frozen" and not cgroup.can_freeze:
             return ["cannot"]
         read, write = os.pipe()
@@ -596,7 +601,7 @@ def test_the_quota_is_lifted(inside: Pen) -> None:
 
 def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
     """Or any user can keep what a dead runner left from being swept, and a new group from being made."""
-    with made([site(1, directory=str(tmp_path))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(tmp_path))], Limits()) as cgroup:
         assert os.stat(cgroup.groups[0].path).st_mode & 0o077 == 0
 
 
@@ -832,7 +837,7 @@ def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.Monke
         return real(path, *how)
 
     monkeypatch.setattr(os, "open", slow)
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         assert moments and not os.path.exists(moments[0])
         assert cgroup.groups[0].path == moments[0].removesuffix("-0") + "-1"
         assert os.path.samestat(os.fstat(cgroup.groups[0].fd), os.stat(cgroup.groups[0].path))
@@ -851,7 +856,7 @@ def test_a_sweeper_between_open_and_lock(place: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fcntl, "flock", slow)
     before = len(os.listdir("/proc/self/fd"))
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         assert not os.path.exists(moments[0])
         assert cgroup.groups[0].path == moments[0].removesuffix("-0") + "-1"
     assert len(os.listdir("/proc/self/fd")) == before
@@ -868,7 +873,7 @@ def test_a_sweeper_that_has_the_lock(place: Path, monkeypatch: pytest.MonkeyPatc
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         assert cgroup.groups[0].path.endswith("-1")
         os.close(held[0])
     sweep(str(place))
@@ -876,7 +881,7 @@ def test_a_sweeper_that_has_the_lock(place: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_sweeper_comes_too_late(place: Path) -> None:
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         sweep(str(place))
         assert os.path.samestat(os.fstat(cgroup.groups[0].fd), os.stat(cgroup.groups[0].path))
 
@@ -893,7 +898,7 @@ def test_a_sweeper_that_never_tires(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "open", always)
     with (
         pytest.raises(CgroupFault, match=os.strerror(errno.EEXIST)),
-        made([site(1, directory=str(place))], FULL),
+        make_cgroup([site(1, directory=str(place))], FULL),
     ):
         pass
     assert not list(place.glob("runner-*"))
@@ -903,13 +908,13 @@ def makes_and_sweeps(directory: str, rounds: int) -> int:
     """Make, look and remove, while others do the same: how often what was made was gone or another."""
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import Site
     from sandbox.spec import Limits
 
     lost = 0
     for _ in range(rounds):
-        with made([Site(1, frozenset(), directory, "")], Limits()) as cgroup:
+        with make_cgroup([Site(1, frozenset(), directory, "")], Limits()) as cgroup:
             group = cgroup.groups[0]
             try:
                 lost += not os.path.samestat(os.fstat(group.fd), os.stat(group.path))
@@ -941,7 +946,7 @@ def test_a_member_that_does_not_die_keeps_its_group(
     """Not for ever, and its lock is free then: the next runner tries again."""
     monkeypatch.setattr(cgroups, "_REMOVE_SECONDS", 0.05)
     before = len(os.listdir("/proc/self/fd"))
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         path = Path(cgroup.groups[0].path)
         process = sleeper(path)
     assert path.exists() and process.poll() is None
@@ -954,7 +959,7 @@ def test_a_member_that_does_not_die_keeps_its_group(
 def test_a_member_that_goes_a_moment_later(
     place: Path, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         path = Path(cgroup.groups[0].path)
         process = sleeper(path)
         process.kill()  # it is a zombie at best when the group is to go
@@ -962,7 +967,7 @@ def test_a_member_that_goes_a_moment_later(
 
 
 def test_a_group_that_somebody_else_has_removed(place: Path) -> None:
-    with made([site(1, directory=str(place))], Limits()) as cgroup:
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         os.rmdir(cgroup.groups[0].path)
         assert cgroup.groups[0].processes() == [] and cgroup.left() == ()
         assert cgroup.counters() == Counters()
@@ -984,7 +989,7 @@ class Kernel:
         self._fill(base)
         monkeypatch.setattr(os, "mkdir", self.mkdir)
         monkeypatch.setattr(os, "rmdir", self.rmdir)
-        monkeypatch.setattr(cgroups, "_write", self.write)
+        monkeypatch.setattr(cgroups, "write_once", self.write)
 
     def _fill(self, path: str | Path) -> None:
         for name in (
@@ -1025,7 +1030,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 
 def test_we_leave_before_we_hand_down(kernel: Kernel) -> None:
-    with made([kernel.site()], Limits(pids=5)) as cgroup:
+    with make_cgroup([kernel.site()], Limits(pids=5)) as cgroup:
         own = os.path.basename(cgroup.groups[0].path).removesuffix("-0")
         assert kernel.written == [
             (f"{own}-self/cgroup.procs", "0"),
@@ -1040,14 +1045,14 @@ def test_we_leave_before_we_hand_down(kernel: Kernel) -> None:
 
 
 def test_who_is_not_in_it_need_not_leave(kernel: Kernel) -> None:
-    with made([kernel.site(leave=False)], Limits()):
+    with make_cgroup([kernel.site(leave=False)], Limits()):
         assert kernel.written == [("cgroup.subtree_control", "+memory +pids")]
 
 
 @pytest.mark.parametrize("file", ["cgroup.procs", "cgroup.subtree_control"])
 def test_nothing_can_be_handed_down(kernel: Kernel, file: str) -> None:
     kernel.refuses[file] = errno.EBUSY
-    with pytest.raises(CgroupFault) as caught, made([kernel.site()], Limits()):
+    with pytest.raises(CgroupFault) as caught, make_cgroup([kernel.site()], Limits()):
         pass
     assert caught.value.controllers == {"memory", "pids"}
     assert str(caught.value) == f"{kernel.base}: {os.strerror(errno.EBUSY)}"
@@ -1058,11 +1063,11 @@ def test_another_try_after_one_controller_failed(kernel: Kernel) -> None:
     """prepare goes on without the one that did not work: the others still do."""
     kernel.refuses["io.max"] = errno.ENODEV
     limits = Limits(pids=5, io=1 << 20)
-    with pytest.raises(CgroupFault) as caught, made([kernel.site()], limits, [(8, 0)]):
+    with pytest.raises(CgroupFault) as caught, make_cgroup([kernel.site()], limits, [(8, 0)]):
         pass
     assert caught.value.controllers == {"io"}
     less = kernel.site()._replace(controllers=frozenset(("memory", "pids")))
-    with made([less], limits, [(8, 0)]) as cgroup:
+    with make_cgroup([less], limits, [(8, 0)]) as cgroup:
         assert [group.site for group in cgroup.groups] == [less]
 
 
@@ -1070,7 +1075,7 @@ def handed_down() -> Any:
     """For real: alone in a delegated v2 group, which has to be left."""
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -1078,14 +1083,14 @@ def handed_down() -> Any:
     site = survey(read_mounts()).unified
     if site is None or not site.enable:
         return None
-    with made([site], Limits(memory=64 << 20, pids=10)) as cgroup:
+    with make_cgroup([site], Limits(memory=64 << 20, pids=10)) as cgroup:
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             own = next(line for line in file.read().splitlines() if line.startswith("0::"))
         with open(f"{site.directory}/cgroup.subtree_control", encoding="ascii") as file:
             down = file.read().split()
         again = survey(read_mounts()).unified
         assert again is not None
-        with made([again], Limits(pids=3)) as second:
+        with make_cgroup([again], Limits(pids=3)) as second:
             return [
                 own.startswith(f"{site.line}/runner-{os.getpid()}-") and own.endswith("-self"),
                 set(site.enable) <= set(down),

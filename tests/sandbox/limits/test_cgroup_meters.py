@@ -210,7 +210,7 @@ def out_of_memory(size: int) -> Any:
     import select
     import time
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_meters import MemoryMeter
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
@@ -221,7 +221,7 @@ def out_of_memory(size: int) -> Any:
     site = found.site("memory")
     if site is None:
         return None
-    with made(found.sites, Limits(memory=24 << 20)) as cgroup:
+    with make_cgroup(found.sites, Limits(memory=24 << 20)) as cgroup:
         meter = MemoryMeter(cgroup)
         with cgroup.doors() as doors:
             pid = os.fork()
@@ -282,7 +282,7 @@ def spinning() -> Any:
     import os
     import time
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_meters import CpuTimeMeter
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
@@ -291,7 +291,7 @@ def spinning() -> Any:
     found = survey(read_mounts())
     if found.counts_cpu is None:
         return None
-    with made((found.counts_cpu,), Limits()) as cgroup:
+    with make_cgroup((found.counts_cpu,), Limits()) as cgroup:
         meter = CpuTimeMeter(cgroup, 0.4)
         with cgroup.doors() as doors:
             pid = os.fork()

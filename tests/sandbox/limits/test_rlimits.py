@@ -104,7 +104,7 @@ def taken(wanted: list[list[int]]) -> list[list[int]]:
     """What the kernel says after they were set, in the order of `wanted`."""
     import resource
 
-    from sandbox.spawn.spawner import set_rlimits
+    from sandbox.spawn.init import set_rlimits
 
     set_rlimits([(kind, soft, hard) for kind, soft, hard in wanted])
     return [[kind, *resource.getrlimit(kind)] for kind, _, _ in wanted]

@@ -12,22 +12,19 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits.cgroup import made
+from sandbox.limits.cgroup import make_cgroup
 from sandbox.limits.cgroup_survey import survey
-from sandbox.paths import denylist
-from sandbox.paths.denylist import (
-    CONTRACT_HOME_PATHS,
+from sandbox.paths import denied_paths
+from sandbox.paths.denied_paths import (
     HOME_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
-    Denylist,
-    Place,
-    Unproven,
-    homes,
     lexical_fault,
     lexical_hit,
     normal,
 )
+from sandbox.paths.denylist import Denylist, Place, Unproven
+from sandbox.paths.homes import homes
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
 from tests.conftest import Caller
@@ -55,12 +52,18 @@ def test_the_contract_is_whole() -> None:
         "/root",
         "/boot",
     )
-    assert HOME_PATHS[: len(CONTRACT_HOME_PATHS)] == CONTRACT_HOME_PATHS
+    assert HOME_PATHS[: len(denied_paths._USUAL_HOME_PATHS)] == denied_paths._USUAL_HOME_PATHS
     assert {".ssh", ".aws", ".gnupg", ".netrc", ".kube", ".docker", ".npmrc", ".config/gh"} <= set(HOME_PATHS)
 
 
 def test_the_constants_cannot_be_changed() -> None:
-    for constant in (HOST_PATHS, HOME_PATHS, denylist.SOCKET_PATHS, denylist.WHOLE_PATHS, HOST_WRITE_PATHS):
+    for constant in (
+        HOST_PATHS,
+        HOME_PATHS,
+        denied_paths.SOCKET_PATHS,
+        denied_paths.WHOLE_PATHS,
+        HOST_WRITE_PATHS,
+    ):
         assert isinstance(constant, tuple)
         assert all(path == path.rstrip("/") or path == "/" for path in constant)
 
@@ -88,14 +91,16 @@ def test_every_spelling_of_every_host_path_is_hit(denied: str, spelling: str) ->
 
 @pytest.mark.parametrize("denied", HOME_PATHS)
 def test_every_home_path_is_hit_in_three_directions(denied: str) -> None:
-    assert lexical_hit(f"{HOME}/{denied}", [HOME]) == f"{HOME}/{denied}"
+    hit = lexical_hit(f"{HOME}/{denied}", [HOME])
+    assert hit is not None and (hit.denied, hit.relation, hit.origin) == (f"{HOME}/{denied}", "equal", "home")
     assert lexical_hit(f"{HOME}/{denied}/x", [HOME]) is not None
     assert lexical_hit(HOME, [HOME]) is not None
     assert lexical_hit(f"{HOME}/{denied}", ["/home/other"]) is None
 
 
 def test_additions_of_a_policy() -> None:
-    assert lexical_hit("/srv/vault/x", extra=["/srv/vault"]) == "/srv/vault"
+    hit = lexical_hit("/srv/vault/x", extra=["/srv/vault"])
+    assert hit is not None and hit.clause() == "lies below /srv/vault, which this policy denies"
     assert lexical_hit("/srv/vault/x") is None
 
 
@@ -397,7 +402,7 @@ def test_a_plugin_cannot_raise_its_own_limit(
     plain.chmod(0o777)
     (plain / "limit").chmod(0o666)
 
-    with made((site,), Limits()) as cgroup:
+    with make_cgroup((site,), Limits()) as cgroup:
         (group,) = (Path(each.path) for each in cgroup.groups)
         limit = group / ("memory.max" if site.version == 2 else "memory.limit_in_bytes")
         limit.write_text(str(256 << 20))

@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.paths.program import (
-    Link,
-    Program,
-    ProgramFault,
-    Sight,
-    follow,
-    is_runtime,
-    package_of,
-    resolve,
-)
+from sandbox.paths.executable import ProgramFault
+from sandbox.paths.installation import is_runtime, package_of
+from sandbox.paths.program import Link, Program, Sight, follow, resolve
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from sandbox.paths import source as sources
-from sandbox.paths.denylist import HOST_PATHS, Denylist
+from sandbox.paths.denied_paths import HOST_PATHS
+from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import Missing, Refused, Source, open_source
+from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -47,7 +48,7 @@ def ask(path: str | Path, deny: Sequence[str | Path] = (), access: Access = "rea
     return Answer("open", source.real, "")
 
 
-def opened(path: str | Path, **options: Any) -> Source:
+def opened(path: str | Path, **options: Any) -> OpenSource:
     return open_source(str(path), access="read", denylist=Denylist(read_mounts()), **options)
 
 
@@ -183,7 +184,7 @@ def test_a_rename_does_not_free_a_denied_directory(tmp_path: Path) -> None:
     (base / "denied" / "vault").rename(base / "elsewhere")
     (base / "harmless" / "vault").rename(base / "beside")
     for path in (base / "elsewhere", base / "elsewhere" / "inner"):
-        with pytest.raises(Refused, match="what it opens"):
+        with pytest.raises(Refused, match="the file or folder it leads to"):
             open_source(str(path), access="read", denylist=denylist)
     open_source(str(base / "beside"), access="read", denylist=denylist).close()
 
@@ -194,7 +195,7 @@ def test_a_rename_does_not_free_what_contains_a_denied_directory(tmp_path: Path)
     denylist = Denylist(read_mounts(), policy=[str(base / "denied" / "vault")])
     (base / "denied").rename(base / "elsewhere")
     (base / "harmless").rename(base / "beside")
-    with pytest.raises(Refused, match="what it opens contains"):
+    with pytest.raises(Refused, match="the file or folder it leads to contains"):
         open_source(str(base / "elsewhere"), access="read", denylist=denylist)
     open_source(str(base / "beside"), access="read", denylist=denylist).close()
 
@@ -332,11 +333,13 @@ class Alias(NamedTuple):
 
 
 MOUNTED = {
-    "the directory itself": Alias((("bind", "{v}", "{m}"),), "{m}", said="what it opens is"),
+    "the directory itself": Alias((("bind", "{v}", "{m}"),), "{m}", said="the file or folder it leads to is"),
     "a directory below": Alias((("bind", "{v}/inner", "{m}"),), "{m}", said="it is a mount of"),
     "a file below": Alias((("bind", "{v}/secret", "{m}/file"),), "{m}/file", said="it is a mount of"),
     "a parent": Alias((("bind", "{b}", "{m}"),), "{m}", said="contains"),
-    "through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault", said="what it opens is"),
+    "through a parent": Alias(
+        (("bind", "{b}", "{m}"),), "{m}/vault", said="the file or folder it leads to is"
+    ),
     "below, through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault/inner", said="lies below"),
     "a mount of a mount": Alias(
         (("bind", "{v}", "{m}"), ("bind", "{m}/inner", "{s}")), "{s}", said="it is a mount of"
@@ -449,7 +452,7 @@ def test_hard_links(tmp_path: Path, secret: str, source: str, denied: str) -> No
         answer = ask(source.format(**names), deny, scan_limit=10**6)
         if touches:
             assert answer.rule in ("hard_link", "denylist")
-            assert "link" in answer.reason or "what it opens" in answer.reason
+            assert "link" in answer.reason or "the file or folder it leads to" in answer.reason
         else:
             assert answer.rule == "open"
 

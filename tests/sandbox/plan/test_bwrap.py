@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.cell.cell import _nul_separated
-from sandbox.paths.source import Identity
+from sandbox.cell.launch import _nul_separated
+from sandbox.paths.source import FileIdentity
 from sandbox.plan import bwrap
 from sandbox.plan.layers import Layers
 from sandbox.plan.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
@@ -23,7 +23,7 @@ from tests.sandbox import cages
 Write = Callable[..., Path]
 
 LAYERS = Layers(b"filter", True, True, True, None)
-WHO = Identity(1, 2, 0o40755, 3)
+WHO = FileIdentity(1, 2, 0o40755, 3)
 LAYERS = Layers(b"filter", True, True, True, None)
 SLOTS = bwrap.Slots(
     sources={"/data": 20, "/ro": 21},

@@ -10,26 +10,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.paths.access import unreachable
+from sandbox.paths.access import Unreadable, unreachable
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import contains
-from sandbox.paths.program import ProgramFault
 from sandbox.plan.layers import LayerUnavailable
+from sandbox.plan.operations import DEFAULT_SHM, DEFAULT_TMP
 from sandbox.plan.owners import Decision
-from sandbox.plan.plan import (
-    DEFAULT_SHM,
-    DEFAULT_TMP,
-    Bind,
-    Dev,
-    Mask,
-    PlanRefused,
-    Proc,
-    ReadOnly,
-    ShownPath,
-    Symlink,
-    Text,
-    Tmpfs,
-    Unreadable,
-)
+from sandbox.plan.plan import Bind, Dev, Mask, PlanRefused, Proc, ReadOnly, ShownPath, Symlink, Text, Tmpfs
 from sandbox.policy.policy import PathRule
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
@@ -114,10 +101,10 @@ def test_the_skeleton(plugin: Path) -> None:
 
 
 def identity(path: str) -> Any:
-    from sandbox.paths.source import Identity
+    from sandbox.paths.source import FileIdentity
 
     held = os.stat(path)
-    return Identity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)
+    return FileIdentity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)
 
 
 def test_sources_are_known_by_what_they_are(plugin: Path) -> None:
@@ -144,12 +131,13 @@ def described(directory: str, paths: list[str]) -> list[Any]:
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan import bwrap
+    from sandbox.plan.compile import open_plan
     from sandbox.plan.layers import available_layers
-    from sandbox.plan.plan import Request, Text, open_plan
+    from sandbox.plan.plan import PlanRequest, Text
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network
 
-    asked = Request("./run", ("a", "b"), directory, directory, False, False, (), None)
+    asked = PlanRequest("./run", ("a", "b"), directory, directory, False, False, (), None)
     grant = Grant(
         policy="test",
         unsandboxed=False,
@@ -432,7 +420,7 @@ def test_nothing_is_masked_that_is_not_shown(plugin: Path, plugin_dir: Path, wri
     [
         ("plugin", 0o750, "chmod o+rx {}"),
         ("plugin/run", 0o740, "chmod o+rx {}"),
-        (".", 0o750, "chmod o+x {}, or move it to where everybody may enter, such as /opt"),
+        (".", 0o750, "chmod o+x {}, or move it to a folder that everybody may enter, such as /opt"),
     ],
 )
 @pytest.mark.needs("root")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.identity import accounts
-from sandbox.paths.denylist import HOST_PATHS
+from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.grant import Overrides, grant
 from sandbox.policy.load import load_policy, policy_names, untrustworthy
@@ -972,7 +972,7 @@ def test_a_manifest_that_wants_no_sandbox(
         seccomp="compat",
         env=(EnvRequest("A", "1"),),
     )
-    result = given(spec, policy, require_enabled=require)
+    result = given(spec, policy, sandbox_required_by="SWITCH" if require else "")
     assert result.unsandboxed is unsandboxed and rules(result) == denied
     # In its cage it asks for nothing extra.
     assert (result.paths, result.network.mode, result.seccomp, result.env) == (
@@ -985,7 +985,7 @@ def test_a_manifest_that_wants_no_sandbox(
 
 def test_with_a_sandbox_the_permission_to_go_without_changes_nothing() -> None:
     assert not given(SandboxSpec(), PLAIN._replace(unsandboxed=True)).unsandboxed
-    assert given(SandboxSpec(), require_enabled=True).denials == ()
+    assert given(SandboxSpec(), sandbox_required_by="SWITCH").denials == ()
 
 
 def test_every_denial_is_a_sentence_with_a_remedy() -> None:

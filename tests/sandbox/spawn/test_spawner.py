@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.spawn import spawner
+from sandbox.spawn import init
+from sandbox.spawn.order import SpawnOrder
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
 from tests.sandbox.limits.own_cgroups import pen
@@ -43,13 +45,14 @@ def output_of(given: dict[str, Any]) -> str:
     import os
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder
 
     read, write = os.pipe()
     saved = os.dup(1)
     os.dup2(write, 1)
     os.close(write)
     try:
-        pid = spawner.spawn(spawner.Order(**given))
+        pid = spawner.spawn(SpawnOrder(**given))
     finally:
         os.dup2(saved, 1)
         os.close(saved)
@@ -83,9 +86,10 @@ def test_ids_are_really_changed(runner_as: Caller) -> None:
         import signal
 
         from sandbox.spawn import spawner
+        from sandbox.spawn.order import SpawnOrder
 
         os.setgroups([4, 24]) if os.geteuid() == 0 else None
-        pid = spawner.spawn(spawner.Order(**given))
+        pid = spawner.spawn(SpawnOrder(**given))
         with open(f"/proc/{pid}/status", encoding="utf-8") as file:
             text = file.read()
         os.kill(pid, signal.SIGKILL)
@@ -216,8 +220,9 @@ def test_what_it_uses_is_not_counted_as_roots(runner_as_root: Caller) -> None:
         import struct
 
         from sandbox.spawn import spawner
+        from sandbox.spawn.order import SpawnOrder
 
-        pid = spawner.spawn(spawner.Order(**given))
+        pid = spawner.spawn(SpawnOrder(**given))
         with open(f"/proc/{pid}/ns/user", "rb") as namespace:
             held = fcntl.ioctl(namespace, 0xB704, struct.pack("I", 0))
         os.kill(pid, signal.SIGKILL)
@@ -260,12 +265,13 @@ def test_many_launches_leak_no_descriptor(runner_as: Caller) -> None:
         import os
 
         from sandbox.spawn import spawner
+        from sandbox.spawn.order import SpawnError, SpawnOrder
 
         before = len(os.listdir("/proc/self/fd"))
         for number in range(24):  # what leaks, leaks at each
             try:
-                os.waitpid(spawner.spawn(spawner.Order(**(missing if number % 4 == 0 else given))), 0)
-            except spawner.SpawnError:
+                os.waitpid(spawner.spawn(SpawnOrder(**(missing if number % 4 == 0 else given))), 0)
+            except SpawnError:
                 assert number % 4 == 0
         return [before, len(os.listdir("/proc/self/fd"))]
 
@@ -285,6 +291,7 @@ def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
     import signal
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnError, SpawnOrder
 
     if preparation == "no stdin":
         os.set_inheritable(0, False)
@@ -295,8 +302,8 @@ def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
     if preparation.startswith("/"):
         os.chroot(preparation)
     try:
-        spawner.spawn(spawner.Order(**given))
-    except spawner.SpawnError as error:
+        spawner.spawn(SpawnOrder(**given))
+    except SpawnError as error:
         stage, code, said = error.stage, error.errno, str(error)
     else:
         raise AssertionError("it was started")
@@ -389,31 +396,22 @@ def test_a_machine_without_user_namespaces(runner_as_root: Caller, plugin_dir: P
     assert outcome == ["create a user and pid namespace", errno.EPERM, False, 0]
 
 
-def test_every_stage_has_a_name(runner_as: Caller) -> None:
-    def count(given: dict[str, Any]) -> list[int]:
-        import ctypes
-
-        from sandbox.spawn import spawner
-
-        numbers = spawner._SYSCALLS["x86_64"]
-        order = spawner.Order(**given)
-        init = spawner._steps(order, ctypes.CDLL(None), numbers, 1, 0, -1)
-        program = spawner._program_steps(order, ctypes.CDLL(None), False)
-        return [len(init) + 1 + len(program), len(spawner._STAGES)]
-
-    steps, names = elsewhere.run(runner_as, count, order(runner_as, "/bin/true"))
-    assert steps == names
-
-
 # --- the runner dies ---------------------------------------------------------------------------------------
 
 
-def paused_at(given: dict[str, Any], stage: int) -> None:
+_NOTHING = SpawnOrder("", (), 0, 0, drop=False, keep=(), rlimits=(), keyring=False)
+_INIT_STAGES = init._init_stages(_NOTHING, ctypes.CDLL(None), init.SYSCALLS["x86_64"], -1, -1, -1)
+_PROGRAM_STAGES = init._program_stages(_NOTHING, ctypes.CDLL(None), False)
+STAGES = (*(name for name, _ in _INIT_STAGES), "start a process", *(name for name, _ in _PROGRAM_STAGES))
+
+
+def paused_at(given: dict[str, Any], stage: int, forks_at: int) -> None:
     """Spawn, with a child that stops before its step `stage`, says so, and goes on when we are dead."""
     import os
     import select
 
-    from sandbox.spawn import spawner
+    from sandbox.spawn import init, spawner
+    from sandbox.spawn.order import SpawnOrder
 
     # Readable only after the kernel has told our children of our death; the pipes close before that.
     us = os.pidfd_open(os.getpid())
@@ -430,31 +428,32 @@ def paused_at(given: dict[str, Any], stage: int) -> None:
 
         return pause
 
-    real, real_program, real_fork = spawner._steps, spawner._program_steps, os.fork
-    init = spawner._STAGES.index("start a process")
+    real, real_program, real_fork = init._init_stages, init._program_stages, os.fork
 
-    def steps(*words: Any) -> Any:
+    def stages(*words: Any) -> Any:
         found = list(real(*words))
-        if stage < init:
-            found[stage] = paused(found[stage], words[4] if stage < 2 else None)
-        elif stage == init:
+        if stage < forks_at:
+            name, step = found[stage]
+            found[stage] = name, paused(step, words[4] if stage < 2 else None)
+        elif stage == forks_at:
             os.fork = paused(real_fork)
         return found
 
-    def program_steps(*words: Any) -> Any:
+    def program_stages(*words: Any) -> Any:
         found = list(real_program(*words))
-        if stage > init:
-            found[stage - init - 1] = paused(found[stage - init - 1])
+        if stage > forks_at:
+            name, step = found[stage - forks_at - 1]
+            found[stage - forks_at - 1] = name, paused(step)
         return found
 
-    spawner._steps, spawner._program_steps = steps, program_steps  # type: ignore[assignment]
-    spawner.spawn(spawner.Order(**{**given, "keep": [us]}))
+    init._init_stages, init._program_stages = stages, program_stages  # type: ignore[assignment]
+    spawner.spawn(SpawnOrder(**{**given, "keep": [us]}))
 
 
-@pytest.mark.parametrize("stage", range(len(spawner._STAGES)), ids=spawner._STAGES)
+@pytest.mark.parametrize("stage", range(len(STAGES)), ids=STAGES)
 def test_the_runners_death_at_any_stage(runner_as: Caller, stage: int) -> None:
     given = order(runner_as, "/bin/sleep", "1000")
-    with elsewhere.start(runner_as, paused_at, given, stage) as runner:
+    with elsewhere.start(runner_as, paused_at, given, stage, STAGES.index("start a process")) as runner:
         assert elsewhere.line(runner) == b".\n"
         runner.kill()
         # The tree has our pipe as its stdout: its end is the tree's end.
@@ -466,6 +465,7 @@ def before_the_mapping(given: dict[str, Any]) -> None:
     import select
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder
 
     us = os.pidfd_open(os.getpid())  # not always the process that maps
 
@@ -474,7 +474,7 @@ def before_the_mapping(given: dict[str, Any]) -> None:
         select.select([us], [], [])
 
     spawner._map_ids = wait  # type: ignore[assignment]
-    spawner.spawn(spawner.Order(**given))
+    spawner.spawn(SpawnOrder(**given))
 
 
 def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
@@ -513,8 +513,9 @@ def spawned(given: dict[str, Any]) -> None:
     import os
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder
 
-    os.waitpid(spawner.spawn(spawner.Order(**given)), 0)
+    os.waitpid(spawner.spawn(SpawnOrder(**given)), 0)
 
 
 def test_the_runners_death_takes_daemons_along(runner_as: Caller) -> None:
@@ -535,11 +536,12 @@ def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
 
 def test_a_machine_nobody_has_numbers_for(runner_as_user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnError, SpawnOrder
 
-    monkeypatch.setattr(spawner, "_SYSCALLS", {})
+    monkeypatch.setattr(spawner, "SYSCALLS", {})
     assert spawner.can_join_keyring() is False
-    with pytest.raises(spawner.SpawnError, match="make system calls on"):
-        spawner.spawn(spawner.Order(**order(runner_as_user, "/bin/true")))
+    with pytest.raises(SpawnError, match="make system calls on"):
+        spawner.spawn(SpawnOrder(**order(runner_as_user, "/bin/true")))
 
 
 def keyrings(given: dict[str, Any]) -> list[str]:
@@ -580,10 +582,11 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     import os
     import signal
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder
     from sandbox.spec import Limits
 
     def lines(pid: int) -> set[str]:
@@ -591,7 +594,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
             return set(file.read().splitlines())
 
     before = len(os.listdir("/proc/self/fd"))
-    with made(survey(read_mounts()).sites, Limits()) as cgroup:
+    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup:
         with cgroup.doors() as opened:
             doors, membership = opened, [os.fsencode(line) for line in cgroup.lines]
             wrong = -1
@@ -601,17 +604,17 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
                 wrong = os.open(f"{cgroup.groups[-1].path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
             if "door" in fault:  # of v1 where there is one, else of v2
                 gone = () if wrong < 0 else (wrong,)
-                doors = spawner.CgroupDoors((*opened.tasks[1:], *gone), *opened[1:])
+                doors = CgroupDoors((*opened.tasks[1:], *gone), *opened[1:])
                 if not opened.tasks:
-                    doors = spawner.CgroupDoors(unified_procs=wrong)
+                    doors = CgroupDoors(unified_procs=wrong)
             elif fault == "a line too many":
                 membership.append(membership[0] + b"x")
             elif fault == "half a line":
                 membership[0] = membership[0][:-1]
             given |= {"cgroups": doors, "membership": membership, "hold": cgroup.holds}
             try:
-                pid = spawner.spawn(spawner.Order(**given))
-            except spawner.SpawnError as error:
+                pid = spawner.spawn(SpawnOrder(**given))
+            except SpawnError as error:
                 return [error.stage, error.errno, list(cgroup.left())]
             finally:
                 if wrong >= 0:
@@ -661,23 +664,23 @@ def born(refuse: bool) -> dict[str, Any]:
     import json
     import os
 
-    from sandbox.limits.cgroup import made
+    from sandbox.limits.cgroup import make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
-    from sandbox.spawn import spawner
+    from sandbox.spawn import init
     from sandbox.spec import Limits
 
     if refuse:  # as a container's filter does
-        numbers = spawner._SYSCALLS[os.uname().machine]
-        spawner._SYSCALLS[os.uname().machine] = numbers._replace(clone3=99999)
-    with made(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.doors() as doors:
+        numbers = init.SYSCALLS[os.uname().machine]
+        init.SYSCALLS[os.uname().machine] = numbers._replace(clone3=99999)
+    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.doors() as doors:
         told_r, told_w = os.pipe()
-        pid, inside = spawner.fork_into(doors)
+        pid, inside = init.fork_into(doors)
         if pid == 0:
             places = []
             for join in (False, True):
                 if join:
-                    spawner.join_cgroups(doors, born_inside=inside)
+                    init.join_cgroups(doors, born_inside=inside)
                 with open("/proc/self/cgroup", encoding="utf-8") as file:
                     places.append(file.read().splitlines())
             os.write(told_w, json.dumps(places).encode())
@@ -716,14 +719,15 @@ def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
     import time
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder, read_ending
 
     read, write = os.pipe()
     started = time.monotonic()
     deadline = None if seconds is None else started + seconds
-    pid = spawner.spawn(spawner.Order(**{**given, "ending": write, "deadline": deadline}))
+    pid = spawner.spawn(SpawnOrder(**{**given, "ending": write, "deadline": deadline}))
     os.close(write)
     _, status = os.waitpid(pid, 0)
-    ending = spawner.read_ending(read)
+    ending = read_ending(read)
     told = {} if ending is None else ending._asdict()
     return {**told, "code": os.waitstatus_to_exitcode(status), "wall": time.monotonic() - started}
 
@@ -780,11 +784,12 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     import time
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder
 
     held, ending = os.memfd_create("held"), os.pipe()
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     given |= {"hold": [held], "ending": ending[1], "stdio": [0, 1, errors]}
-    pid = spawner.spawn(spawner.Order(**given))
+    pid = spawner.spawn(SpawnOrder(**given))
     # The program runs. The cell's init closes what it does not need at the same time.
     until = time.monotonic() + 30
     while len(os.listdir(f"/proc/{pid}/fd")) > 3 and time.monotonic() < until:
@@ -823,6 +828,7 @@ def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
     import os
 
     from sandbox.spawn import spawner
+    from sandbox.spawn.order import SpawnOrder
 
     said_r, said_w = os.pipe()
     own_r, own_w = os.pipe()
@@ -832,7 +838,7 @@ def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
         os.dup2(said_w, slot, inheritable=False)
         os.close(said_w)
         given |= {"stdio": [0, 1, slot]}
-    pid = spawner.spawn(spawner.Order(**given))
+    pid = spawner.spawn(SpawnOrder(**given))
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.close(slot or said_w)
     with open(said_r, encoding="ascii") as said, open(own_r, encoding="ascii") as own:

@@ -1,0 +1,66 @@
+"""Which bwrap this is, and which published flaws its version has."""
+
+from __future__ import annotations
+
+from sandbox.value import NamedTuple
+
+
+class Flaw(NamedTuple):
+    """A known hole in some bwrap versions, and why it is or is not ours."""
+
+    cve: str
+    since: tuple[int, ...]
+    fixed: tuple[int, ...]
+    what: str
+    why_not_ours: str
+
+
+_FLAWS = (
+    Flaw(
+        "CVE-2026-87766",
+        (0,),
+        (0, 12),
+        "follows links in mount destinations onto the host",
+        "no destination of ours lies below a folder a plugin can write",
+    ),
+    Flaw(
+        "CVE-2026-41163",
+        (0, 11),
+        (0, 11, 2),
+        "a setuid bwrap can be traced and made to mount overlays",
+        "a setuid bwrap is refused",
+    ),
+    Flaw(
+        "CVE-2020-5291",
+        (0, 4),
+        (0, 4, 1),
+        "a setuid bwrap keeps its privileges",
+        "a setuid bwrap is refused",
+    ),
+)
+
+
+def flaws_of(version: tuple[int, ...]) -> list[Flaw]:
+    return [flaw for flaw in _FLAWS if flaw.since <= version < flaw.fixed]
+
+
+def read_version(path: str) -> str:
+    import subprocess
+
+    done = subprocess.run(
+        [path, "--version"],
+        env={},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=5,
+        check=False,
+    )
+    return done.stdout.strip().removeprefix("bubblewrap ")
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in version.split("-")[0].split("."))
+    except ValueError:
+        return ()

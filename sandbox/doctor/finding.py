@@ -1,0 +1,24 @@
+"""What one probe of the doctor saw."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sandbox.value import NamedTuple
+
+Status = Literal["ok", "degraded", "missing", "info"]
+
+
+class Finding(NamedTuple):
+    """What one probe saw.
+
+    `missing`: the layer cannot be enforced here. `degraded`: it holds, but something around it is weaker than
+    it should be. `info`: no layer of the default policy rests on it.
+    """
+
+    layer: str
+    status: Status
+    summary: str
+    detail: str = ""
+    remedy: str = ""
+    cause: str = ""  # stable word for programs: outer_seccomp, apparmor, sysctl:user.max_user_namespaces, …

@@ -1,0 +1,198 @@
+"""Which uids are reserved for which state directory: files in one directory.
+
+A reservation is a file named by the uid that holds the path of the state directory, as in every earlier
+version. Beside it stand the path of the manifest (`UID.manifest`) and the folders outside of the state in
+which the plugin may have left files of that uid (`UID.left`). While one of these folders exists, no other
+plugin gets the uid.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from sandbox.cache import fingerprint
+from sandbox.files import write_all
+from sandbox.identity.removal import first_owned_by
+from sandbox.value import NamedTuple
+
+RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
+
+
+class Reservation(NamedTuple):
+    uid: int
+    state: str
+    manifest: str  # empty: an older runner made it, and did not say
+    left: tuple[str, ...] = ()  # folders outside of the state that may hold files of this uid
+
+
+def remember_left(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
+    """Files of `uid`, which is reserved, may be in `folders` from now on. Under registry_lock."""
+    known = read_left(reservations, uid)
+    told = tuple(dict.fromkeys((*known, *folders)))
+    if told != known:
+        write_file(_left_file(reservations, uid), "\0".join(told))
+
+
+def make_private_directory(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+
+
+def list_reservations(reservations: str = RESERVATIONS) -> list[Reservation]:
+    """All of them, stale ones left out."""
+    return [
+        held
+        for uid in reserved_uids(reservations)
+        if not is_stale(reservations, uid) and (held := read_reservation(reservations, uid)) is not None
+    ]
+
+
+def reserved_uids(reservations: str) -> list[int]:
+    try:
+        names = os.listdir(reservations)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def read_reservation(reservations: str, uid: int) -> Reservation | None:
+    state = read_text(f"{reservations}/{uid}")
+    if state is None:
+        return None
+    return Reservation(
+        uid, state, read_text(_manifest_file(reservations, uid)) or "", read_left(reservations, uid)
+    )
+
+
+def read_left(reservations: str, uid: int) -> tuple[str, ...]:
+    told = read_text(_left_file(reservations, uid))
+    return tuple(told.split("\0")) if told else ()
+
+
+def read_text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _manifest_file(reservations: str, uid: int) -> str:
+    return f"{reservations}/{uid}.manifest"
+
+
+def _left_file(reservations: str, uid: int) -> str:
+    return f"{reservations}/{uid}.left"
+
+
+def name_file(reservations: str, state_dir: str) -> str:
+    """Where the uid of a plugin stands that has no state directory to carry it. A hint: the reservation of
+    that uid is what counts."""
+    return f"{reservations}/of.{fingerprint(os.fsencode(state_dir))}"
+
+
+def is_stale(reservations: str, uid: int) -> bool:
+    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest are
+    gone.
+
+    A directory in the runner's own place is that of one manifest, and as long as that is there its uid waits
+    for it: what the plugin left elsewhere belongs to no other. A directory the operator chose is one of many.
+    """
+    held = read_reservation(reservations, uid)
+    if held is not None and any(map(_exists, held.left)):
+        return False
+    if held is None or _state_is_gone(held):
+        return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
+    return False
+
+
+def _state_is_gone(held: Reservation) -> bool:
+    """Also where it belongs to somebody else by now. What cannot be looked at is there."""
+    if not held.state.startswith("/") or "\0" in held.state:
+        return True  # written half
+    try:
+        status = os.lstat(held.state)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return status.st_uid != held.uid or not stat.S_ISDIR(status.st_mode)
+
+
+def _is_in_own_place(held: Reservation, reservations: str) -> bool:
+    own = os.path.join(os.path.dirname(reservations), "plugins")
+    return os.path.dirname(held.state) in (own, os.path.realpath(own))
+
+
+def _exists(path: str) -> bool:
+    try:
+        return path.startswith("/") and "\0" not in path and bool(os.lstat(path))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+
+
+def collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
+    """Whether `uid` is reserved for nothing any more; then the reservation is gone afterwards.
+
+    Under registry_lock and the exclusive lock of `uid`. In the runner's own place a directory without
+    content, whose manifest is gone, is removed.
+    """
+    held = read_reservation(reservations, uid)
+    if held is None:
+        return True
+    # Those folders are looked through only where nothing else is left to give.
+    if any(map(_exists, held.left)) and (
+        not pressing or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
+    ):
+        return False
+    if not _state_is_gone(held):
+        if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
+            return False
+        try:
+            os.rmdir(held.state)
+        except OSError:
+            return False  # it has content
+    elif not pressing and not is_stale(reservations, uid):
+        return False
+    forget(reservations, uid)
+    return True
+
+
+def forget(reservations: str, uid: int) -> None:
+    # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
+    if (state := read_text(f"{reservations}/{uid}")) is not None:
+        _unlink(name_file(reservations, state))
+    _unlink(_left_file(reservations, uid))
+    _unlink(_manifest_file(reservations, uid))
+    _unlink(f"{reservations}/{uid}")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def reserve(reservations: str, held: Reservation) -> None:
+    """Under the exclusive lock of its uid. Killed half-way it leaves what the next one writes over."""
+    if held.manifest:
+        write_file(_manifest_file(reservations, held.uid), held.manifest)
+    else:
+        _unlink(_manifest_file(reservations, held.uid))
+    write_file(f"{reservations}/{held.uid}", held.state)
+
+
+def write_file(path: str, text: str) -> None:
+    draft = f"{path}.draft"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(draft, flags, 0o600)
+    try:
+        write_all(fd, os.fsencode(text))
+    finally:
+        os.close(fd)
+    os.rename(draft, path)

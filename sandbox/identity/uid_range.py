@@ -1,0 +1,92 @@
+"""The uids that plugins may be given, and whether one of them is taken by somebody else."""
+
+from __future__ import annotations
+
+import os
+
+UidRange = tuple[int, int]
+
+
+# The last 65536 uids below 2**31. Nobody hands these out: systemd leaves them unused (its containers end at
+# 1879048191, its images' owners at 2147418111), /etc/subuid is filled from 100000 to 600100000, Kubernetes
+# takes 65536 for each pod from 65536 on, and directory services map people to at most 2000200000.
+DEFAULT_RANGE: UidRange = (2147418112, 2147483647)
+
+
+# systemd's for DynamicUser. Ours too, once; and still where a user namespace has no more than 65536 ids.
+# States made then keep their uids.
+DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
+
+
+ACCOUNTS = ("/etc/passwd", "/etc/group")
+
+
+DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a service has it
+
+
+def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
+    """Whether ids first…last all have a meaning in this user namespace."""
+    with open(path, encoding="ascii") as file:
+        ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))
+    wanted = first
+    for start, count in ranges:
+        if start <= wanted < start + count:
+            wanted = start + count
+    return wanted > (first if last is None else last)
+
+
+def usable_range(wanted: UidRange) -> UidRange | None:
+    """`wanted` if these ids exist here. The default range gives way where a user namespace has 65536 ids."""
+    for candidate in (wanted, DYNAMIC_USER_RANGE) if wanted == DEFAULT_RANGE else (wanted,):
+        if all(id_is_mapped(*candidate, path=f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
+            return candidate
+    return None
+
+
+def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
+    """(for plugins with state, for those without). A single uid is for both."""
+    if first == last:
+        return (first, last), (first, last)
+    middle = first + (last - first + 1) // 2
+    return (first, middle - 1), (middle, last)
+
+
+def is_ours(uid: int, first: int, last: int) -> bool:
+    """Whether files of `uid` can be a plugin's: of this range, or of the one that was the default once."""
+    return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
+
+
+def in_use(uid: int) -> str:
+    """Who has `uid` besides plugins; empty if nobody does. The gid of the same number counts as well.
+
+    Without NSS: a directory server might be asked, and might not answer.
+    """
+    for path in ACCOUNTS:
+        try:
+            with open(path, "rb") as file:
+                if b":%d:" % uid in file.read():
+                    return f"{path} names it"
+        except OSError:
+            continue
+    if os.path.lexists(f"{DYNAMIC_USERS}/{uid}"):
+        return "a systemd service has it (DynamicUser=)"
+    return _running(uid)
+
+
+def _running(uid: int) -> str:
+    try:
+        # One system call, where reading all of /proc takes a millisecond for each hundred processes.
+        os.getpriority(os.PRIO_USER, uid)
+    except ProcessLookupError:
+        return ""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/status", "rb") as file:
+                lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        except OSError:
+            continue
+        # What is left of a plugin that was killed may wait for its parent to notice: that has ended.
+        dead = lines.get(b"State", b"").strip()[:1] in (b"Z", b"X")
+        if not dead and str(uid).encode() in lines.get(b"Uid", b"").split():
+            return f"process {pid} runs with it"
+    return ""

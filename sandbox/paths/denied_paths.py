@@ -1,0 +1,233 @@
+"""Paths that no policy can allow, as constants, and how a path is judged by its name alone.
+
+A policy adds to these and cannot take one away. What a name leads to is judged in denylist.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from sandbox.paths.mounts import contains, join
+from sandbox.value import NamedTuple
+
+# The host's own secrets and controls.
+HOST_PATHS: tuple[str, ...] = (
+    "/etc/shadow",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/proc/sys",
+    "/proc/kcore",
+    "/proc/kallsyms",
+    "/sys/firmware",
+    "/sys/kernel",
+    "/dev/mem",
+    "/dev/kmem",
+    "/dev/port",
+    "/var/run/docker.sock",
+    "/run/docker.sock",
+    "/private/var/run/docker.sock",
+    "/root",
+    "/boot",
+)
+
+
+# Where the kernel keeps limits. An ordinary user's plugin has the uid that owns its memory.max, so it must
+# not see these filesystems, wherever they are mounted.
+CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
+
+
+CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
+
+
+# Places in a home directory that hold credentials: the widely used ones first …
+_USUAL_HOME_PATHS: tuple[str, ...] = (
+    ".aws",
+    ".ssh",
+    ".gnupg",
+    ".netrc",
+    ".docker",
+    ".kube",
+    ".cargo/credentials",
+    ".cargo/credentials.toml",
+    ".npmrc",
+    ".config/gh",
+    ".config/git",
+)
+
+
+# … and others that hold credentials in the same way.
+HOME_PATHS: tuple[str, ...] = (
+    *_USUAL_HOME_PATHS,
+    ".azure",
+    ".config/gcloud",
+    ".config/rclone",
+    ".config/containers/auth.json",
+    ".git-credentials",
+    ".pypirc",
+    ".pgpass",
+    ".my.cnf",
+    ".vault-token",
+    ".terraform.d",
+    ".password-store",
+    ".local/share/keyrings",
+    ".local/share/kwalletd",
+    ".pki",
+    ".mozilla",
+    ".thunderbird",
+    ".config/google-chrome",
+    ".config/chromium",
+    ".bash_history",
+    ".zsh_history",
+    ".python_history",
+)
+
+
+# Denied with everything below: daemons keep their sockets here, and a read-only bind does not stop connect().
+SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
+
+
+# Denied as a whole, while a directory below may be granted.
+HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
+
+
+WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *HOME_BASES)
+
+
+# Denied for writing: what the host itself runs or obeys. A plugin that can write there leaves its cage at the
+# next login, cron job or package trigger.
+HOST_WRITE_PATHS: tuple[str, ...] = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/var/spool/cron",
+)
+
+
+HOME_WRITE_PATHS: tuple[str, ...] = (
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".config/fish",
+    ".config/autostart",
+    ".config/systemd",
+    ".config/environment.d",
+    ".local/bin",
+    ".local/share/applications",
+    ".gitconfig",
+    ".vimrc",
+    ".config/nvim",
+)
+
+
+Origin = Literal["host", "cgroups", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
+
+
+Relation = Literal["equal", "below", "above"]
+
+
+def lexical_fault(path: str) -> str | None:
+    """Why `path` cannot be judged by its name, as half a sentence; None if it can.
+
+    ".." is refused rather than resolved: whether /a/../b is /b depends on what /a is at that moment.
+    """
+    if not path:
+        return "is empty"
+    if "\0" in path:
+        return "contains a NUL byte"
+    if not path.startswith("/"):
+        return "is not absolute"
+    if ".." in path.split("/"):
+        return "contains '..'"
+    if len(os.fsencode(path)) >= 4096:  # PATH_MAX, with its NUL
+        return "is longer than 4095 bytes"
+    return None
+
+
+def normal(path: str) -> str:
+    """`path` without empty and "." segments and without a trailing slash. For paths without a fault."""
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def relation(path: str, denied: str) -> Relation | None:
+    if path == denied:
+        return "equal"
+    if contains(denied, path):
+        return "below"
+    if contains(path, denied):
+        return "above"
+    return None
+
+
+DENYLIST_RULE = "denylist"  # the id of this rule in every denial, diagnostic and report
+
+REASONS: Mapping[Origin, str] = {
+    "host": "which no policy can allow",
+    "cgroups": "where the kernel keeps limits: a plugin could raise its own",
+    "home": "which holds credentials and which no policy can allow",
+    "sockets": "where daemons keep their sockets",
+    "whole": "which is never given as a whole",
+    "execute": "which the host itself runs or obeys and no plugin may write",
+    "deciding": "which decides what the plugin may do: it could write its own next grant",
+    "policy": "which this policy denies",
+    "runner": "which is the runner's own",
+}
+_RELATIONS: Mapping[Relation, str] = {"equal": "is", "below": "lies below", "above": "contains"}
+
+
+def denial_clause(relation: Relation, denied: str, origin: Origin) -> str:
+    """Why a path is denied, to follow its name: "lies below /root, which no policy can allow"."""
+    return f"{_RELATIONS[relation]} {denied}, {REASONS[origin]}"
+
+
+def denial_hint(relation: Relation) -> str:
+    if relation == "above":
+        return "ask for the folders below it that the plugin needs"
+    return "copy what the plugin needs to a folder of its own, and ask for that"
+
+
+class NameHit(NamedTuple):
+    """A denied path that another one equals, lies below or lies above, by name."""
+
+    denied: str
+    relation: Relation
+    origin: Origin
+
+    def clause(self) -> str:
+        return denial_clause(self.relation, self.denied, self.origin)
+
+    def hint(self) -> str:
+        return denial_hint(self.relation)
+
+
+def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> NameHit | None:
+    """What of the denylist `path` touches, judged by name alone. `homes`: whose credentials count, too;
+    `extra`: what the policy denies."""
+    wanted = normal(path)
+    groups: tuple[tuple[Origin, Iterable[str]], ...] = (
+        ("host", HOST_PATHS),
+        ("cgroups", CGROUP_PATHS),
+        ("home", home_paths(homes)),
+        ("policy", extra),
+    )
+    for origin, paths in groups:
+        for denied in paths:
+            if found := relation(wanted, normal(denied)):
+                return NameHit(denied, found, origin)
+    return None
+
+
+def home_paths(homes: Iterable[str]) -> Iterator[str]:
+    return (join(home, rest) for home in homes for rest in HOME_PATHS)

@@ -1,0 +1,85 @@
+"""An executable file as the kernel will take it: its head, its `#!` line or its ELF loader."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+class ProgramFault(Exception):
+    """The command cannot be run in a cage; `found` tells "no such program" from "not this one"."""
+
+    def __init__(self, message: str, hint: str, *, found: bool, denied: bool = False) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.found = found
+        self.denied = denied
+
+
+def is_executable(path: str) -> bool:
+    try:
+        held = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL after a script's `env`
+        return False
+    return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
+
+
+def read_head(path: str, real: str) -> bytes:
+    try:
+        held = os.stat(real)  # before opening: opening a device can do things
+        if stat.S_ISDIR(held.st_mode):
+            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
+        if not stat.S_ISREG(held.st_mode):
+            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
+        if not held.st_mode & 0o111:
+            raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
+        if os.statvfs(real).f_flag & os.ST_NOEXEC:
+            raise ProgramFault(
+                f"{path} lies on a filesystem that is mounted noexec",
+                "move it elsewhere, or mount that filesystem with exec",
+                found=True,
+            )
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise ProgramFault(
+            f"{path} leads to {real}, which does not exist", "repair the link", found=False
+        ) from None
+    except OSError as error:
+        raise ProgramFault(
+            f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True
+        ) from None
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+_PHENTSIZE = 56  # of ELF64; the kernel runs no other
+
+
+_MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # nor a larger table
+
+
+def read_loader(path: str, real: str, head: bytes) -> str | None:
+    """The first PT_INTERP, which is the one the kernel takes."""
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    damaged = ProgramFault(f"{path} is a damaged program", "build or install it again", found=True)
+    if size != _PHENTSIZE or count > _MAX_PHDRS:
+        raise damaged
+    try:
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            table = os.pread(fd, size * count, offset)
+            for at in range(0, len(table) - size + 1, size):
+                if struct.unpack_from("<I", table, at) == (3,):  # PT_INTERP
+                    start, _, _, length = struct.unpack_from("<QQQQ", table, at + 8)
+                    return os.fsdecode(os.pread(fd, min(length, 4096), start).rstrip(b"\0"))
+        finally:
+            os.close(fd)
+    except (OSError, OverflowError):  # an offset beyond what a file can have
+        raise damaged from None
+    return None

@@ -1,0 +1,92 @@
+"""Home directories whose credentials are kept from plugins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from sandbox.paths.denied_paths import HOME_BASES, lexical_fault, normal
+from sandbox.paths.mounts import contains, join
+from sandbox.value import NamedTuple
+
+# passwd gives daemons homes such as /usr/sbin or /bin. Taking those for homes would refuse /usr to everyone.
+_NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys", "/nonexistent")
+
+
+class _Account(NamedTuple):
+    name: str
+    uid: int
+    home: str
+
+
+def _accounts(passwd: str) -> list[_Account]:
+    """Read directly: through NSS a directory server could be asked, which is slow and can hang."""
+    try:
+        with open(passwd, "rb") as file:
+            lines = file.read(4 << 20).split(b"\n")
+    except OSError:
+        return []
+    accounts = []
+    for line in lines:
+        fields = line.split(b":")
+        if len(fields) == 7 and fields[2].isdigit():
+            accounts.append(_Account(os.fsdecode(fields[0]), int(fields[2]), os.fsdecode(fields[5])))
+    return accounts
+
+
+def _is_person(account: _Account) -> bool:
+    """Not a daemon's: by the uid distributions start people at (65534 is nobody), or by where it lives."""
+    return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
+
+
+def _looked_up(who: int | str) -> list[str]:
+    """The home of an account that is not in /etc/passwd: of a directory server, or systemd's. Asked only for
+    the one or two accounts that matter: to list all of them could take for ever."""
+    import pwd
+
+    try:
+        return [(pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir]
+    except (KeyError, ValueError, OSError):
+        return []
+
+
+def _directories_in(base: str) -> list[str]:
+    try:
+        return [join(base, name) for name in os.listdir(base) if os.path.isdir(join(base, name))]
+    except OSError:
+        return []
+
+
+def homes(
+    environ: Mapping[str, str],
+    *,
+    euid: int | None = None,
+    passwd: str = "/etc/passwd",
+    bases: Sequence[str] = HOME_BASES,
+) -> tuple[str, ...]:
+    """Whose credentials are at stake: the runner's user, who called sudo, and for root everybody.
+
+    Both the written and the resolved form of each, since /home/u may be a link to /data/u.
+    """
+    uid = os.geteuid() if euid is None else euid
+    accounts = _accounts(passwd)
+    found = [environ.get("HOME", "")]
+    found += [a.home for a in accounts if a.uid == uid] or _looked_up(uid)
+    sudo_user = environ.get("SUDO_USER", "")
+    if sudo_user:
+        found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
+    if uid == 0:
+        # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
+        found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
+        # Not every account is in /etc/passwd, and a directory there is somebody's.
+        found += [home for base in bases for home in _directories_in(base)]
+    unique: dict[str, None] = {}
+    for home in found:
+        if lexical_fault(home) is not None:
+            continue
+        home = normal(home)
+        if any(contains(system, home) for system in _NOT_HOMES):
+            continue
+        unique[home] = None
+        unique[os.path.realpath(home)] = None
+    return tuple(unique)

@@ -1,0 +1,99 @@
+"""Installations of a language: a Python or node prefix, a virtual environment, a package of a script.
+
+Programs find their parts relative to these folders, so a program is shown together with its installation.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def package_of(script: str) -> str:
+    """The folder a script belongs to: the nearest one that says it is a package, else its own."""
+    before, among, _ = script.partition("/node_modules/")
+    if among:
+        # A package among others, whatever files of its own say: it needs its neighbours and theirs.
+        return f"{before}/node_modules"
+    own = folder = os.path.dirname(script)
+    while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
+        if any(
+            os.path.exists(os.path.join(folder, mark))
+            for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")
+        ):
+            return folder
+        folder = os.path.dirname(folder)
+    return own
+
+
+def home_of(executable: str) -> str | None:
+    """The tree a program was installed as, if it is one: a virtual environment or a language's prefix."""
+    prefix, last = os.path.split(os.path.dirname(executable))
+    if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
+        return None
+    if os.path.exists(os.path.join(prefix, "pyvenv.cfg")) or is_runtime(prefix):
+        return prefix
+    return None
+
+
+# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's
+# etc/npmrc), or the data of services (Linuxbrew's var).
+_PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
+
+
+_NODE_PARTS = ("bin", "lib/node_modules")
+
+
+DISPENSABLE_PARTS = ("/libexec", "/include", "/share")
+
+
+def parts_of(prefix: str) -> tuple[str, ...]:
+    """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
+    if prefix == "/":
+        return ()
+    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
+        return (*_PARTS, "pyvenv.cfg")
+    if _has_python(prefix):
+        return _PARTS
+    return _NODE_PARTS if _has_node(prefix) else ()
+
+
+def is_runtime(prefix: str) -> bool:
+    """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
+    # The root itself looks like one: /lib/python3 is the system's.
+    return prefix != "/" and (_has_node(prefix) or _has_python(prefix))
+
+
+def _has_node(prefix: str) -> bool:
+    is_file = os.path.isfile(os.path.join(prefix, "bin/node"))
+    return is_file and os.path.isdir(os.path.join(prefix, "lib/node_modules/npm"))
+
+
+def _has_python(prefix: str) -> bool:
+    library = os.path.join(prefix, "lib")
+    try:
+        names = os.listdir(library)
+    except OSError:
+        return False
+    return any(name.startswith("python3") and os.path.isfile(f"{library}/{name}/os.py") for name in names)
+
+
+def venv_base(prefix: str) -> str | None:
+    """The prefix of the Python that a virtual environment was made from."""
+    try:
+        fd = os.open(os.path.join(prefix, "pyvenv.cfg"), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        text = os.read(fd, 65536).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        home = value.strip()
+        if key.strip() == "home" and home.startswith("/") and "\0" not in home:
+            base = os.path.realpath(home)
+            return os.path.dirname(base) if os.path.basename(base) == "bin" else base
+    return None

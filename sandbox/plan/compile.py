@@ -1,0 +1,456 @@
+"""Grant -> LaunchPlan: open every source, decide what is mounted where, and refuse what cannot be.
+
+The same request on the same files gives the same plan.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sandbox.paths import program as programs
+from sandbox.paths.access import require_access
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import contains
+from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
+from sandbox.plan import mentions
+from sandbox.plan.layers import Layers, require_enforceable
+from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations
+from sandbox.plan.plan import (
+    OWN_PLACES,
+    Bind,
+    Idmapped,
+    LaunchPlan,
+    OpenPlan,
+    Operation,
+    PlanRefused,
+    PlanRequest,
+    ShownPath,
+    Symlink,
+    Text,
+    missing_note,
+)
+from sandbox.policy.policy import Policy
+from sandbox.spec import Access, Denial, Grant, KeyPath, Note
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.plan.owners import Decision, WriteRequest
+
+_PLUGIN_FOLDER = "the plugin's folder"
+
+
+_PROJECT = "the project"
+
+
+@contextmanager
+def open_plan(
+    request: PlanRequest,
+    grant: Grant,
+    policy: Policy,
+    layers: Layers,
+    denylist: Denylist,
+    environ: Mapping[str, str],
+    claim: Callable[[Decision | None], int | None] = lambda owners: None,
+) -> Iterator[OpenPlan]:
+    """Compile `grant` for `request`; the sources stay open for as long as the context lasts.
+
+    `claim` makes the state directory ready, and returns the plugin's uid. It is called when nothing else
+    stands in the way any more: a launch that is refused changes nothing.
+    """
+    opened: dict[str, _Opened] = {}
+    try:
+        plan = _compile(request, grant, policy, layers, denylist, environ, claim, opened)
+        yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
+    finally:
+        for held in opened.values():
+            held.source.close()
+
+
+class _Wanted(NamedTuple):
+    path: str
+    access: Access
+    required: bool
+    origin: str
+    trusted: bool = False
+    where: KeyPath = ()
+
+
+class _Opened(NamedTuple):
+    source: OpenSource
+    access: Access
+    where: KeyPath
+
+
+def _compile(
+    request: PlanRequest,
+    grant: Grant,
+    policy: Policy,
+    layers: Layers,
+    denylist: Denylist,
+    environ: Mapping[str, str],
+    claim: Callable[[Decision | None], int | None],
+    opened: dict[str, _Opened],
+) -> LaunchPlan:
+    require_enforceable(grant.network)
+    wanted = list(_runtime())
+    links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
+    if request.root is not None:
+        wanted.append(_Wanted(request.root, "read", True, _PLUGIN_FOLDER))
+    shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
+    for asked in grant.paths:
+        if asked.origin != "state" and (
+            asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway)
+        ):
+            wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, where=asked.where))
+    project = request.project
+    if (
+        project is not None
+        and not project.refusal
+        and not any(contains(path, project.path) for path in shown_anyway)
+    ):
+        wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
+    state = _state_wanted(request, grant)
+
+    found = _resolve_program(request, wanted, policy, denylist, environ)
+    links += [Symlink(link.path, link.target) for link in found.links]
+    wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
+
+    notes = [Note("program", note) for note in found.notes]
+    shown = tuple(_open_all(wanted, policy, denylist, opened, notes, rehearse=False))
+    _judge_state(state, denylist)
+    _refuse_unsafe_places(opened, state)
+    _require_directory(request, opened, state)
+    owners = _owners(request, policy, layers, opened)
+    _require_readable(_binds(opened), request.root, found, layers, owners)
+    uid = claim(owners)
+    if owners is not None and uid is not None and owners.left:
+        owners = _allowed(owners.confirmed(_written(opened), uid))
+    if owners is not None:
+        notes += [Note("owner", note) for note in owners.notes()]
+    shown += tuple(_open_all(state, policy, denylist, opened, notes, rehearse=request.rehearse))
+
+    binds = _binds(opened)
+    binds += [
+        Bind(path.path, path.path, True, FileIdentity(0, 0, 0, 0))
+        for path in shown
+        if path.state == "made at launch"
+    ]
+    binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
+    mounted = operations(request, grant, binds, links)
+    env = _environment(request, grant, found)
+    directory = _directory(request, binds)
+    return LaunchPlan(
+        argv=found.argv,
+        directory=directory,
+        env=env,
+        operations=mounted,
+        share_network=grant.network.mode == "host",
+        layers=layers,
+        seccomp=grant.seccomp,
+        limits=grant.limits,
+        shown=shown,
+        notes=(
+            *notes,
+            *_missing(shown),
+            *mentions.outside(
+                found.argv[1:],
+                env,
+                directory=request.directory,
+                inside=directory,
+                home=environ.get("HOME", ""),
+                visible=_sight_of(mounted),
+            ),
+        ),
+        program_files=found.files,
+        scripts=found.scripts,
+        owners=owners,
+        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
+    )
+
+
+def _written(opened: Mapping[str, _Opened]) -> list[WriteRequest]:
+    from sandbox.plan.owners import WriteRequest
+
+    return [WriteRequest(held.source, held.where) for held in opened.values() if held.access == "write"]
+
+
+def _owners(
+    request: PlanRequest, policy: Policy, layers: Layers, opened: Mapping[str, _Opened]
+) -> Decision | None:
+    """Whose what it writes will be. Where no uid is dropped it is the caller's, as the plugin is."""
+    if layers.uid_range is None or not any(held.access == "write" for held in opened.values()):
+        return None
+    from sandbox.plan.owners import decide
+
+    return _allowed(
+        decide(
+            _written(opened),
+            policy,
+            layers.uid_range,
+            state_dir=request.state_dir,
+            reserved_for=request.reserved_for,
+        )
+    )
+
+
+def _allowed(owners: Decision) -> Decision:
+    if owners.denials:
+        raise PlanRefused(owners.denials)
+    return owners
+
+
+def _idmapped(
+    owners: Decision | None, opened: Mapping[str, _Opened], state: Collection[str]
+) -> Iterator[Idmapped]:
+    if owners is None:
+        return
+    for each in owners.paths:
+        if each.method == "idmapped":
+            yield Idmapped(each.path, each.uid, each.gid)
+    if owners.maps_state:
+        for path in state:
+            if (held := opened.get(path)) is not None:
+                yield Idmapped(path, held.source.uid, held.source.gid)
+
+
+def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
+    return [
+        Bind(dest, held.source.real, held.access == "write", held.source.identity)
+        for dest, held in opened.items()
+    ]
+
+
+def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
+    """The state directory, or what is asked of it; who has all of it needs no part of it beside."""
+    asked = [
+        _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
+        for path in grant.paths
+        if path.origin == "state"
+    ]
+    whole = [want for want in asked if want.path == request.state_dir and want.access == "write"]
+    return whole[:1] or asked
+
+
+def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
+    """Before anything is made or changed there."""
+    refusals = []
+    for want in state:
+        try:
+            open_source(
+                want.path, access=want.access, denylist=denylist, trusted=True, own_state=True
+            ).close()
+        except Missing:
+            continue
+        except Refused as refused:
+            refusals.append(
+                Denial(refused.rule, refused.asked, refused.reason, "choose another with --state-dir")
+            )
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _runtime() -> Iterator[_Wanted]:
+    trees = RUNTIME_TREES + tuple(path for path in RUNTIME_LINKS if not path.startswith("/etc"))
+    for path in trees:
+        if os.path.lexists(path) and not os.path.islink(path):
+            yield _Wanted(path, "read", True, "the system", trusted=True)
+
+
+def _resolve_program(
+    request: PlanRequest,
+    wanted: Sequence[_Wanted],
+    policy: Policy,
+    denylist: Denylist,
+    environ: Mapping[str, str],
+) -> programs.Program:
+    def denied(path: str) -> str | None:
+        hit = denylist.name_hit(path, "read")
+        return hit.sentence() if hit is not None else None
+
+    return programs.resolve(
+        request.command,
+        request.args,
+        directory=request.directory,
+        search_path=environ.get("PATH") or programs.SYSTEM_PATH,
+        roots=[_real(want.path) for want in wanted],
+        sight=programs.Sight(denied, lambda path: policy.may_read(path)),
+        trusted=request.trusted_command,
+    )
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # a magic link into somebody else's process; opening it will say so
+        return path
+
+
+def _open_all(
+    wanted: Iterable[_Wanted],
+    policy: Policy,
+    denylist: Denylist,
+    opened: dict[str, _Opened],
+    notes: list[Note],
+    *,
+    rehearse: bool,
+) -> Iterator[ShownPath]:
+    """Open each path once; where one is wanted twice, writing wins. All refusals are told at once."""
+    refusals: list[Denial] = []
+    for want in wanted:
+        known = opened.get(want.path)
+        if known is not None and (known.access == "write" or want.access == "read"):
+            continue
+        try:
+            source = open_source(
+                want.path,
+                access=want.access,
+                denylist=denylist,
+                mounts=denylist.mounts,
+                scan_limit=policy.scan_limit,
+                trusted=want.trusted,
+                own_state=want.origin == "state",
+            )
+        except Missing:
+            if rehearse and want.origin == "state":
+                yield ShownPath(want.path, want.access, want.origin, "made at launch")
+                continue
+            if not want.required:
+                yield ShownPath(want.path, want.access, want.origin, "missing")
+                continue
+            refusals.append(
+                Denial(
+                    "missing_path",
+                    want.path,
+                    f"{want.path} does not exist",
+                    "create it, or take it out of the manifest",
+                    where=want.where,
+                )
+            )
+        except Refused as refused:
+            if want.origin == _PROJECT and not want.required:
+                # An offer, which nobody asked for.
+                notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
+                continue
+            refusals.append(_refusal(want, refused))
+        else:
+            if known is not None:
+                known.source.close()
+            opened[want.path] = _Opened(source, want.access, want.where)
+            yield ShownPath(want.path, want.access, want.origin, "bound")
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
+    for path in shown:
+        if path.state == "missing" and path.origin != _PROJECT:
+            yield missing_note(path.path, path.origin)
+
+
+def _sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
+    """Whether an absolute path of the host leads to the same inside."""
+    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
+    return lambda path: any(contains(place, path) for place in places)
+
+
+def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
+    """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
+    write other files than it was meant to."""
+    project = request.project
+    if project is None or not project.named or request.directory in OWN_PLACES:
+        return
+    places = (*opened, *(want.path for want in state), *RUNTIME_LINKS)
+    if any(contains(place, request.directory) for place in places):
+        return
+    reason = f"it is to be the working directory and is not shown: {project.refusal}"
+    raise PlanRefused([Denial("project", project.path, reason, project.hint, where=project.where)])
+
+
+def _refusal(want: _Wanted, refused: Refused) -> Denial:
+    """What stands in the way of one path, blamed on who wanted it."""
+    denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
+    if want.origin == "manifest":
+        return denial
+    denial = denial._replace(origin=want.origin)
+    if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":
+        return denial._replace(
+            reason=f"the plugin's folder cannot be shown to it: {refused.reason}",
+            hint="move the plugin to a folder of its own elsewhere, such as /opt",
+        )
+    if refused.rule == "scan_limit":
+        # Nobody asked for it by name, so nobody can ask for less of it.
+        remedy = "move what it does not need elsewhere, or raise scan_limit in a policy of your own"
+        return denial._replace(reason=f"{want.origin} is {want.path}; {refused.reason}", hint=remedy)
+    return denial
+
+
+def _refuse_unsafe_places(opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
+    """No mount point below a writable bind: bwrap before 0.12 follows links there, and an earlier run may
+    have planted some."""
+    refusals = []
+    places = [(dest, held.access, held.where) for dest, held in opened.items()]
+    places += [(want.path, want.access, want.where) for want in state]
+    for above, access, where in places:
+        if access == "read":
+            continue
+        for dest, _, asked_at in places:
+            if dest != above and contains(above, dest):
+                refusals.append(
+                    Denial(
+                        "below_writable",
+                        dest,
+                        f"{dest} would be mounted below {above}, which the plugin can write",
+                        "ask for a writable folder that contains none of the other paths",
+                        where=asked_at or where,
+                    )
+                )
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _directory(request: PlanRequest, binds: Iterable[Bind]) -> str:
+    inside = any(contains(bind.dest, request.directory) for bind in binds)
+    if request.project is not None and request.project.named:
+        linked = any(contains(place, request.directory) for place in RUNTIME_LINKS)
+        inside = inside or linked or request.directory in OWN_PLACES
+    return request.directory if inside else "/tmp"
+
+
+def _environment(request: PlanRequest, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:
+    env: dict[str, str] = {}
+    path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
+    if not request.bare_environment:
+        env = {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+        if request.state_dir is not None:
+            env["RUNNER_STATE_DIR"] = request.state_dir
+    elif found.path_dirs:
+        env = {"PATH": path}  # without it the script's `env` would not find its interpreter
+    env.update(grant.env)
+    return tuple(sorted(env.items()))
+
+
+def _require_readable(
+    binds: Sequence[Bind], root: str | None, found: programs.Program, layers: Layers, owners: Decision | None
+) -> None:
+    """Raise Unreadable unless the plugin's uid can read its files.
+
+    All uids of the range have the same rights on files that are not theirs: the first one stands for all.
+    """
+    uid = layers.uid_range[0] if layers.uid_range is not None else os.geteuid()
+    gid = uid if layers.uid_range is not None else os.getegid()
+    if owners is not None and owners.account is not None:
+        uid, gid = owners.account.uid, owners.account.gid
+    # Where a uid is dropped, who may write was tried already (owners.py).
+    writes = 0o2 if layers.uid_range is None else 0
+    needed = [
+        (bind.real, (0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) | (writes if bind.writable else 0))
+        for bind in binds
+        if owners is None or owners.of(bind.dest) is None  # which has been tried, with more than reading
+    ]
+    needed += [(path, 0o5) for path in found.files]
+    needed += [(path, 0o4) for path in found.scripts]
+    require_access(needed, uid, gid, own={root, *found.trees, *found.files, *found.scripts})

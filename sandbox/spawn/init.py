@@ -1,0 +1,383 @@
+"""The cell's init: a pid namespace of our own around bwrap, from its first instruction to the last report.
+
+It is the parent of bwrap and the init of a pid namespace one level outside the one bwrap makes. bwrap arms
+its own parent-death signal only after it has mounted everything. Killed before that, its child would carry
+on as an orphan, or wait for ever on an eventfd that nobody writes. With a namespace around all of it there is
+one process whose death ends everybody, from the first instruction on, and waiting for it waits for all. It
+stays, because bwrap does not wait for its own child: only the process that reaps all of them knows what they
+used.
+
+Everything here runs in the clone. Standard library only; nothing may raise out of it, because below it is the
+stack of the process that cloned it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, SpawnOrder, folder_path
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_INTO_CGROUP = 0x200000000
+_MS_NOSUID = 0x2
+_MS_NODEV = 0x4
+_MS_NOEXEC = 0x8
+_MS_REC = 0x4000
+_MS_PRIVATE = 0x40000
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_GET_NO_NEW_PRIVS = 39
+KEYCTL_JOIN_SESSION_KEYRING = 1
+_MOVE_MOUNT = 429  # of every architecture
+_AT_FDCWD = -100
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+
+# capset(2): version 3 and "this process"; effective, permitted, inheritable, for the low and the high half.
+CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+CAPABILITIES = struct.Struct("=6I")
+
+
+class SyscallNumbers(NamedTuple):
+    """The only calls for which libc offers no function we can use."""
+
+    clone: int
+    keyctl: int
+    close_range: int
+    clone3: int
+
+
+SYSCALLS = {"x86_64": SyscallNumbers(56, 250, 436, 435), "aarch64": SyscallNumbers(220, 219, 436, 435)}
+
+# struct clone_args up to and with `cgroup`, eleven 64-bit words; all but these three stay zero.
+_CLONE_ARGS_WORDS, _CLONE_ARGS_FLAGS, _CLONE_ARGS_SIGNAL, _CLONE_ARGS_CGROUP = 11, 0, 4, 10
+
+
+# The message of a child that failed: errno, then the name of its stage.
+FAULT_CODE = struct.Struct("=i")
+FAULT_SIZE = 256
+# What it does next, and what that is called: "could not NAME: ERRNO" is what people read.
+Stage = tuple[str, Callable[[], Any]]
+
+
+def become_init(
+    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int
+) -> NoReturn:
+    """In the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
+    stage = "open its account"  # named where something is raised
+    try:
+        account = _open_account()
+        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, account):  # noqa: B007
+            step()
+        stage = "start a process"
+        program, born_inside = fork_into(order.cgroups)
+        if program == 0:
+            # The cell's init stays outside of the cgroups: it must not be throttled with, or killed for,
+            # the processes that it has to end.
+            for stage, step in _program_stages(order, libc, born_inside):  # noqa: B007
+                step()
+        stage = "drop root's access to files"
+        _drop_root_file_access(order, libc)
+        stage = "forbid new privileges"
+        _forbid_privileges(libc)
+        stage = "follow the runner's death"
+        _follow_runner(libc, fault_w)  # again: changing an id has disarmed it
+        os.close(fault_w)
+        os._exit(_stay(program, order, account))
+    except OSError as error:
+        _report_fault(fault_w, stage, error.errno or errno.EIO)
+    except BaseException:  # noqa: BLE001 -- nothing may get out: below us is the parent's own stack
+        _report_fault(fault_w, stage, errno.EINVAL)
+    finally:
+        os._exit(125)
+
+
+def _report_fault(fault_w: int, stage: str, code: int) -> None:
+    os.write(fault_w, FAULT_CODE.pack(code) + stage.encode())
+
+
+def read_fault(fd: int) -> tuple[str, int] | None:
+    """The stage that failed and its errno; None at the end of file, which means that the program runs."""
+    raw = os.read(fd, FAULT_SIZE)
+    return (raw[FAULT_CODE.size :].decode(), FAULT_CODE.unpack_from(raw)[0]) if raw else None
+
+
+def _open_account() -> int:
+    """Where the kernel counts the bytes that we and all reaped children have read and written.
+
+    Opened while we still have root's access to files: in a process that changed its uid this file is root's.
+    """
+    try:
+        return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1  # a kernel that does not count
+
+
+def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+    # getppid() is 0 in a pid namespace's init. A runner that died before the call above shows only as a pipe
+    # without a reader.
+    watch = select.poll()
+    watch.register(fault_w, 0)
+    if watch.poll(0):
+        os._exit(125)
+
+
+def _forbid_privileges(libc: ctypes.CDLL) -> None:
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+    if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        raise OSError(errno.EPERM, "")
+    # An exec would drop the capabilities, but the cell's init never execs.
+    if libc.capset(CAPABILITY_HEADER, CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+
+def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+    """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
+
+    The program does this, after it has dropped root's file system uid: in a user namespace nobody can write
+    to a file of a uid that has no mapping.
+    """
+    if not order.folders and not order.mounts:
+        return
+    ids = f"uid={order.uid},gid={order.gid}"
+    _mount_tmpfs(libc, FOLDERS_ROOT, f"size=64k,mode=755,{ids}")
+    for number, options in enumerate(order.folders):
+        os.mkdir(folder_path(number))
+        _mount_tmpfs(libc, folder_path(number), f"{options},{ids}")
+    for number, (fd, is_directory) in enumerate(order.mounts, len(order.folders)):
+        path = folder_path(number)
+        if is_directory:
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
+        if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
+            raise OSError(ctypes.get_errno(), "")
+
+
+def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
+    flags = _MS_NOSUID | _MS_NODEV
+    if libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+
+def _read_account(fd: int) -> tuple[int, int]:
+    if fd < 0:
+        return 0, 0
+    words = os.pread(fd, 4096, 0).split()
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
+
+
+def _stay(program: int, order: SpawnOrder, account: int) -> int:
+    """Wait until nothing is left, report what it used, and return the status to exit with."""
+    mounts = (fd for fd, _ in order.mounts)
+    held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
+    for fd in held - {order.ending, *order.hold}:
+        os.close(fd)
+    before = _read_account(account)
+    status, expired = 0, False
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == program:
+            status = ended
+            # bwrap's own namespace dies with it if it got that far. We do not rely on it.
+            _kill_all()
+        if pid:
+            continue
+        # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
+        if order.deadline is None or expired:
+            signal.sigwait({signal.SIGCHLD})
+        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
+            expired = True
+            _kill_all()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if order.ending >= 0:
+        read, written = (now - then for now, then in zip(_read_account(account), before, strict=True))
+        told = status, expired, used.ru_utime, used.ru_stime, used.ru_maxrss, read, written
+        os.write(order.ending, ENDING.pack(*told))
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _kill_all() -> None:
+    """Kill every process below us in one pass. No fork escapes: the kernel holds the lock that fork needs."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _init_stages(
+    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
+) -> Sequence[Stage]:
+    """What the cell's init does before it starts the program, in this order."""
+
+    def call(result: int) -> None:
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "")
+
+    def wait_for_ids() -> None:
+        if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids. Never start.
+            os._exit(125)
+        os.close(go_r)
+
+    def make_mounts_private() -> None:
+        # bwrap keeps its mounts as slaves of the host's: what the host mounts later below a shown folder
+        # would appear in the cage, writable. A private copy receives nothing and passes nothing on.
+        call(libc.unshare(_CLONE_NEWNS))
+        call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+
+    def mount_fresh_proc() -> None:
+        # bwrap looks its child up in /proc by the child's pid in our namespace. In the host's /proc that pid
+        # is another process, or none.
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        call(libc.mount(b"proc", b"/proc", b"proc", flags, None))
+
+    def join_keyring() -> None:
+        if order.keyring:
+            call(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
+
+    def reset_signals() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.umask(order.umask)
+        # "Ignored" survives exec: Python ignores SIGPIPE and SIGXFSZ, and a caller may ignore anything.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+
+    # The maker dropped groups, gid and uid before there was a namespace. Here we check that it worked.
+    def check_groups() -> None:
+        if order.drop and os.getgroups():
+            raise OSError(errno.EPERM, "")
+
+    def check_gid() -> None:
+        if os.getresgid() != (order.gid,) * 3:
+            raise OSError(errno.EPERM, "")
+
+    def check_uid() -> None:
+        if os.getresuid() != (order.uid,) * 3:
+            raise OSError(errno.EPERM, "")
+
+    def close_others() -> None:
+        held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
+        held.update(order.cgroups.files)
+        held.update(fd for fd, _ in order.mounts)  # closed by the exec
+        kept = sorted(fd for fd in held if fd > 2)
+        low = 3
+        for fd in kept:
+            if fd > low:
+                call(libc.syscall(numbers.close_range, low, fd - 1, 0))
+            low = fd + 1
+        call(libc.syscall(numbers.close_range, low, 0x7FFFFFFF, 0))
+        for fd in order.keep:
+            os.set_inheritable(fd, True)
+        # If 0, 1 or 2 were closed, bwrap's own descriptor of the host's /proc would get that number. bwrap's
+        # init keeps it, and the plugin reaches it through /proc/1/fd.
+        if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
+            raise OSError(errno.EBADF, "")
+
+    return (
+        ("follow the runner's death", lambda: _follow_runner(libc, fault_w)),
+        ("wait for the id mapping", wait_for_ids),
+        ("cut the host's mounts off", make_mounts_private),
+        ("mount a fresh /proc", mount_fresh_proc),
+        ("start a session", os.setsid),
+        ("join a session keyring", join_keyring),
+        ("reset signals", reset_signals),
+        ("drop groups", check_groups),
+        ("drop the group id", check_gid),
+        ("drop the user id", check_uid),
+        ("close other files", close_others),
+    )
+
+
+def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> Sequence[Stage]:
+    """What the process that becomes bwrap does, in this order."""
+
+    def start() -> NoReturn:
+        for number, fd in enumerate(order.stdio):  # each is its own number, or above 2
+            if fd != number:
+                os.dup2(fd, number)
+        # If the cell's init dies before bwrap has armed its death signal, the namespace ends, and we with it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # An empty environment, because bwrap's own stays readable in /proc/1/environ inside.
+        os.execve(order.program, order.argv, {})
+
+    return (
+        ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
+        ("make its temporary folders", lambda: _make_folders(order, libc)),
+        ("forbid new privileges", lambda: _forbid_privileges(libc)),
+        ("join its cgroups", lambda: join_cgroups(order.cgroups, born_inside=born_inside)),
+        ("be found in its cgroups", lambda: require_membership(order.membership)),
+        ("set resource limits", lambda: set_rlimits(order.rlimits)),
+        ("start bubblewrap", start),
+    )
+
+
+def _drop_root_file_access(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+    if order.drop:
+        libc.setfsgid(order.gid)
+        libc.setfsuid(order.uid)
+    if file_system_ids(libc) != (order.uid, order.gid):
+        raise OSError(errno.EPERM, "")
+
+
+def file_system_ids(libc: ctypes.CDLL) -> tuple[int, int]:
+    """Each call returns the id in force before it. -1 is not a valid id, so nothing changes."""
+    return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))
+
+
+def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
+    """Fork: the child's pid (0 in the child), and whether it is in its v2 cgroup from birth.
+
+    The child has to be single-threaded, as after every fork.
+    """
+    if doors.unified >= 0 and (numbers := SYSCALLS.get(os.uname().machine)) is not None:
+        arguments = (ctypes.c_uint64 * _CLONE_ARGS_WORDS)()
+        arguments[_CLONE_ARGS_FLAGS] = _CLONE_INTO_CGROUP
+        arguments[_CLONE_ARGS_SIGNAL] = signal.SIGCHLD
+        arguments[_CLONE_ARGS_CGROUP] = doors.unified
+        libc = ctypes.PyDLL(None)
+        pid: int = libc.syscall(numbers.clone3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+        if pid >= 0:
+            return pid, True
+        # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other obstacle shows
+        # when the child joins through cgroup.procs.
+    return os.fork(), False
+
+
+def join_cgroups(doors: CgroupDoors, *, born_inside: bool) -> None:
+    """Move this process, which must have a single thread, into its cgroups."""
+    for door in doors.tasks if born_inside else doors.files:
+        os.write(door, b"0")
+
+
+def require_membership(membership: Sequence[bytes]) -> None:
+    """Raise OSError unless the kernel says that this process is in all the groups it joined."""
+    if membership:
+        with open("/proc/self/cgroup", "rb") as file:
+            if not set(membership) <= set(file.read().split(b"\n")):
+                raise OSError(errno.ESRCH, "")
+
+
+def set_rlimits(rlimits: Sequence[tuple[int, int, int]]) -> None:
+    """(kind, soft, hard) each, as far as this process's own limits allow."""
+    for kind, soft, hard in rlimits:
+        _, ceiling = resource.getrlimit(kind)
+        if ceiling != resource.RLIM_INFINITY:
+            hard = ceiling if hard == resource.RLIM_INFINITY else min(hard, ceiling)
+            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+        resource.setrlimit(kind, (soft, hard))

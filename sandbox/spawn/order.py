@@ -1,0 +1,94 @@
+"""What the spawner is told, and what it tells: values only.
+
+Like all of this package it imports nothing but the standard library: parts of it run between a clone and an
+exec.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+# Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but
+# not its inodes. The mounts exist only in the mount namespace of the cell's init, where nothing reads /sys.
+FOLDERS_ROOT = "/sys"
+
+# The last message of the cell's init: bwrap's wait status, whether the deadline passed, seconds of user and
+# system time, largest RSS in KiB, bytes read and written.
+ENDING = struct.Struct("=iiddqqq")
+
+
+class Ending(NamedTuple):
+    """How a cell ended, as its init saw it."""
+
+    status: int  # as wait(2) gives it
+    expired: bool  # the clock of the cell's init ended it
+    user: float  # seconds
+    system: float
+    max_rss: int  # bytes, of the largest single process
+    read: int  # bytes, by system calls, from files, pipes and sockets
+    written: int
+
+
+def read_ending(fd: int) -> Ending | None:
+    """The last message of the cell's init; None if it was killed before it could write it."""
+    raw = os.read(fd, ENDING.size)
+    if len(raw) < ENDING.size:
+        return None
+    status, expired, user, system, kibibytes, read, written = ENDING.unpack(raw)
+    return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written)
+
+
+class SpawnError(Exception):
+    """bwrap was never started. `stage` names the step that failed."""
+
+    def __init__(self, stage: str, code: int) -> None:
+        super().__init__(f"could not {stage}: {os.strerror(code)}")
+        self.stage = stage
+        self.errno = code
+
+
+class CgroupDoors(NamedTuple):
+    """Descriptors by which a single-threaded process gets into its cgroups.
+
+    Writing to a cgroup.procs takes a lock of the whole machine and waits for an RCU grace period, some 11 ms
+    each. The kernel does without for a thread that moves itself on v1, and for a process born into its group
+    on v2.
+    """
+
+    tasks: tuple[int, ...] = ()  # v1: each a `tasks` file, opened for writing
+    unified: int = -1  # v2: the group's directory
+    unified_procs: int = -1  # v2: its cgroup.procs, where clone3 does not work
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """What the program writes to. The directory is among what the cell's init holds."""
+        return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
+
+
+class SpawnOrder(NamedTuple):
+    """Everything a child needs, decided beforehand: after the clone nothing is looked up or allocated."""
+
+    program: str
+    argv: tuple[str, ...]
+    uid: int  # outside; the caller's own unless the caller is root
+    gid: int
+    drop: bool  # really change to uid/gid (root), or stay who we are
+    keep: tuple[int, ...]  # fds the program may inherit besides 0-2
+    rlimits: tuple[tuple[int, int, int], ...]
+    keyring: bool
+    ending: int = -1  # where the cell's init tells how it ended; see read_ending above
+    hold: tuple[int, ...] = ()  # fds the cell's init holds open for as long as anything lives
+    umask: int = 0o077
+    cgroups: CgroupDoors = CgroupDoors()  # the program joins, the cell's init does not
+    membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
+    deadline: float | None = None  # on the monotonic clock: the cell's init ends everything, whoever sleeps
+    stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
+    folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
+    # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.
+    mounts: tuple[tuple[int, bool], ...] = ()
+
+
+def folder_path(number: int) -> str:
+    return f"{FOLDERS_ROOT}/{number}"
