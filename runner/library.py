@@ -1,10 +1,10 @@
 """The runner for Python programs, on trio: `open_plugin` for a conversation, `run` for one call.
 
-    async with runner.open_plugin("demo/nexo-plugin.toml") as plugin:
+    async with runner.open_plugin("./demo") as plugin:
         print(await plugin.call("demo_echo", {"text": "hello"}))
 
 A plugin that answers "no" raises PluginError, everything else that goes wrong raises PluginFailure, with the
-outcome `runner call` would have printed. Contracts of one call per process (rune) start one for each `call`.
+outcome `runner call` would have printed. Contracts of one call per process start one for each `call`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 import trio
 
+from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import Invocation
 from runner.manifest.load import Loaded, contract_at, load
@@ -23,7 +24,7 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Services
-from runner.session.open import dialect_of, open_session
+from runner.session.open import open_session
 from runner.session.session import Session
 from runner.session.waiting import OnProgress
 from sandbox.policy.grant import Overrides
@@ -123,14 +124,13 @@ class OpenPlugin:
         return result.value
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
-        """What it exposes: "tools", and for MCP "prompts", "resources", "resource_templates". Each entry is
-        as the contract has it, with a name (resources: a uri)."""
+        """What it exposes: "tools", and what else its contract can list. Each entry is as the contract
+        has it, with a "name" or a "uri"."""
         listed: Sequence[Mapping[str, Any]] = await self.call(what, kind="list")
         return listed
 
     async def notify(self, method: str, params: Any = None) -> None:
-        """Tell it something that has no answer: for nexo `broker.event`, for MCP before 2026
-        `notifications/roots/list_changed`. Raises InvalidCall if its contract knows no such thing."""
+        """Send a notification, which has no answer. Raises InvalidCall if its contract does not have it."""
         await trio.lowlevel.checkpoint()
         if self._session is None:
             message = f"a {self._plugin.contract} plugin is told nothing but its one request"
@@ -193,9 +193,10 @@ async def open_plugin(
     NotOnTrio where no trio runs.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
-    ask of us, where the policy allows. `config`: for plugins that are configured. `server`: of an MCP
-    configuration. `env`: variables for the plugin. `limits`: as on the command line, {"memory": "256M"}.
-    `environ`: the operator's environment, if it is not this process's. ValueError: one of these is wrong.
+    ask of us, where the policy allows. `config`: for plugins that are configured. `server`: of a
+    manifest that lists several. `env`: variables for the plugin. `limits`: as on the command line,
+    {"memory": "256M"}. `environ`: the operator's environment, if it is not this process's. ValueError: one of
+    these is wrong.
     """
     _require_trio()
     invocation = Invocation(
@@ -213,7 +214,7 @@ async def open_plugin(
         lambda: load(beginning.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin
-    one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
+    one_shot = plugin is not None and find_contract(plugin.contract).one_shot
     async with AsyncExitStack() as stack:
         session = None if one_shot else await stack.enter_async_context(beginning.session())
         if session is not None and session.is_one_shot:
@@ -251,8 +252,8 @@ async def run(
 def _require_kind(path: Path, kind: Kind, chosen: str | None) -> None:
     """Before anything is started: a plugin is not to be blamed for what its contract has not got."""
     name = None if kind in ("tool", "list") else contract_at(os.fspath(path), chosen)
-    if name is not None and kind not in dialect_of(name).KINDS:
-        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(dialect_of(name).KINDS)}"
+    if name is not None and kind not in find_contract(name).kinds:
+        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 

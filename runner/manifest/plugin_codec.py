@@ -77,7 +77,7 @@ def decode(data: object) -> tuple[Plugin, tuple[Diagnostic, ...]]:
     plugin = Plugin(
         id=_text(data["id"]),
         version=_text(data["version"]),
-        contract=contract,  # type: ignore[arg-type]
+        contract=contract,
         name=_text(data["name"]),
         description=_text(data["description"]),
         manifest=_text(data["manifest"]),

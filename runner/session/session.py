@@ -218,7 +218,7 @@ class Session:
         return verdict.gone(ended, "call", self._record.stderr)
 
     def _without_plugin(self, token: int, call: Call) -> Any:
-        """Some contracts have an answer for a plugin that is gone: of a nexo hook the policy says which."""
+        """Some contracts have an answer for a plugin that has ended: for a hook the policy says which."""
         outcome = self._over_because
         self._record.calls["failed"] += 1
         if not self._closing:

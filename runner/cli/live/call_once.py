@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import Request, converse, written
+from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
 from runner.protocol.dialect import Call
-from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
@@ -43,27 +43,25 @@ def _advised_of_input(error: PluginError) -> PluginError:
     return error
 
 
-# Where a plugin can be asked what there is of a kind, and under which key the name is.
-_LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource": ("resources", "uri")}
-
-
 async def _advised(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
     """A "no" may mean that there is no such thing: then say what there is. Or that its input is wrong."""
     _advised_of_input(error)
-    what, key = _LISTED.get(call.kind, ("", ""))
-    contract = dialect_of(session.prepared.plugin.contract)
-    if not hasattr(contract, "LISTS") or not what:
-        return error  # it knew before it asked
+    lists = find_contract(session.prepared.plugin.contract).lists
+    listing = next((each for each in lists if each.kind == call.kind), None)
+    if listing is None:
+        return error  # its handshake or manifest had said what there is
     try:
-        found = await session.call(Call("list", what), seconds=_ADVICE_SECONDS)
+        found = await session.call(Call("list", listing.what), seconds=_ADVICE_SECONDS)
     except (PluginError, PluginFailure):
         return error
-    names = [printable(str(entry.get(key, ""))) for entry in found]
+    names = [printable(str(entry.get(listing.key, ""))) for entry in found]
     if call.name in names:
         return error
     shown = ", ".join(map(quoted, names[:_ADVICE_NAMES])) + (", …" if len(names) > _ADVICE_NAMES else "")
-    hint = did_you_mean(call.name, names) or (f"there are {shown}" if names else f"it has no {what} at all")
-    if call.kind == "resource":  # may be one of a template's
+    hint = did_you_mean(call.name, names) or (
+        f"there are {shown}" if names else f"it has no {listing.what} at all"
+    )
+    if not listing.complete:
         error.outcome = error.outcome._replace(hint=hint)
         return error
     message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"

@@ -14,7 +14,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal
 
-from runner.contracts.nexo import calls, errors, events, exports, handshake, rules, timeouts, tools, topics
+from runner.contracts.nexo import (
+    CONTRACT,
+    calls,
+    errors,
+    events,
+    exports,
+    handshake,
+    rules,
+    timeouts,
+    tools,
+    topics,
+)
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
@@ -27,7 +38,6 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Identity,
-    Kind,
     Lane,
     Message,
     Notice,
@@ -45,9 +55,6 @@ from runner.protocol.schema import Schema
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
-
-KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "event", "method")
-CONTEXT: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
 
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
 
@@ -68,10 +75,6 @@ Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
 
 def make(setting: Setting) -> NexoDialect:
     return NexoDialect(setting)
-
-
-def event(call: Call) -> tuple[str, Mapping[str, Any]]:
-    return "broker.event", {"topic": call.name, "payload": call.input}
 
 
 class _Open(NamedTuple):
@@ -367,7 +370,7 @@ class NexoDialect:
                 else "the plugin is not ready for calls"
             )
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTEXT):
+        if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
         hook = call.name if call.kind == "hook" else ""

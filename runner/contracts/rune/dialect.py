@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NoReturn
 
+from runner.contracts.rune import CONTRACT
 from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
@@ -41,20 +42,12 @@ from runner.protocol.memory import STANDING
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
-KINDS: Final = ("tool",)
-# One process for one call: a host that opens such a plugin starts one for each.
-ONE_SHOT = True
-
 # As in manifest.py, whose models take longer to import than a plugin to answer.
 PROTOCOL: Final = "rterm.plugin.v1"
 CLOCKS: Final[Mapping[str, float]] = {"invocation": 5.0, "launch": 2.0, "handshake": 2.0, "teardown": 0.5}
 
 LINE_LIMIT: Final = 1 << 20  # of what the plugin says; what it is told may be longer
 LINES: Final = 2  # a handshake and a response
-
-CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {
-    "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
-}
 
 # What the contract's codes of a "no" mean to the layer above; all others are the plugin's own trouble.
 REFUSALS: Final = ("invalid_input", "not_found")
@@ -277,7 +270,7 @@ class RuneDialect:
             "type": "request",
             "request_id": request_id,
             "tool_name": call.name,
-            "context": {key: call.context[key] for key in CONTEXT["tool"] if call.context.get(key)},
+            "context": {key: call.context[key] for key in CONTRACT.context["tool"] if call.context.get(key)},
             "input": {} if call.input is None else call.input,
         }
         try:
@@ -554,7 +547,7 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
     """A call that cannot be put into this contract's words."""
     message = ""
     code = "invalid_input"
-    wrong = [key for key in CONTEXT["tool"] if not isinstance(call.context.get(key) or "", str)]
+    wrong = [key for key in CONTRACT.context["tool"] if not isinstance(call.context.get(key) or "", str)]
     if call.kind == "list" and call.name != "tools":
         code, message = "not_found", f"a rune plugin has no {quoted(call.name)} to list, only tools"
     elif call.kind not in ("tool", "list"):
@@ -563,7 +556,7 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
         message = "a tool has to be named"
     elif wrong:
         message = f"{wrong[0]} of the context has to be a string"
-    elif stray := stray_context(call, CONTEXT):
+    elif stray := stray_context(call, CONTRACT.context):
         code, message = "invalid_input", stray
     return Refusal(token, code, message, code) if message else None
 

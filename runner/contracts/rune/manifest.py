@@ -191,7 +191,7 @@ def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> 
     return joined
 
 
-def on_disk(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
     """The contract's last rule: the directory and the command of the bundle's own are there.
 
     Programs of the system are left out. They are another machine's business than the one that checks.

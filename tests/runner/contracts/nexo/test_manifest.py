@@ -270,7 +270,7 @@ author = "me"
 
 def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
     document = parse("/plugins/demo/any.toml", LEGACY.encode(), "toml")
-    assert nexo.recognises(document)
+    assert nexo.CONTRACT.recognises(document)
     _, (fault,) = manifest.read(document, home=HOME)
     assert fault.hint.split("; ") == [
         "write manifest_version = 2",
@@ -284,7 +284,7 @@ def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
     assert ported is not None and ported.entrypoint is not None and told == ()
     # One without even a [plugin] is recognised; one that is not on stdio cannot be helped.
     bare = 'manifest_version = 1\n[transport]\nkind = "nats"\n'
-    assert nexo.recognises(parse("/plugins/demo/any.toml", bare.encode(), "toml"))
+    assert nexo.CONTRACT.recognises(parse("/plugins/demo/any.toml", bare.encode(), "toml"))
     assert "only stdio plugins can be hosted" in read(bare)[1][0].hint
 
 
