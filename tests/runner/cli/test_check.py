@@ -262,6 +262,5 @@ def test_schema(contract: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_of_an_unknown_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(schema, "nope") == 2
     assert (
-        capsys.readouterr().err
-        == "runner schema: there is no contract 'nope'; there are mcp, nexo, rune\n"
+        capsys.readouterr().err == "runner schema: there is no contract 'nope'; there are mcp, nexo, rune\n"
     )
