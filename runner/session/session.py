@@ -446,8 +446,7 @@ class Session:
                 await self._take(frame, nursery)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        if framer.fault is not None and framer.fault.cause != "truncated" and not self._closing:
-            # A frame that was cut short by the end is the end's business.
+        if framer.fault is not None and not self._closing:
             self._fail(Outcome("malformed_response", self._phase, framer.fault.message, framer.fault.cause))
         self._eof.set()
         # It may write on. To nobody's use, but it must not hang on a full pipe while it is bid farewell.
