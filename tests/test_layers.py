@@ -126,7 +126,7 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
-    "pydantic": Use(("runner.contracts.*.manifest",)),
+    "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
     "pyroute2": Use(("sandbox.network.*",)),
     "trio": Use(
         (

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from runner.contracts.nexo import CONTRACT, manifest
 from runner.contracts.nexo import tools as catalogue
-from runner.contracts.nexo.dialect import CONTINUE, FRAME_LIMIT, NexoDialect, make
+from runner.contracts.nexo.dialect import FRAME_LIMIT, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
+from runner.contracts.nexo.hooks import CONTINUE
 from runner.plugin import Plugin
 from runner.protocol.dialect import (
     Answer,
