@@ -1,6 +1,6 @@
 """The runner for Python programs, on trio: `open_plugin` for several calls, `run` for one.
 
-    async with runner.open_plugin("demo/nexo-plugin.toml") as plugin:
+    async with runner.open_plugin("./demo") as plugin:
         print(await plugin.call("demo_echo", {"text": "hello"}))
 
 A plugin that answers "no" raises PluginError. Everything else that goes wrong raises PluginFailure, with the
@@ -17,6 +17,7 @@ from typing import Any, TypedDict, Unpack
 
 import trio
 
+from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import Invocation
 from runner.manifest.load import Loaded, contract_at, load
@@ -24,7 +25,7 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
-from runner.session.open import dialect_of, open_session
+from runner.session.open import open_session
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
 from sandbox.policy.grant import Overrides
@@ -226,7 +227,7 @@ async def open_plugin(
         lambda: load(settings.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin
-    one_shot = plugin is not None and bool(getattr(dialect_of(plugin.contract), "ONE_SHOT", False))
+    one_shot = plugin is not None and find_contract(plugin.contract).one_shot
     async with AsyncExitStack() as stack:
         session = None if one_shot else await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:
@@ -264,8 +265,8 @@ async def run(
 def _require_kind(path: Path, kind: Kind, chosen: str | None) -> None:
     """Before anything is started, so that the plugin is not blamed for what its contract does not have."""
     name = None if kind in ("tool", "list") else contract_at(os.fspath(path), chosen)
-    if name is not None and kind not in dialect_of(name).KINDS:
-        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(dialect_of(name).KINDS)}"
+    if name is not None and kind not in find_contract(name).kinds:
+        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 

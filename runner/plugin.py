@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from sandbox.spec import Project, SandboxSpec
 from sandbox.value import NamedTuple
-
-ContractName = Literal["nexo", "rune", "mcp"]
 
 
 class Entrypoint(NamedTuple):
@@ -15,27 +11,27 @@ class Entrypoint(NamedTuple):
 
     command: str  # with a slash: relative to `directory`; without: looked up on PATH
     args: tuple[str, ...] = ()
-    directory: str = "/"  # absolute: working directory, and what a relative command hangs on
-    # Contracts that promise "exactly these variables" get no PATH, HOME, LANG of ours.
+    directory: str = "/"  # absolute: the working directory, and the folder of a relative command
+    # The contract promises exactly the variables it lists: the runner adds no PATH, HOME or LANG.
     bare_environment: bool = False
 
 
 class Plugin(NamedTuple):
     id: str
     version: str
-    contract: ContractName
+    contract: str  # the name of a folder in runner/contracts/
     name: str
     description: str
     manifest: str  # absolute path of the file this was read from
-    # The plugin's own folder, bound read-only. None when the manifest is not part of the plugin
-    # (an MCP configuration lists other people's programs): then only the program's own files are.
+    # The plugin's own folder, bound read-only. None when the manifest is not part of the plugin (a
+    # configuration lists other people's programs): then the cage shows only the program's own files.
     root: str | None
-    entrypoint: Entrypoint | None  # None: nothing to start (nexo "in-tree" plugins)
+    entrypoint: Entrypoint | None  # None: the manifest names nothing to start
     spec: SandboxSpec
     exports: tuple[tuple[str, tuple[str, ...]], ...] = ()  # kind ("tools", "hooks", …) -> names
     capabilities: tuple[str, ...] = ()
     timeouts: tuple[tuple[str, float], ...] = ()  # phase -> seconds
-    project: Project | None = None  # what it is at work on, where that is not its own folder
+    project: Project | None = None  # the folder it works on, where that is not its own
 
 
 class Switches(NamedTuple):

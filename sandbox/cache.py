@@ -96,8 +96,9 @@ def fingerprint(*parts: bytes) -> str:
     return str(digest.hexdigest())
 
 
-def code_marks(*modules: str) -> tuple[CodeMark, ...]:
-    """Marks of these modules and of every module of ours that they import, directly or not.
+def code_marks(*modules: str, alone: Iterable[str] = ()) -> tuple[CodeMark, ...]:
+    """Marks of these modules and of every module of ours that they import, directly or not. `alone`: modules
+    without what they import.
 
     Read from the import statements, so that no list has to be kept. Called only where an entry is stored.
     """
@@ -107,7 +108,9 @@ def code_marks(*modules: str) -> tuple[CodeMark, ...]:
         r"^\s*(?:from ([\w.]+) import (?:\(([^)]*)\)|([^\n(]*))|import ([\w.]+))", re.MULTILINE
     )
     found: dict[str, CodeMark] = {}
-    waiting = list(modules)
+    # runner/__init__.py names the whole library, for programs, and imports none of it by itself.
+    leaves = {"runner/__init__.py", *(_source_of(module) for module in alone)}
+    waiting = [*modules, *alone]
     for module in waiting:
         if _source_of(module) is None:
             raise FileNotFoundError(f"there is no module {module} below {CODE_ROOT}")
@@ -118,8 +121,8 @@ def code_marks(*modules: str) -> tuple[CodeMark, ...]:
         path = os.path.join(CODE_ROOT, file)
         status = os.stat(path)
         found[file] = CodeMark(file, status.st_size, status.st_mtime_ns)
-        if file == "runner/__init__.py":
-            continue  # it names the whole library, for programs, and imports none of it by itself
+        if file in leaves:
+            continue
         with open(path, encoding="utf-8") as source:
             text = source.read()
         for package, several, single, module in statement.findall(text):

@@ -46,12 +46,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.launch.wait",),
     ("runner.launch.inspection",),
     ("runner.launch.prepare",),
-    ("runner.contracts.*", "runner.launch.placeholders"),
-    ("runner.protocol.host_services",),
+    ("runner.contracts.*", "runner.launch.placeholders", "runner.manifest.load"),
+    ("runner.contracts.registry",),
+    ("runner.contracts.contract",),
+    ("runner.protocol.host_services", "runner.protocol.inspector"),
     ("runner.protocol.observer",),
     ("runner.protocol.dialect", "runner.protocol.memory", "runner.protocol.jsonrpc"),
     ("runner.protocol.frames", "runner.protocol.schema", "runner.protocol.wire"),
-    ("runner.manifest.load",),
     ("runner.manifest.cache",),
     ("runner.manifest.sandbox_request",),
     ("runner.manifest.model",),
@@ -96,7 +97,7 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
-    "pydantic": Use(("runner.contracts.*.manifest",)),
+    "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
     "pyroute2": Use(("sandbox.network.*",)),
     "trio": Use(
         (

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-# In the order people meet them. A verb's module has NAME, HELP, EXAMPLE, add_arguments and run; and, if it
-# knows better than argparse what somebody meant, advice(message).
+    from runner.contracts.contract import Verb
+
+# In the order people meet them. Contracts may bring further ones along: see all_verbs().
 VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "state", "schema", "completion")
-
-
-class Verb(Protocol):
-    NAME: str
-    HELP: str
-    EXAMPLE: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-    def run(self, args: argparse.Namespace) -> int: ...
 
 
 def entry() -> NoReturn:
@@ -66,7 +58,7 @@ def _mend_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in VERBS:
+        if words and words[0] in all_verbs(words[0]):
             if words[0] in ("exec", "call", "tools"):
                 import gc
 
@@ -115,11 +107,35 @@ def accident(error: Exception) -> int:
     return 70
 
 
+def all_verbs(asked: str = "") -> tuple[str, ...]:
+    """Ours, then those of the contracts. If `asked` is one of ours, no contract is looked at."""
+    if asked in VERBS:
+        return VERBS
+    from runner.contracts.registry import contract_verbs
+
+    return (*VERBS, *(verb for verb in contract_verbs() if verb not in VERBS))
+
+
 def verb_module(verb: str) -> Verb:
     from importlib import import_module
 
-    module: Verb = import_module(f"runner.cli.{verb}")
+    if verb in VERBS:
+        name = f"runner.cli.{verb}"
+    else:
+        from runner.contracts.registry import contract_verbs
+
+        name = contract_verbs()[verb].module
+    module: Verb = import_module(name)
     return module
+
+
+def verb_help(verb: str) -> str:
+    """One line. That of a contract's verb does not import its module."""
+    if verb in VERBS:
+        return verb_module(verb).HELP
+    from runner.contracts.registry import contract_verbs
+
+    return contract_verbs()[verb].help
 
 
 def verb_parser(verb: str) -> argparse.ArgumentParser:
@@ -187,15 +203,16 @@ def _top(words: list[str]) -> int:
         return 2
     import difflib
 
-    near = difflib.get_close_matches(words[0], VERBS, n=1)
-    guess = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}"
+    verbs = all_verbs()
+    near = difflib.get_close_matches(words[0], verbs, n=1)
+    guess = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(verbs)}"
     print(f"runner: there is no verb {words[0]!r}; {guess} (runner --help)", file=sys.stderr)
     return 2
 
 
 def _overview() -> str:
     lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage.", "", "verbs:"]
-    lines += [f"  {verb:<11} {verb_module(verb).HELP}" for verb in VERBS]
+    lines += [f"  {verb:<11} {verb_help(verb)}" for verb in all_verbs()]
     lines += [
         "",
         "example:",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportSink, SinkError
+from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
 
@@ -19,10 +21,9 @@ if TYPE_CHECKING:
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
-EXAMPLE = """runner call nexo-plugin.toml demo_echo --input '{"text": "hello"}'"""
+EXAMPLE = """runner call ./my-plugin demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
-KINDS = ("tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource")
 _MOST_CALLS = 10_000_000
 _MOST_SESSIONS = 1000
 
@@ -36,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input", metavar="JSON|@FILE|-", help="what it is given: as a word, from a file, from stdin"
     )
     parser.add_argument(
-        "--kind", choices=KINDS, default="tool", help="what NAME names (default: %(default)s)"
+        "--kind",
+        metavar="KIND",
+        choices=_Kinds(),
+        default="tool",
+        help="what NAME names: %(choices)s (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
@@ -56,6 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     many.add_argument("--concurrency", metavar="C", type=int, help="in C sessions at once (default: 1)")
     parser.usage = f"{parser.prog} [options] MANIFEST NAME [-- ARGS]"
+
+
+class _Kinds:
+    """The kinds of all contracts. Imports the contracts when --kind or the help needs them, not before."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(all_kinds())
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in all_kinds()
 
 
 def advice(message: str) -> str:
@@ -155,14 +170,12 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
     name = contract_at(args.manifest, args.contract)
     if name is None:
         return  # the launch says what is wrong with the manifest
-    from importlib import import_module
-
     from runner.protocol.dialect import Call, stray_context
 
-    dialect = import_module(f"runner.contracts.{name}.dialect")
-    if args.kind not in dialect.KINDS:
-        raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(dialect.KINDS)}")
-    if stray := stray_context(Call(args.kind, args.name, None, context), dialect.CONTEXT):
+    contract = find_contract(name)
+    if args.kind not in contract.kinds:
+        raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(contract.kinds)}")
+    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
         raise ValueError(f"--context: {stray}")
 
 

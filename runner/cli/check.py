@@ -10,14 +10,15 @@ import sys
 from typing import Any
 
 from runner import __version__
+from runner.cli.options import add_contract_options, add_manifest_choice, contract_options_of
 from runner.cli.text import print_diagnostics
 from runner.manifest.load import Loaded, load_all
-from runner.outcome import EXIT
+from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable
 
 NAME = "check"
 HELP = "say everything that is wrong with a manifest"
-EXAMPLE = "runner check nexo-plugin.toml"
+EXAMPLE = "runner check ./my-plugin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "manifests", nargs="+", metavar="MANIFEST", help="a manifest, or a directory with one"
     )
     parser.add_argument("--format", choices=("text", "json", "sarif"), default="text", help="default: text")
-    parser.add_argument("--contract", metavar="NAME", help="the contract, if name and content do not say it")
-    parser.add_argument("--server", metavar="NAME", help="only this server of an MCP configuration")
+    add_manifest_choice(parser)
+    add_contract_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    files = [(p, load_all(p, contract=args.contract, server=args.server)) for p in args.manifests]
+    try:
+        options = dict(contract_options_of(args))
+    except ValueError as error:
+        print(f"runner check: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    files = [
+        (path, load_all(path, contract=args.contract, server=args.server, options=options))
+        for path in args.manifests
+    ]
     shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]
     found = [diagnostic for _, _, diagnostics in shown for diagnostic in diagnostics]
     errors = sum(diagnostic.severity == "error" for diagnostic in found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli import VERBS, verb_parser
-from runner.manifest.load import contract_names
+from runner.cli import all_verbs, verb_parser
+from runner.contracts.registry import contract_names, contract_options
 from sandbox.policy.load import policy_names
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.value import NamedTuple
@@ -40,11 +40,12 @@ class _Option(NamedTuple):
 
 def _options(verb: str) -> list[_Option]:
     found = []
+    files = {*_FILES, *(flag for flag, option in contract_options(verb).items() if option.names_file)}
     for action in verb_parser(verb)._actions:
         for name in action.option_strings:
             if name.startswith("--"):
                 words = tuple(map(str, action.choices)) if action.choices else _values(name)
-                found.append(_Option(name, action.nargs != 0, words, name in _FILES))
+                found.append(_Option(name, action.nargs != 0, words, name in files))
     return found
 
 
@@ -73,11 +74,11 @@ def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
 
 def _bash() -> str:
     cases: list[str] = []
-    for verb in VERBS:
+    for verb in all_verbs():
         for option in _options(verb):
             if option.takes_value:
                 cases.append(_case(f'"{verb} {option.name}"', option.words, option.files))
-    for verb in VERBS:
+    for verb in all_verbs():
         words, files = _operands(verb)
         cases.append(_case(f'"{verb} "*', (*(option.name for option in _options(verb)), *words), files))
     return "\n".join(
@@ -86,7 +87,7 @@ def _bash() -> str:
             "_runner() {",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
             "  if ((COMP_CWORD == 1)); then",
-            f'    words="{" ".join(VERBS)} --help --version"',
+            f'    words="{" ".join(all_verbs())} --help --version"',
             '  else case "${COMP_WORDS[1]} $before" in',
             *cases,
             "  esac; fi",
@@ -111,7 +112,7 @@ def _zsh() -> str:
 
 def _fish() -> str:
     lines = ["# fish completion for runner", "complete -c runner -n __fish_use_subcommand -f"]
-    for verb in VERBS:
+    for verb in all_verbs():
         lines.append(f"complete -c runner -n __fish_use_subcommand -a {verb}")
         condition = f"'__fish_seen_subcommand_from {verb}'"
         words, files = _operands(verb)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "exec"
 HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
-EXAMPLE = "runner exec --deadline 30 --report report.json nexo-plugin.toml -- --verbose"
+EXAMPLE = "runner exec --deadline 30 --report report.json ./my-plugin -- --verbose"
 PASSES_ARGUMENTS = True
 
 

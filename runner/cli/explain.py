@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
-EXAMPLE = "runner explain --policy strict nexo-plugin.toml"
+EXAMPLE = "runner explain --policy strict ./my-plugin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

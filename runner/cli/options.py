@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.contracts.registry import contract_options
 from runner.launch.prepare import Invocation
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.policy.grant import Overrides
@@ -38,6 +39,7 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
     add_limits(parser)
+    add_contract_options(parser)
     parser.set_defaults(arguments=[])
     parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
 
@@ -94,16 +96,53 @@ def _named(name: str) -> Callable[[str], _LimitOption]:
 
 
 def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--contract", metavar="NAME", help="read the manifest as this contract's")
-    parser.add_argument("--server", metavar="NAME", help="which server of an MCP configuration")
+    parser.add_argument(
+        "--contract", metavar="NAME", help="read the manifest as this contract's, whatever its file name"
+    )
+    parser.add_argument(
+        "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
+    )
+
+
+def add_contract_options(parser: argparse.ArgumentParser) -> None:
+    """The options that contracts bring along for this verb."""
+    options = contract_options(parser.prog.rpartition(" ")[2])
+    if not options:
+        return
+    group = parser.add_argument_group(
+        "options of contracts", "Each is for plugins of the contracts that have it, and refused for others."
+    )
+    for option in options.values():
+        group.add_argument(
+            option.flag, metavar=option.metavar, help=option.help, dest=_CONTRACT_DEST + option.name
+        )
+
+
+# Keeps their values apart from our own options in what argparse returns.
+_CONTRACT_DEST = "contract_option_"
+
+
+def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    """The values given for options of contracts, by name. ValueError: one is empty."""
+    found = []
+    for dest, value in vars(args).items():
+        if dest.startswith(_CONTRACT_DEST) and value is not None:
+            name = dest.removeprefix(_CONTRACT_DEST)
+            if value == "":
+                raise ValueError(_empty(name))
+            found.append((name, value))
+    return tuple(found)
+
+
+def _empty(name: str) -> str:
+    return f"--{name.replace('_', '-')}: its value is empty; is a variable unset?"
 
 
 def invocation_of(args: argparse.Namespace) -> Invocation:
     """ValueError says what is wrong with the words."""
     for option in ("policy", "state_dir", "contract", "server"):
         if getattr(args, option) == "":
-            # An unset variable of a script, most likely: taking it for "none" would be taking it lightly.
-            raise ValueError(f"--{option.replace('_', '-')}: an empty word names nothing")
+            raise ValueError(_empty(option))
     env: list[tuple[str, str]] = []
     names: list[str] = []
     for word in args.env:
@@ -124,6 +163,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         state_dir=args.state_dir,
         args=tuple(args.arguments),
         overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=_limits(args.limits)),
+        options=contract_options_of(args),
     )
 
 

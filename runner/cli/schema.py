@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 
-from runner.manifest.load import contract_manifest, contract_names
+from runner.contracts.registry import contract_names, find_contract
 from sandbox.document.diagnostic import printable
 
 NAME = "schema"
 HELP = "print the JSON Schema of a contract's manifest, for editors"
-EXAMPLE = "runner schema nexo > nexo-plugin.schema.json"
+EXAMPLE = "runner schema CONTRACT > manifest.schema.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     known = contract_names()
     if args.contract not in known:
         name = printable(args.contract)
-        print(f"runner schema: there is no contract '{name}'; known are {', '.join(known)}", file=sys.stderr)
+        print(f"runner schema: there is no contract '{name}'; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    print(json.dumps(contract_manifest(args.contract).json_schema(), indent=2))
+    print(json.dumps(find_contract(args.contract).json_schema(), indent=2))
     return 0

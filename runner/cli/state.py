@@ -15,7 +15,7 @@ from sandbox.identity.all_states import State, StateInUse, StateKept, list_state
 
 NAME = "state"
 HELP = "list the plugins' state directories, or remove some"
-EXAMPLE = "runner state remove ./plugin.toml"
+EXAMPLE = "runner state remove ./my-plugin"
 MIXES_ARGUMENTS = True  # options may stand between the action and the names
 
 SCHEMA = "runner.state.v1"

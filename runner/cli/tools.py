@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "tools"
 HELP = "start a plugin in its cage and list what it exposes; with --json also the schemas"
-EXAMPLE = "runner tools --json nexo-plugin.toml"
+EXAMPLE = "runner tools --json ./my-plugin"
 PASSES_ARGUMENTS = True
 
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
+from runner.contracts.registry import all_contracts
 from runner.launch import monitor
 from runner.launch.monitor import Gear, Order
 from runner.launch.prepare import Invocation
-from runner.manifest.load import contract, contract_names
 from sandbox import CODE_ROOT
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
@@ -124,8 +124,7 @@ def _preload() -> None:
 
     for name in ("hashlib", "sandbox.plan.bwrap", "sandbox.limits.disk", "sandbox.units"):
         import_module(name)
-    for name in contract_names():
-        contract(name)
+    all_contracts()
 
 
 # --- in the host -----------------------------------------------------------------------------------------

@@ -10,17 +10,17 @@ them. What is held is bounded by the longest frame the contract allows.
 from __future__ import annotations
 
 import fcntl
-import importlib
 import math
 import os
 import select
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from runner.outcome import Phase
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import Violation
 from runner.protocol.frames import LineFramer
+from runner.protocol.inspector import Inspector
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
 from sandbox.streams.endpoints import PIECE, sink_for
@@ -40,50 +40,6 @@ _HOST_FRAME = 4 << 20
 # hundred a second. A guard against floods, which cost a host more than the plugin, and no fine measure.
 BURST = 20_000
 PER_SECOND = 2_000.0
-
-
-class Inspector(Protocol):
-    """What a contract knows about a conversation of others: runner.contracts.NAME.inspect.make(setting)."""
-
-    @property
-    def limit(self) -> int:
-        """Bytes of one line of the plugin's."""
-        ...
-
-    @property
-    def spare(self) -> int:
-        """Bytes more that a line may have and that its limit does not tell: a carriage return."""
-        ...
-
-    @property
-    def handshake_seconds(self) -> float:
-        """From the question to the answer that is the handshake, by the contract."""
-        ...
-
-    @property
-    def handshaken(self) -> bool: ...
-
-    @property
-    def awaiting(self) -> bool:
-        """The host waits for that answer."""
-        ...
-
-    @property
-    def strays(self) -> Mapping[str, int]:
-        """What was passed on and meant nothing, by kind."""
-        ...
-
-    def host_frame(self, raw: bytes | None) -> None:
-        """None: one that was too long to be read."""
-        ...
-
-    def plugin_frame(self, raw: bytes) -> Violation | None: ...
-
-
-def inspector_of(setting: Setting) -> Inspector:
-    module: Any = importlib.import_module(f"runner.contracts.{setting.plugin.contract}.inspect")
-    made: Inspector = module.make(setting)
-    return made
 
 
 class Breach(NamedTuple):

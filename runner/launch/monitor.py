@@ -65,12 +65,12 @@ class Order(NamedTuple):
 
 
 def decode(raw: bytes) -> Order:
-    (manifest, contract, server, policy, state_dir, args, overrides), environ, cwd, started, grace = (
-        json.loads(raw)
-    )
+    invoked, environ, cwd, started, grace = json.loads(raw)
+    manifest, contract, server, policy, state_dir, args, overrides, options = invoked
     env, pass_env, limits = overrides
     given = Overrides(tuple((name, value) for name, value in env), tuple(pass_env), Limits(*limits))
-    invocation = Invocation(manifest, contract, server, policy, state_dir, tuple(args), given)
+    own = tuple((name, value) for name, value in options)
+    invocation = Invocation(manifest, contract, server, policy, state_dir, tuple(args), given, own)
     return Order(invocation, environ, cwd, started, grace)
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from runner.contracts.registry import find_contract
 from runner.launch.placeholders import Placeholders
-from runner.manifest.load import Loaded, contract, load
+from runner.manifest.load import Loaded, load
 from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
@@ -64,6 +65,7 @@ class Invocation(NamedTuple):
     state_dir: str | None = None
     args: tuple[str, ...] = ()
     overrides: Overrides = Overrides()
+    options: tuple[tuple[str, str], ...] = ()  # the contract's own
 
 
 class Timings:
@@ -138,7 +140,12 @@ def ready(prepared: Prepared, environ: Mapping[str, str], *, rehearse: bool = Fa
 
 def _read(prepared: Prepared) -> None:
     invocation = prepared.invocation
-    prepared.loaded = load(invocation.manifest, contract=invocation.contract, server=invocation.server)
+    prepared.loaded = load(
+        invocation.manifest,
+        contract=invocation.contract,
+        server=invocation.server,
+        options=dict(invocation.options),
+    )
     if prepared.loaded.plugin is None:
         raise Failure(_invalid(prepared.loaded.diagnostics, "manifest"), EXEC_REFUSED)
     if prepared.loaded.plugin.entrypoint is None:
@@ -147,7 +154,7 @@ def _read(prepared: Prepared) -> None:
             "manifest",
             f"{prepared.loaded.plugin.id} names no command to run",
             "no_entrypoint",
-            'give the manifest a command, e.g. [plugin.entrypoint] command = "./plugin.py"',
+            find_contract(prepared.loaded.plugin.contract).no_command_hint,
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     prepared.timings.mark("manifest")
@@ -159,7 +166,7 @@ def _decide(prepared: Prepared, environ: Mapping[str, str]) -> None:
     prepared.policy = load_policy(invocation.policy, environ)
     prepared.state_dir = _state_dir(plugin, prepared.policy, invocation, environ)
     prepared.homes = homes(environ)
-    switches = contract(plugin.contract).switches(environ)
+    switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, prepared.state_dir)
     spec = plugin.spec._replace(env=tuple(map(filled.request, plugin.spec.env)))
     prepared.grant = grant(
@@ -215,7 +222,7 @@ def _plan(prepared: Prepared, environ: Mapping[str, str], stack: ExitStack, rehe
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = any(path.access == "write" and path.origin != "state" for path in granted.paths)
-    operators_own = contract(plugin.contract).OPERATORS_OWN_COMMAND
+    operators_own = find_contract(plugin.contract).operators_own_command
     filled = Placeholders(plugin, prepared.state_dir)
     request = PlanRequest(
         command=plugin.entrypoint.command,

@@ -208,14 +208,17 @@ def diagnosed(outcome: Outcome, prepared: Prepared) -> Outcome:
 
 
 def _inspect(prepared: Prepared, limits: Limits) -> Inspect:
-    from runner.launch.inspection import Inspection, inspector_of
+    from runner.contracts.registry import find_contract
+    from runner.launch.inspection import Inspection
     from runner.protocol.dialect import Setting
 
     assert prepared.plugin is not None and prepared.policy is not None
     prepared.limits = prepared.limits.inspected()
     declare = prepared.policy.capabilities.declare
-    setting = Setting(prepared.plugin, limits, os.environ, declare)
-    return lambda relay, forget: Inspection(inspector_of(setting), limits, relay, forget=forget)
+    options = dict(prepared.invocation.options)
+    setting = Setting(prepared.plugin, limits, os.environ, declare, options=options)
+    contract = find_contract(prepared.plugin.contract)
+    return lambda relay, forget: Inspection(contract.inspector(setting), limits, relay, forget=forget)
 
 
 def _socket_meter(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 
 from runner import __version__
+from runner.contracts.registry import contract_names
 from runner.plugin import Entrypoint, Plugin
-from sandbox import CODE_ROOT, cache, codec
+from sandbox import cache, codec
 from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, Project, SandboxSpec
@@ -39,17 +40,12 @@ PLUGIN_CLASSES = (
 def key(path: str, raw: bytes, contract: str | None, server: str | None, home: str) -> str:
     """Everything a Plugin depends on besides our own code, in one name."""
     # A new contract may recognise what nobody did before.
-    options = (__version__, path, home, _optional(contract), _optional(server), *_contracts())
+    options = (__version__, path, home, _optional(contract), _optional(server), *contract_names())
     return fingerprint(*(os.fsencode(text) for text in options), raw)
 
 
 def _optional(text: str | None) -> str:
     return "-" if text is None else f"+{text}"
-
-
-def _contracts() -> list[str]:
-    folder = os.path.join(CODE_ROOT, "runner", "contracts")
-    return [name for name in sorted(os.listdir(folder)) if os.path.isfile(f"{folder}/{name}/__init__.py")]
 
 
 def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
@@ -68,7 +64,10 @@ def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
 
 def store(name: str, plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> None:
     """Keep an entry, if that is possible."""
-    recognising = [f"runner.contracts.{each}" for each in _contracts()]
-    reading = f"runner.contracts.{plugin.contract}.manifest"
-    code = cache.code_marks("runner.manifest.load", reading, *recognising)
+    code = cache.code_marks(
+        "runner.manifest.load",
+        f"runner.contracts.{plugin.contract}.manifest",
+        # Each contract recognises its manifests in its own `__init__`, which imports the rest when needed.
+        alone=[f"runner.contracts.{name}" for name in contract_names()],
+    )
     cache.store(name, codec.encode(Entry(plugin, diagnostics, code)))

@@ -1,58 +1,36 @@
 """From a path to a Plugin: find the manifest, recognise its contract, read it, or say why not.
 
-Contracts are found by looking into runner/contracts/ and imported by name, one at a time: importing one
-contract's models costs a launch more than everything else it does, so an unchanged manifest is answered from
-the cache (see cache.py) and imports none.
+An unchanged manifest is answered from the cache (see cache.py). That imports no contract's models, which take
+longer to import than everything else a launch does.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import stat
-from typing import Any
+from collections.abc import Mapping
 
+from runner.contracts.registry import all_contracts, contract_names, find_contract, option_owners
 from runner.manifest import cache
 from runner.plugin import Plugin
-from sandbox import CODE_ROOT
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
 
-# Of a configuration of thousands of wrong servers, so many faults make the point.
-FAULTS_SHOWN = 200
+# `runner check` stops after so many faults of one manifest.
+MOST_FAULTS_SHOWN = 200
 
 
 class Found(NamedTuple):
     path: str  # absolute
-    contract: str | None  # None: the name says nothing, the content has to
+    contract: str | None  # None: the file name does not tell, the content has to
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
 
 
 class Loaded(NamedTuple):
     plugin: Plugin | None  # None: there is an error among the diagnostics
     diagnostics: tuple[Diagnostic, ...] = ()
-
-
-def contract_names() -> tuple[str, ...]:
-    """The contracts there are: the folders of runner/contracts/."""
-    folder = os.path.join(CODE_ROOT, "runner", "contracts")
-    return tuple(
-        sorted(
-            name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "__init__.py"))
-        )
-    )
-
-
-def contract(name: str) -> Any:
-    """How a contract's manifests are recognised: the package runner.contracts.NAME."""
-    return importlib.import_module(f"runner.contracts.{name}")
-
-
-def contract_manifest(name: str) -> Any:
-    """How a contract's manifests are read: runner.contracts.NAME.manifest."""
-    return importlib.import_module(f"runner.contracts.{name}.manifest")
 
 
 # --- finding -----------------------------------------------------------------------------------------
@@ -62,13 +40,12 @@ def find(path: str, contract: str | None = None) -> Found:
     """The manifest a path means: itself, or the one in the directory. DocumentError if there is none."""
     if contract is not None and contract not in contract_names():
         known = ", ".join(contract_names())
-        raise _refusal(
-            path, "contract_unknown", f"there is no contract {quoted(contract)}; known are {known}"
-        )
+        message = f"there is no contract {quoted(contract)}; --contract takes {known}"
+        raise _refusal(path, "contract_unknown", message)
     if not path or "\0" in path:
-        raise _refusal(path, "file_missing", "that is not the name of a file")
-    # The operator's own path: links to a folder are followed once, here, so that what is derived from it is
-    # real. The last component stays as it is named: the name says which contract it is.
+        raise _refusal(path, "file_missing", "the path of the manifest is empty or contains a NUL character")
+    # The operator chose this path, so links to its folder are followed, once and here: every path derived
+    # from it is then a real one. The file's own name is kept, because it tells the contract.
     given = os.path.abspath(path)
     absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
     try:
@@ -77,43 +54,37 @@ def find(path: str, contract: str | None = None) -> Found:
         is_directory = False  # reading the file will say what is wrong with it
     if is_directory:
         return _find_in(os.path.realpath(absolute), contract)
-    return Found(absolute, contract or _by_name(os.path.basename(absolute)))
+    return Found(absolute, contract or _by_file_name(os.path.basename(absolute)))
 
 
-def _by_name(file_name: str) -> str | None:
-    owners = [name for name in contract_names() if file_name in contract(name).FILE_NAMES]
+def _by_file_name(file_name: str) -> str | None:
+    owners = [contract.name for contract in all_contracts() if file_name in contract.file_names]
     return owners[0] if len(owners) == 1 else None
 
 
 def _find_in(directory: str, chosen: str | None) -> Found:
-    names = contract_names() if chosen is None else (chosen,)
-    present = {name: _present(directory, contract(name).FILE_NAMES) for name in names}
-    for name in names:
-        if (
-            not any(present.values())
-            and contract(name).IN_SUBDIRECTORY
-            and (inner := _only_directory(directory))
-        ):
-            present[name] = _present(inner, contract(name).FILE_NAMES)
+    contracts = all_contracts() if chosen is None else (find_contract(chosen),)
+    present = {contract.name: _present(directory, contract.file_names) for contract in contracts}
+    for contract in contracts:
+        if not any(present.values()) and contract.in_subdirectory and (inner := _only_directory(directory)):
+            present[contract.name] = _present(inner, contract.file_names)
     candidates = {name: files for name, files in present.items() if files}
     if not candidates and not os.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
         raise _refusal(directory, "file_unreadable", message, f"chmod a+rx {directory}")
     if not candidates:
-        looked = ", ".join(file for name in names for file in contract(name).FILE_NAMES)
-        hint = "name the manifest itself if it is called otherwise"
+        looked = ", ".join(file for contract in contracts for file in contract.file_names)
+        hint = "if the manifest has another name, give the path of the file"
         raise _refusal(directory, "manifest_missing", f"there is no manifest here; looked for {looked}", hint)
     if len(candidates) > 1:
         shown = " and ".join(f"{os.path.basename(files[0])} ({name})" for name, files in candidates.items())
         message = f"there are manifests of several contracts here: {shown}"
-        raise _refusal(
-            directory, "manifest_ambiguous", message, "choose with --contract NAME, or name the file"
-        )
+        hint = "choose with --contract NAME, or give the path of the file"
+        raise _refusal(directory, "manifest_ambiguous", message, hint)
     [(name, files)] = candidates.items()
+    kept = os.path.basename(files[0])
     warnings = tuple(
-        Diagnostic(
-            other, 0, 0, "manifest_shadowed", f"ignored: {os.path.basename(files[0])} wins", "", "warning"
-        )
+        Diagnostic(other, 0, 0, "manifest_shadowed", f"ignored: {kept} is read instead", "", "warning")
         for other in files[1:]
     )
     return Found(files[0], name, warnings)
@@ -124,7 +95,7 @@ def _present(directory: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _only_directory(directory: str) -> str | None:
-    """The one entry of a directory, if it is a directory itself: an unpacked archive looks like that."""
+    """The only entry of a directory, if it is itself a directory, as in an unpacked archive."""
     try:
         with os.scandir(directory) as entries:
             first = next(entries, None)
@@ -142,29 +113,37 @@ def _refusal(path: str, rule: str, message: str, hint: str = "") -> DocumentErro
 # --- loading -----------------------------------------------------------------------------------------
 
 
-def load(path: str, *, contract: str | None = None, server: str | None = None) -> Loaded:
-    """The plugin of a manifest, or everything that is wrong with it."""
+def load(
+    path: str,
+    *,
+    contract: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The plugin of a manifest, or everything that is wrong with it. `options`: the contract's own."""
+    options = options or {}
     try:
         found = find(path, contract)
         raw = read_bounded(found.path)
         home = _home()
-        key = cache.key(found.path, raw, found.contract, server, home)
-        cached = cache.load(key)
+        # An option may name a file. Its content is in no key, so a plugin read with options is not cached.
+        key = "" if options else cache.key(found.path, raw, found.contract, server, home)
+        cached = cache.load(key) if key else None
         if cached is not None:
             plugin, diagnostics = cached
             return Loaded(plugin, found.diagnostics + diagnostics)
         name, document = _recognise(found, raw)
     except DocumentError as error:
         return Loaded(None, error.diagnostics)
-    loaded = _read(name, document, server, home)
-    if loaded.plugin is not None:
+    loaded = _read(name, document, server, home, options)
+    if loaded.plugin is not None and key:
         cache.store(key, loaded.plugin, loaded.diagnostics)
     return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 
 def contract_at(path: str, chosen: str | None = None) -> str | None:
-    """The contract of a manifest, without reading more of it than that takes. None: it has none, or is wrong,
-    which whoever loads it is told."""
+    """The name of a manifest's contract, reading no more than that takes. None: it has none, or the manifest
+    is wrong, which `load` reports."""
     try:
         found = find(path, chosen)
         return found.contract or _recognise(found, read_bounded(found.path))[0]
@@ -172,57 +151,67 @@ def contract_at(path: str, chosen: str | None = None) -> str | None:
         return None
 
 
-def load_all(path: str, *, contract: str | None = None, server: str | None = None) -> tuple[Loaded, ...]:
-    """Every plugin of a manifest (or the one server named), each also held against the files around it.
+def load_all(
+    path: str,
+    *,
+    contract: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> tuple[Loaded, ...]:
+    """Every plugin of a manifest (or the one server named), each also checked against the files around it.
 
-    Those are left to this verdict: a remembered Plugin depends on the manifest's own bytes and nothing else.
+    `load` does not look at those files: a cached Plugin depends on nothing but the bytes of its manifest.
     """
     try:
         found = find(path, contract)
         name, document = _recognise(found, read_bounded(found.path))
     except DocumentError as error:
         return (Loaded(None, error.diagnostics),)
-    reader, home = contract_manifest(name), _home()
-    listed: tuple[str, ...] = reader.servers(document) if hasattr(reader, "servers") else ()
+    home = _home()
+    listed = find_contract(name).servers(document)
     results: list[Loaded] = []
-    said = 0
+    shown = 0
     for each in listed if server is None and listed else (server,):
-        if said >= FAULTS_SHOWN:
+        if shown >= MOST_FAULTS_SHOWN:
             message = f"the other servers of {len(listed)} were not checked"
             results.append(Loaded(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
-        results.append(_with_files(name, document, _read(name, document, each, home)))
-        said += len(results[-1].diagnostics)
+        results.append(_check_files(name, document, _read(name, document, each, home, options or {})))
+        shown += len(results[-1].diagnostics)
     first = results[0]
     return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
 
 
-def _read(name: str, document: Document, server: str | None, home: str) -> Loaded:
-    reader = contract_manifest(name)
-    if hasattr(reader, "servers"):
-        return Loaded(*reader.read(document, server=server, home=home))
-    plugin, diagnostics = reader.read(document, home=home)
-    if server is None:
-        return Loaded(plugin, diagnostics)
-    message = f"a {name} manifest has no servers to choose from"
-    return Loaded(
-        None, (document.diagnostic((), "server_unknown", message, "leave --server out"), *diagnostics)
-    )
+def _read(name: str, document: Document, server: str | None, home: str, options: Mapping[str, str]) -> Loaded:
+    contract = find_contract(name)
+    own = {option.name for option in contract.options}
+    for option in options:
+        if option not in own:
+            flag = "--" + option.replace("_", "-")
+            owners = " and ".join(option_owners(option)) or "no contract"
+            message = f"{flag} belongs to {owners}, and this is a manifest of {name}"
+            refused = document.diagnostic((), "option_foreign", message, f"leave {flag} out")
+            return Loaded(None, (refused,))
+    if server is not None and not contract.several_plugins:
+        _, diagnostics = contract.read(document, server=None, home=home, options=options)
+        message = f"a {name} manifest has no servers to choose from"
+        refused = document.diagnostic((), "server_unknown", message, "leave --server out")
+        return Loaded(None, (refused, *diagnostics))
+    return Loaded(*contract.read(document, server=server, home=home, options=options))
 
 
-def _with_files(name: str, document: Document, loaded: Loaded) -> Loaded:
-    reader = contract_manifest(name)
-    if loaded.plugin is None or not hasattr(reader, "on_disk"):
+def _check_files(name: str, document: Document, loaded: Loaded) -> Loaded:
+    if loaded.plugin is None:
         return loaded
-    found: tuple[Diagnostic, ...] = reader.on_disk(document, loaded.plugin)
+    found = find_contract(name).check_files(document, loaded.plugin)
     failed = any(diagnostic.severity == "error" for diagnostic in found)
     return Loaded(None if failed else loaded.plugin, loaded.diagnostics + found)
 
 
 def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
-    """Line and column of a request in the plugin's manifest; (0, 0) if it cannot be read any more.
+    """Line and column of a key in the plugin's manifest; (0, 0) if the manifest can no longer be read.
 
-    Read again on purpose: a plugin from the cache has no document, and only a complaint needs one.
+    The manifest is read again: a plugin from the cache has no document, and only a denial needs a position.
     """
     try:
         found = Found(plugin.manifest, plugin.contract)
@@ -238,34 +227,35 @@ def _home() -> str:
 
 def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     if found.contract is not None:
-        return found.contract, parse(found.path, raw, contract(found.contract).FORMAT)
-    names = contract_names()
+        return found.contract, parse(found.path, raw, find_contract(found.contract).format)
     syntax = _format(found.path, raw)
     try:
         document = parse(found.path, raw, syntax)
     except DocumentError as error:
         if found.path.endswith((".json", ".toml")):
             raise
-        # Its name promises neither format: that it is no good TOML is the least one can say of a README.
-        raise _unknown(found.path, _afterthought(syntax, error.diagnostics[0])) from None
+        # The file name promises neither format, so the syntax error goes into the hint only.
+        raise _unknown(found.path, _syntax_hint(syntax, error.diagnostics[0])) from None
     matching = [
-        n for n in names if document.format == contract(n).FORMAT and contract(n).recognises(document)
+        contract.name
+        for contract in all_contracts()
+        if document.format == contract.format and contract.recognises(document)
     ]
     if len(matching) == 1:
         return matching[0], document
     if matching:
         message = f"this could be a manifest of {' or '.join(matching)}"
         raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")
-    raise _unknown(found.path, "choose with --contract NAME to see what is missing")
+    raise _unknown(found.path, "read it with --contract NAME to see what is missing")
 
 
 def _unknown(path: str, hint: str) -> DocumentError:
-    looked = "; ".join(f"{contract(n).SIGN} ({n})" for n in contract_names())
+    looked = "; ".join(f"{contract.sign} ({contract.name})" for contract in all_contracts())
     message = f"this is not a manifest of a known contract; looked for {looked}"
     return _refusal(path, "manifest_unknown", message, hint)
 
 
-def _afterthought(syntax: Format, fault: Diagnostic) -> str:
+def _syntax_hint(syntax: Format, fault: Diagnostic) -> str:
     place = f", line {fault.line}, column {fault.column}" if fault.line else ""
     return f"if it is one, choose with --contract NAME; read as {syntax.upper()}{place}: {fault.message}"
 

@@ -14,7 +14,8 @@ from runner.manifest.faults import Faults
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
 
-# How every table of every manifest is modelled. Built when first used: nexo has forty, a manifest uses few.
+# The settings of every table's model. Models are built when first used: one contract has forty of them, and a
+# manifest uses few.
 TABLE: Any = {"strict": True, "extra": "forbid", "defer_build": True}
 
 _EXPECTED = {
@@ -95,7 +96,7 @@ def _last_name(place: KeyPath) -> str | int:
 
 
 def shown_table(keys: KeyPath) -> str:
-    """`[plugin.sandbox]`, `[plugin.tools.outbound[0]]`, or "the document" for the root."""
+    """`[table.sub]`, `[table.list[0]]`, or "the document" for the root."""
     if not keys:
         return "the document"
     text = ""

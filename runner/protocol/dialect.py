@@ -2,14 +2,7 @@
 
 A dialect is pure. It is handed frames and answers with events; some of them are frames to send. It never
 waits, never reads a clock and never raises for anything a plugin can send: what is wrong becomes a Violation.
-Each contract has one, in runner/contracts/NAME/dialect.py:
-
-    make(setting)  ->  Dialect
-    KINDS          what `runner call --kind` can mean here, the first is the default
-    CONTEXT        kind -> keys of a call's context that are sent along; of others none are
-    ONE_SHOT       True: one process for one call
-    LISTS          what can be listed besides tools
-    event(call)    of kind "event", where KINDS has it: the notification to send, with its params
+Each contract makes one per conversation: see runner/contracts/contract.py.
 
 A session (runner/session/) owns the process, the clocks and the streams, and does what the events say.
 """
@@ -26,9 +19,9 @@ from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-# "list" is for who wants to see what there is: its name is one of the others in the plural ("tools", …).
-# "event" has no answer: it is told, with `notify`.
-Kind = Literal["tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource", "list"]
+# A contract's own word (see Contract.kinds), or one of two that mean the same everywhere: "list" asks what
+# there is, and its name says of what ("tools", …); "event" is a notification and has no answer.
+Kind = str
 
 # Replies to the plugin go first and are never dropped, requests wait for room, events are dropped when there
 # is none.
@@ -65,6 +58,7 @@ class Setting(NamedTuple):
     config: Any = None  # for contracts that configure their plugins
     services: frozenset[str] = frozenset()  # what the host has to offer: names of fields of Services
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
+    options: Mapping[str, str] = {}  # values of the contract's own command line options
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -238,9 +232,9 @@ class Dialect(Protocol):
     def expired(self, token: int, why: str) -> Events:
         """The call will not be answered: its time is up, or the plugin is gone; `why` is for people.
 
-        Told before `cancel`. Some contracts have an answer for that (of a nexo hook that fails the policy
-        says which): a Reply or Refusal to `token` among the events, which ends the call. Without one it has
-        failed.
+        Called before `cancel`. Some contracts have an answer for that (the policy may say what a failed hook
+        stands for): a Reply or Refusal to `token` among the events, which ends the call. Without one the call
+        has failed.
         """
         ...
 

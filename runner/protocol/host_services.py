@@ -67,13 +67,13 @@ class Broker(Protocol):
 
 class Roots(Protocol):
     async def roots(self) -> Sequence[Mapping[str, Any]]:
-        """Each with uri and name, as MCP has them."""
+        """Each root has a "uri" and may have a "name"."""
         ...
 
 
 class Sampling(Protocol):
     async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """MCP's sampling/createMessage: its params, and its result."""
+        """A completion by the host's language model, in the words of the plugin's contract."""
         ...
 
 
@@ -96,19 +96,34 @@ class Services(NamedTuple):
         return frozenset(name for name in self._fields if getattr(self, name) is not None)
 
 
-class Contract(Protocol):
-    """The `services` module of a contract."""
+class HostMethods(Protocol):
+    """What plugins of one contract may ask of their host: a contract's `services` module."""
 
-    METHODS: Mapping[str, str]
+    @property
+    def METHODS(self) -> Mapping[str, str]:  # noqa: N802 -- a constant of the module
+        """Method -> field of Services that serves it."""
+        ...
 
     async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any: ...
     def refused(self, method: str, why: Why) -> Answer: ...
 
 
+class NoHostMethods:
+    """For contracts whose plugins ask nothing of their host."""
+
+    METHODS: Mapping[str, str] = {}
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        raise AssertionError("there is no method to serve")
+
+    def refused(self, method: str, why: Why) -> Answer:
+        return Answer(error=(-32601, "method not found", None))
+
+
 class Gate:
     """For one plugin."""
 
-    def __init__(self, contract: Contract, services: Services, allowed: Sequence[str]) -> None:
+    def __init__(self, contract: HostMethods, services: Services, allowed: Sequence[str]) -> None:
         self._contract = contract
         self._services = services
         self._allowed = tuple(allowed)

@@ -1,9 +1,9 @@
 """JSON as it comes from strangers: every sequence of bytes is a value or a WireFault, and nothing else.
 
 On the standard json module. It is the one fast parser with hooks, and no parser has the rules needed here:
-faster ones refuse lone surrogates, which rune's host accepts, or turn an integer beyond 64 bit into a float
-without a word. And it is no dependency. Hooks are slow, though, so a scan at the speed of bytes methods finds
-out first whether a frame can need them; nearly none does.
+faster ones refuse lone surrogates, which one contract's host accepts, or turn an integer beyond 64 bit into
+a float without a word. And it is no dependency. Hooks are slow, though, so a scan at the speed of bytes
+methods finds out first whether a frame can need them; nearly none does.
 
 What is refused does not depend on the machine or the stack: depth is counted before anything is parsed. A
 line that is no JSON at all is bad_json even if it begins like a bad number ("Infinity loop started"): for

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
+from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
 from runner.launch.prepare import Invocation
 from runner.launch.remote_cell import Ended, open_cage
 from runner.outcome import EXIT, Failure, Outcome, with_outcome
-from runner.protocol.dialect import Answer, Call, Dialect, Setting
+from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.session.session import Session
-
-
-def dialect_of(contract: str) -> Any:
-    """The module runner.contracts.NAME.dialect."""
-    return importlib.import_module(f"runner.contracts.{contract}.dialect")
-
-
-def _services_of(contract: str) -> Any:
-    try:
-        return importlib.import_module(f"runner.contracts.{contract}.services")
-    except ModuleNotFoundError:
-        return _Nothing()
-
-
-class _Nothing:
-    """The services of contracts whose plugins ask nothing of their host."""
-
-    METHODS: Mapping[str, str] = {}
-
-    async def serve(self, method: str, params: Any, services: Services, emit: Any) -> Any:
-        raise AssertionError("no method is known")
-
-    def refused(self, method: str, why: str) -> Answer:
-        return Answer(error=(-32601, "method not found", None))
 
 
 @asynccontextmanager
@@ -71,7 +47,8 @@ async def open_session(
             except Failure as failed:
                 raise _unprepared(invocation, failed, cage.has_ended) from None
             plugin = prepared.plugin
-            gate = Gate(_services_of(plugin.contract), services, prepared.host)
+            contract = find_contract(plugin.contract)
+            gate = Gate(contract.services(), services, prepared.host)
             setting = Setting(
                 plugin,
                 prepared.limits,
@@ -81,8 +58,9 @@ async def open_session(
                 config,
                 gate.offered,
                 prepared.on_hook_failure,
+                dict(invocation.options),
             )
-            dialect: Dialect = dialect_of(plugin.contract).make(setting)
+            dialect = contract.dialect(setting)
             session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if on_made is not None:
                 on_made(session)

@@ -130,8 +130,7 @@ class SessionTasks:
                 await self._take(frame, nursery)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        if framer.fault is not None and framer.fault.cause != "truncated" and not state.closing:
-            # A frame that the end of the process cut short is judged with that end (_watch_process).
+        if framer.fault is not None and not state.closing:
             state.fail(Outcome("malformed_response", state.phase, framer.fault.message, framer.fault.cause))
         state.stdout_eof.set()
         # Nobody uses what it writes from now on. But it must not block on a full pipe during shutdown.

@@ -29,7 +29,9 @@ def imported(file: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("modules", [["sandbox.policy.parse"], ["runner.manifest.load", "sandbox.cache"]])
+@pytest.mark.parametrize(
+    "modules", [["sandbox.policy.parse"], ["runner.manifest.sandbox_request", "sandbox.cache"]]
+)
 def test_every_import_is_followed(modules: list[str]) -> None:
     marked = {mark.file for mark in code_marks(*modules)}
     assert {f"{module.replace('.', '/')}.py" for module in modules} <= marked
@@ -51,6 +53,10 @@ def test_all_forms_of_an_import_are_seen(tmp_path: Path, monkeypatch: pytest.Mon
     found = {mark.file.removeprefix("sandbox/") for mark in code_marks("sandbox.start")}
     names = ("start", "one", "two", "three", "four", "five", "six", "inner/__init__", "inner/seven")
     assert found == {f"{name}.py" for name in names}
+    assert [mark.file for mark in code_marks("sandbox.one", alone=["sandbox.start"])] == [
+        "sandbox/one.py",
+        "sandbox/start.py",
+    ]
 
 
 def test_a_module_that_does_not_exist_is_an_error() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
+from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
 from runner.protocol.dialect import Call
-from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
@@ -45,27 +45,25 @@ def _with_schema_hint(error: PluginError) -> PluginError:
     return error
 
 
-# Kinds of which a plugin can list what it has, and the key that holds the name.
-_LISTED = {"tool": ("tools", "name"), "prompt": ("prompts", "name"), "resource": ("resources", "uri")}
-
-
 async def _with_names(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
     """A "no" may mean that there is no such thing: then the hint lists what there is."""
     _with_schema_hint(error)
-    what, key = _LISTED.get(call.kind, ("", ""))
-    contract = dialect_of(session.prepared.plugin.contract)
-    if not hasattr(contract, "LISTS") or not what:
-        return error  # the manifest was checked before the plugin was asked
+    lists = find_contract(session.prepared.plugin.contract).lists
+    listing = next((each for each in lists if each.kind == call.kind), None)
+    if listing is None:
+        return error  # its handshake or its manifest was checked before it was asked
     try:
-        found = await session.call(Call("list", what), seconds=_ADVICE_SECONDS)
+        found = await session.call(Call("list", listing.what), seconds=_ADVICE_SECONDS)
     except (PluginError, PluginFailure):
         return error
-    names = [printable(str(entry.get(key, ""))) for entry in found]
+    names = [printable(str(entry.get(listing.key, ""))) for entry in found]
     if call.name in names:
         return error
     shown = ", ".join(map(quoted, names[:_ADVICE_NAMES])) + (", …" if len(names) > _ADVICE_NAMES else "")
-    hint = did_you_mean(call.name, names) or (f"there are {shown}" if names else f"it has no {what} at all")
-    if call.kind == "resource":  # its name may come from a template
+    hint = did_you_mean(call.name, names) or (
+        f"there are {shown}" if names else f"it has no {listing.what} at all"
+    )
+    if not listing.complete:
         error.outcome = error.outcome._replace(hint=hint)
         return error
     message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"

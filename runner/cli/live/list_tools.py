@@ -8,14 +8,11 @@ from typing import Any
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
+from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
-from runner.session.open import dialect_of
 from runner.session.session import Session
 from sandbox.document.diagnostic import printable
-
-# Exports that only the manifest names: a plugin cannot be asked for them.
-_DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 
 
 def list_all(request: SessionRequest, output: Output) -> int:
@@ -41,13 +38,13 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
         found["tools"] = await session.call(Call("list", "tools"))
     identity, plugin = session.identity, session.prepared.plugin
     assert identity is not None
-    for what in getattr(dialect_of(plugin.contract), "LISTS", ()):
-        capability = "resources" if what == "resource_templates" else what
-        if capability in identity.details:  # a plugin that does not offer it may not even answer
+    contract = find_contract(plugin.contract)
+    for listing in contract.lists:
+        if listing.offered_as in identity.details:  # a plugin that does not offer it may not even answer
             with contextlib.suppress(PluginError):
-                found[what] = await session.call(Call("list", what))
+                found[listing.what] = await session.call(Call("list", listing.what))
     for what, names in plugin.exports:
-        if what in _DECLARED:
+        if what in contract.declared:
             found[what] = [{"name": name} for name in names]
     return found
 

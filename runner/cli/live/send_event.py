@@ -6,9 +6,9 @@ import trio
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session
+from runner.contracts.registry import find_contract
 from runner.exceptions import PluginFailure
 from runner.launch import verdict
-from runner.session.open import dialect_of
 from runner.session.session import Session
 
 # How long published events are printed without --timeout.
@@ -23,7 +23,7 @@ def send_event(request: SessionRequest, output: Output) -> int:
         seconds = SECONDS if request.seconds is None else request.seconds
         granted = session.prepared.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
-        letters = session.notify(*dialect_of(session.prepared.plugin.contract).event(request.call))
+        letters = session.notify(*find_contract(session.prepared.plugin.contract).event(request.call))
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(letter.written for letter in letters):

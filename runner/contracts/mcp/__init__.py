@@ -3,21 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from runner.plugin import Switches
-from sandbox.document.read import Document, Format
+from runner.contracts.contract import Contract, Listing
 
-NAME = "mcp"
-FORMAT: Format = "json"
-FILE_NAMES = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
-SIGN = "an mcpServers object"
-IN_SUBDIRECTORY = False
-OPERATORS_OWN_COMMAND = True
-
-
-def recognises(document: Document) -> bool:
-    return isinstance(document.data.get("mcpServers"), dict)
+if TYPE_CHECKING:
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Dialect, Setting
+    from runner.protocol.host_services import HostMethods
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
 
 
-def switches(environ: Mapping[str, str]) -> Switches:
-    return Switches()
+class McpContract(Contract):
+    name = "mcp"
+    format: Format = "json"
+    file_names = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
+    sign = "an mcpServers object"
+    several_plugins = True
+    operators_own_command = True
+    no_command_hint = 'give the server a command: "command": "./server"'
+    kinds = ("tool", "prompt", "resource", "method")
+    lists = (
+        Listing("tools", "tool"),
+        Listing("prompts", "prompt", offered_as="prompts"),
+        Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
+        Listing("resource_templates", key="uriTemplate", offered_as="resources"),
+    )
+
+    def recognises(self, document: Document) -> bool:
+        return isinstance(document.data.get("mcpServers"), dict)
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.mcp.manifest import read
+
+        return read(document, server=server, home=home)
+
+    def servers(self, document: Document) -> tuple[str, ...]:
+        from runner.contracts.mcp.manifest import servers
+
+        return servers(document)
+
+    def json_schema(self) -> dict[str, object]:
+        from runner.contracts.mcp.manifest import json_schema
+
+        return json_schema()
+
+    def dialect(self, setting: Setting) -> Dialect:
+        from runner.contracts.mcp.dialect import make
+
+        return make(setting)
+
+    def inspector(self, setting: Setting) -> Inspector:
+        from runner.contracts.mcp.inspector import make
+
+        return make(setting)
+
+    def services(self) -> HostMethods:
+        from runner.contracts.mcp import services
+
+        return services
+
+
+CONTRACT = McpContract()

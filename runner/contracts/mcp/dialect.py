@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runner.contracts.mcp import pending_call, versions
+from runner.contracts.mcp import CONTRACT, pending_call, versions
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
 from runner.contracts.mcp.pending_call import Ask, Flight, More, Step
 from runner.contracts.mcp.tools import Catalogue
@@ -49,10 +49,6 @@ from runner.protocol.jsonrpc import (
     Stray,
 )
 from runner.protocol.memory import STANDING, Share
-
-KINDS: Final = ("tool", "prompt", "resource", "method")
-CONTEXT: Final[Mapping[str, tuple[str, ...]]] = {}
-LISTS: Final = tuple(name for name in pending_call.LISTS if name != "tools")
 
 # The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
 # has more to say has resource links for it.
@@ -149,7 +145,7 @@ class Mcp:
                 "called before the handshake" if agreed is None else f"call {token} is on its way already"
             )
             raise CallRefused(Violation("internal", message, call=token))
-        if stray := stray_context(call, CONTEXT):
+        if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
             raise CallRefused(unknown)

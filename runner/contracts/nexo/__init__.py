@@ -3,34 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from runner.contracts.contract import Contract
 from runner.plugin import Switches
-from sandbox.document.read import Document, Format
 
-NAME = "nexo"
-FORMAT: Format = "toml"
-FILE_NAMES = ("plugin.toml", "nexo-plugin.toml")
-SIGN = "a [plugin] table"
-IN_SUBDIRECTORY = False
-OPERATORS_OWN_COMMAND = False
+if TYPE_CHECKING:
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.host_services import HostMethods
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
 
-
-def recognises(document: Document) -> bool:
-    data = document.data
-    # The second is what came before [plugin]: not hosted, but whoever has one is told what to do.
-    return isinstance(data.get("plugin"), dict) or (
-        data.get("manifest_version") == 1 and isinstance(data.get("transport"), dict)
-    )
-
-
-# The values its reference host takes for yes; anything else is no.
+# The values that nexo's own host takes for yes. It takes anything else for no.
 _YES = ("1", "true", "TRUE", "yes", "YES")
-_REQUIRE = "NEXO_PLUGIN_SANDBOX_REQUIRE"
+_REQUIRE_SANDBOX = "NEXO_PLUGIN_SANDBOX_REQUIRE"
 _HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
 
 
-def switches(environ: Mapping[str, str]) -> Switches:
-    return Switches(
-        sandbox_required_by=_REQUIRE if environ.get(_REQUIRE) in _YES else "",
-        host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
-    )
+class NexoContract(Contract):
+    name = "nexo"
+    format: Format = "toml"
+    file_names = ("plugin.toml", "nexo-plugin.toml")
+    sign = "a [plugin] table"
+    no_command_hint = 'give the manifest a command: [plugin.entrypoint] command = "./plugin.py"'
+    kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
+    context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
+    declared = ("hooks", "channels", "llm_providers", "memory_backends")
+
+    def recognises(self, document: Document) -> bool:
+        data = document.data
+        # The second is the format before [plugin]. It is not hosted, but its manifests get a message that
+        # says how to port them.
+        return isinstance(data.get("plugin"), dict) or (
+            data.get("manifest_version") == 1 and isinstance(data.get("transport"), dict)
+        )
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.nexo.manifest import read
+
+        return read(document, home=home)
+
+    def json_schema(self) -> dict[str, object]:
+        from runner.contracts.nexo.manifest import json_schema
+
+        return json_schema()
+
+    def switches(self, environ: Mapping[str, str]) -> Switches:
+        return Switches(
+            sandbox_required_by=_REQUIRE_SANDBOX if environ.get(_REQUIRE_SANDBOX) in _YES else "",
+            host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
+        )
+
+    def dialect(self, setting: Setting) -> Dialect:
+        from runner.contracts.nexo.dialect import make
+
+        return make(setting)
+
+    def inspector(self, setting: Setting) -> Inspector:
+        from runner.contracts.nexo.inspector import make
+
+        return make(setting)
+
+    def services(self) -> HostMethods:
+        from runner.contracts.nexo import services
+
+        return services
+
+    def event(self, call: Call) -> tuple[str, Any]:
+        return "broker.event", {"topic": call.name, "payload": call.input}
+
+
+CONTRACT = NexoContract()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runner.contracts.nexo import CONTRACT
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
@@ -37,6 +38,22 @@ class Request(NamedTuple):
     method: str
     params: Any
     streams: bool = False
+
+
+class OpenCall(NamedTuple):
+    """A call that waits for its answer."""
+
+    family: str  # of errors
+    number: int  # its id on the wire
+    hook: str = ""
+
+
+def listed(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
+    """What the manifest declares of a kind other than tools. Raises CallRefused."""
+    section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
+    if section not in CONTRACT.declared:
+        raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
+    return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
 
 
 def request(token: int, call: Call, plugin: Plugin) -> Request:

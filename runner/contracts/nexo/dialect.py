@@ -14,8 +14,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal
 
-from runner.contracts.nexo import calls, errors, events, exports, handshake, rules, timeouts, tools, topics
-from runner.outcome import Code
+from runner.contracts.nexo import (
+    CONTRACT,
+    calls,
+    errors,
+    events,
+    exports,
+    handshake,
+    hooks,
+    rules,
+    timeouts,
+    tools,
+    topics,
+)
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
     Answer,
@@ -27,7 +38,6 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Identity,
-    Kind,
     Lane,
     Message,
     Notice,
@@ -42,20 +52,14 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.memory import COMPILED, STANDING, Shelf
 from runner.protocol.schema import Schema
-from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.document.diagnostic import printable
 from sandbox.units import format_limit
-from sandbox.value import NamedTuple
-
-KINDS: tuple[Kind, ...] = ("tool", "hook", "channel", "llm", "memory", "event", "method")
-CONTEXT: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
 
 FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
+_LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
 
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
-
-# What the contract takes for the answer of a hook that failed: nothing stands in the way of the message.
-CONTINUE: Mapping[str, Any] = {"abort": False}
 
 _SHOWN = 200  # of a line that is not the protocol, in bytes
 # So many characters of text fit in a frame, even if each is written as six.
@@ -68,18 +72,6 @@ Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
 
 def make(setting: Setting) -> NexoDialect:
     return NexoDialect(setting)
-
-
-def event(call: Call) -> tuple[str, Mapping[str, Any]]:
-    return "broker.event", {"topic": call.name, "payload": call.input}
-
-
-class _Open(NamedTuple):
-    """A call that waits for its answer."""
-
-    family: str  # of errors
-    number: int  # its id on the wire
-    hook: str = ""
 
 
 class NexoDialect:
@@ -98,7 +90,7 @@ class NexoDialect:
         self._identity = Identity(setting.plugin.id)
         self._tools: Mapping[str, tools.Tool] = tools.of_manifest(setting.plugin)
         self._schemas = Shelf[Schema](COMPILED)
-        self._open: dict[int, _Open] = {}  # by token
+        self._open: dict[int, calls.OpenCall] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
         self._published = 0
@@ -180,12 +172,12 @@ class NexoDialect:
         try:
             handshake.check_config(self._configuration, self._config)
             raw = self._peer.request(_CONFIGURE, "plugin.configure", {"value": self._config})
+            if len(raw) >= FRAME_LIMIT:
+                raise ValueError(f"{len(raw)} bytes long, {_LIMIT_SHOWN}")
         except handshake.HandshakeFault as fault:
             return self._failed(fault.cause, str(fault), fault.hint)
         except ValueError as error:
             return self._failed("config_invalid", f"its configuration is {error}")
-        if len(raw) >= FRAME_LIMIT:
-            return self._failed("config_invalid", f"its configuration has {len(raw)} bytes, {_LIMIT_SHOWN}")
         self._stage = "configure"
         return (self._send(raw),)
 
@@ -211,9 +203,8 @@ class NexoDialect:
             return self._not_ours(message)
         if message.fault:
             self._stage = "over"
-            return (
-                Violation("malformed_response", f"a line of its stdout: {message.detail}", message.fault),
-            )
+            text = f"a line of its stdout: {message.detail}"
+            return (Violation("malformed_response", text, message.fault),)
         value = message.value
         if isinstance(value, dict) and "jsonrpc" in value and "id" in value:
             # An answer without a result is an answer with none.
@@ -229,16 +220,11 @@ class NexoDialect:
             return self._told(heard.method, heard.params)
         if heard.why == "not_rpc":
             return self._not_ours(message)
-        if heard.why == "echo":
-            code: Code = "malformed_response" if self._wired else "handshake_failed"
-            self._stage = "over"
-            text = f"it sends back what it is sent: {heard.detail}"
-            return (Violation(code, text, "echo", "is this program a nexo plugin?"),)
-        if heard.why == "too_many":
-            self._stage = "over"
-            text = f"it asks on without waiting for answers: {heard.detail}"
-            return (Violation("malformed_response", text, "too_many_requests"),)
-        return ()
+        broken = errors.broken(heard.why, heard.detail, wired=self._wired)
+        if broken is None:
+            return ()
+        self._stage = "over"
+        return (broken,)
 
     def _not_ours(self, message: Message) -> Events:
         """Something else on stdout: a banner, a print that was forgotten, a line of a log."""
@@ -256,7 +242,7 @@ class NexoDialect:
         if call is None:
             return ()
         number, known = call
-        if known.hook and (why := _hook_fault(value)):
+        if known.hook and (why := hooks.fault(value)):
             return self._stood_in(number, known.hook, why)
         return (Reply(number, value),)
 
@@ -298,9 +284,9 @@ class NexoDialect:
         return (Notice("notification", {"method": method, "params": params}),)
 
     def _streamed(self, params: Any) -> Events:
-        number = params.get("request_id") if isinstance(params, dict) else None
+        given = params if isinstance(params, dict) else {}
+        number, chunk = given.get("request_id"), given.get("chunk")
         token = self._streams.get(number) if type(number) is int else None
-        chunk = params.get("chunk") if isinstance(params, dict) else None
         if token is None or not isinstance(chunk, dict):
             self._count("stray_deltas")
             return ()
@@ -310,18 +296,11 @@ class NexoDialect:
 
     def _publishes(self, params: Any) -> Events:
         given = params if isinstance(params, dict) else {}
-        topic = given.get("topic")
         if not self._wired:
-            return self._dropped("not_yet_wired", topic)
-        if not isinstance(topic, str) or not topic:
-            return self._dropped("no_topic", topic)
-        if not topics.is_subject(topic):
-            return self._dropped("no_subject", topic)
-        if not self._topics.admits(topic):
-            return self._dropped("not_allowed", topic)
-        event = events.published(given.get("event"), topic, self._plugin.id, self._stamps)
+            return self._dropped("not_yet_wired", given.get("topic"))
+        event, reason = events.accept(given, self._plugin.id, self._topics, self._stamps)
         if event is None:
-            return self._dropped("no_event", topic)
+            return self._dropped(reason, given.get("topic"))
         self._published += 1
         # Nobody is answered, so the number need only be one of its own: questions have positive ones.
         self._publications[-self._published] = event
@@ -333,43 +312,33 @@ class NexoDialect:
         return (Notice("dropped", {"reason": reason, "topic": shown, "why": why}),)
 
     def notify(self, method: str, params: Any) -> Events:
-        if method != "broker.event":
-            message = f"there is no notification {quoted(method)}; nexo has broker.event"
-            raise CallRefused(Refusal(0, "-32601", message, "unsupported"))
-        topic = params.get("topic") if isinstance(params, Mapping) else None
-        if not isinstance(topic, str) or not self._topics.delivers(topic):
-            patterns = ", ".join(self._topics.subscribed) or "none"
-            shown = quoted(topic) if isinstance(topic, str) else "no topic"
-            message = f"the plugin is not subscribed to {shown}; its topics: {patterns}"
-            raise CallRefused(Refusal(0, "-32602", message, "not_subscribed"))
-        if self._stage != "ready":
-            raise CallRefused(Refusal(0, "-32603", "the plugin is not ready for events", "not_ready"))
-        event = events.delivered(params, topic, self._stamps)
+        event = events.deliver(method, params, self._topics, self._stamps, ready=self._stage == "ready")
         try:
-            raw = self._peer.notification("broker.event", {"topic": topic, "event": event})
+            raw = self._peer.notification("broker.event", {"topic": event["topic"], "event": event})
         except ValueError as error:
             raise CallRefused(Refusal(0, "-32602", f"the event is {error}", "not_json")) from None
         if len(raw) >= FRAME_LIMIT:
-            raise CallRefused(
-                Refusal(0, "-32602", f"the event has {len(raw)} bytes, {_LIMIT_SHOWN}", "too_large")
-            )
+            why = f"the event has {len(raw)} bytes, {_LIMIT_SHOWN}"
+            raise CallRefused(Refusal(0, "-32602", why, "too_large"))
         return (self._send(raw, "event"),)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     def call(self, token: int, call: Call) -> Events:
         if call.kind == "list":
-            return (Reply(token, self._listed(token, call.name)),)
+            known = [tool.shown() for tool in self._tools.values()]
+            return (Reply(token, known if call.name == "tools" else calls.listed(token, call, self._plugin)),)
         if self._stage != "ready" or token in self._open:
-            why = (
-                "this call is on its way already"
-                if token in self._open
-                else "the plugin is not ready for calls"
-            )
+            twice = token in self._open
+            why = "this call is on its way already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTEXT):
+        if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
-        request = self._tool(token, call) if call.kind == "tool" else calls.request(token, call, self._plugin)
+        if call.kind == "tool":
+            tool = tools.checked(token, call.name, calls.arguments(call), self._tools, self._schemas)
+            request = calls.tool(call, self._plugin, tool.method)
+        else:
+            request = calls.request(token, call, self._plugin)
         hook = call.name if call.kind == "hook" else ""
         try:
             raw = self._peer.request(token, request.method, request.params)
@@ -382,44 +351,16 @@ class NexoDialect:
         family = request.method.partition(".")[0]
         if call.kind == "tool" and request.method != "tool.invoke":
             family = "outbound_tool"  # whatever its method is called
-        self._open[token] = _Open(family, number, hook)
+        self._open[token] = calls.OpenCall(family, number, hook)
         if request.streams:
             self._streams[number] = token
         return (self._send(raw),)
-
-    def _tool(self, token: int, call: Call) -> calls.Request:
-        tool = self._tools.get(call.name)
-        if tool is None:
-            message = f"the plugin does not offer the tool {quoted(call.name)}"
-            hint = did_you_mean(call.name, self._tools) or f"it offers: {', '.join(self._tools) or 'none'}"
-            raise CallRefused(Violation("tool_not_exposed", message, "tool", hint, token))
-        try:
-            faults = tool.faults(calls.arguments(call), self._schemas)
-        except tools.CatalogueFault as fault:
-            hint = "call it as the method tool.invoke, where nothing is checked"
-            raise CallRefused(
-                Violation("malformed_response", str(fault), "bad_schema", hint, token)
-            ) from None
-        if faults:
-            message = f"the arguments do not fit the schema of {quoted(call.name)}: {'; '.join(faults[:3])}"
-            code = str(errors.TOOL_ARGUMENT_INVALID)
-            raise CallRefused(Refusal(token, code, message, "invalid_arguments", {"details": faults}))
-        return calls.tool(call, self._plugin, tool.method)
 
     def _unsendable(self, token: int, hook: str, why: str, kind: str) -> Events:
         self._peer.forget(token)
         if hook:
             return self._stood_in(token, hook, why)
         raise CallRefused(Refusal(token, "-32602", why, kind))
-
-    def _listed(self, token: int, name: str) -> list[dict[str, Any]]:
-        if name == "tools":
-            return [tool.shown() for tool in self._tools.values()]
-        section = {"llms": "llm_providers", "memories": "memory_backends"}.get(name, name)
-        if section not in ("hooks", "channels", "llm_providers", "memory_backends"):
-            message = f"there is no list of {quoted(name)}"
-            raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
-        return [{"name": entry} for entry in dict(self._plugin.exports).get(section, ())]
 
     def cancel(self, token: int, reason: str) -> Events:
         """The contract has no word for it: the plugin works on, and its answer is dropped."""
@@ -435,7 +376,7 @@ class NexoDialect:
         self._closed(token)
         return self._stood_in(token, call.hook, why)
 
-    def _closed(self, token: Hashable) -> tuple[int, _Open] | None:
+    def _closed(self, token: Hashable) -> tuple[int, calls.OpenCall] | None:
         if not isinstance(token, int):
             return None
         known = self._open.pop(token, None)
@@ -445,14 +386,8 @@ class NexoDialect:
         return token, known
 
     def _stood_in(self, token: int, hook: str, why: str) -> Events:
-        """What the policy says of a hook that failed. By the contract, a plugin that fails does not stop the
-        message it was asked about."""
         self._count("hooks_failed")
-        answer: dict[str, Any] = dict(CONTINUE)
-        if self._on_hook_failure == "abort":
-            answer = {"abort": True, "reason": f"the hook {quoted(hook)} failed: {why}", "decision": "block"}
-        told = {"hook": hook, "why": why, "on_failure": self._on_hook_failure}
-        return (Notice("hook_failed", told), Reply(token, answer, why))
+        return hooks.stand_in(token, hook, why, self._on_hook_failure)
 
     # --- answers to the plugin ------------------------------------------------------------------------------
 
@@ -507,28 +442,8 @@ class NexoDialect:
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {"reason": SHUTDOWN_REASON}))
         return Farewell((frame,), self._clocks.seconds("shutdown"), EXIT_SECONDS)
 
-    # --- small things ---------------------------------------------------------------------------------------
-
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)
 
     def _count(self, name: str) -> None:
         self._counters[name] = self._counters.get(name, 0) + 1
-
-
-_LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
-
-
-def _hook_fault(value: Any) -> str:
-    """What makes a hook's answer none, if anything."""
-    if not isinstance(value, dict):
-        return "its answer is no object"
-    for name in ("abort", "do_not_reply_again"):
-        if name in value and not isinstance(value[name], bool):
-            return f"{name} in its answer is no boolean"
-    for name in ("reason", "transformed_body"):
-        if value.get(name) is not None and not isinstance(value[name], str):
-            return f"{name} in its answer is no string"
-    if value.get("decision") not in (None, "allow", "block", "transform"):
-        return "decision in its answer is none of allow, block and transform"
-    return ""

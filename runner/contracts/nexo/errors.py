@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.protocol.dialect import Refusal
+from runner.outcome import Code
+from runner.protocol.dialect import Refusal, Violation
 from sandbox.document.diagnostic import printable
 from sandbox.value import NamedTuple
 
@@ -81,3 +82,15 @@ def of(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
         given = data if isinstance(data, dict) else {}
         data = {name: text if value is MESSAGE else value for name, value in meaning.fields} | given
     return Refusal(call, str(code), text, meaning.kind, data)
+
+
+def broken(why: str, detail: str, *, wired: bool) -> Violation | None:
+    """What is wrong with a message that is neither question nor answer. `wired`: after the handshake."""
+    if why == "echo":
+        text = f"it sends back what it is sent: {detail}"
+        code: Code = "malformed_response" if wired else "handshake_failed"
+        return Violation(code, text, "echo", "is this program a nexo plugin?")
+    if why == "too_many":
+        text = f"it asks on without waiting for answers: {detail}"
+        return Violation("malformed_response", text, "too_many_requests")
+    return None

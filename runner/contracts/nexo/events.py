@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from runner.contracts.nexo.topics import Topics, is_subject
+from runner.protocol.dialect import CallRefused, Refusal
+from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
 # The SDKs' handlers never run for an event without a source.
@@ -27,6 +30,37 @@ Stamps = Callable[[], Stamp]
 def stamp() -> Stamp:
     now = datetime.now(UTC)
     return Stamp(str(uuid.uuid4()), now.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+
+
+def accept(
+    given: Mapping[str, Any], source: str, allowed: Topics, stamps: Stamps
+) -> tuple[dict[str, Any] | None, str]:
+    """The event a plugin publishes, made complete; or None, and why it is dropped."""
+    topic = given.get("topic")
+    if not isinstance(topic, str) or not topic:
+        return None, "no_topic"
+    if not is_subject(topic):
+        return None, "no_subject"
+    if not allowed.admits(topic):
+        return None, "not_allowed"
+    event = published(given.get("event"), topic, source, stamps)
+    return event, "" if event is not None else "no_event"
+
+
+def deliver(method: str, params: Any, topics: Topics, stamps: Stamps, *, ready: bool) -> dict[str, Any]:
+    """The event that a notification to the plugin carries. Raises CallRefused."""
+    if method != "broker.event":
+        message = f"there is no notification {quoted(method)}; nexo has broker.event"
+        raise CallRefused(Refusal(0, "-32601", message, "unsupported"))
+    topic = params.get("topic") if isinstance(params, Mapping) else None
+    if not isinstance(topic, str) or not topics.delivers(topic):
+        patterns = ", ".join(topics.subscribed) or "none"
+        shown = quoted(topic) if isinstance(topic, str) else "no topic"
+        message = f"the plugin is not subscribed to {shown}; its topics: {patterns}"
+        raise CallRefused(Refusal(0, "-32602", message, "not_subscribed"))
+    if not ready:
+        raise CallRefused(Refusal(0, "-32603", "the plugin is not ready for events", "not_ready"))
+    return delivered(params, topic, stamps)
 
 
 def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The contract's rules about a manifest's content, in its order. Shape and types are the model's."""
+"""The contract's rules about the content of a manifest, in its order. tables.py has the types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from runner.manifest.faults import Faults
+from runner.manifest.sandbox_request import Word
 from runner.manifest.semver import Triple, admits, is_version
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import DocumentError, quoted
@@ -20,6 +21,15 @@ _ID = re.compile(r"[a-z][a-z0-9_]{0,63}\Z", re.ASCII)
 _CHANNEL = re.compile(r"[a-z][a-z0-9_]{0,31}\Z", re.ASCII)
 _KEBAB = re.compile(r"[a-z][a-z0-9-]{0,40}\Z", re.ASCII)
 _DRIVE = re.compile(r"[A-Za-z]:")
+
+# The contract's own words for [plugin.limits]. Each takes a plain number of its unit.
+LIMIT_WORDS = {
+    "cpu_pct": Word("cpu", "%", "Processor, in percent of one core. The same as cpu."),
+    "mem_mb": Word("memory", "M", "Memory, in MiB. The same as memory."),
+    "startup_timeout_ms": Word(
+        "handshake", "ms", "Time to its first answer, in milliseconds. The same as handshake."
+    ),
+}
 
 EXTENDS = ("channels", "llm_providers", "memory_backends", "hooks", "tools")
 STDERR_TAIL_MAX = 512

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from runner.contracts.nexo import exports
+from runner.contracts.nexo import errors, exports
 from runner.plugin import Plugin
 from runner.protocol import wire
+from runner.protocol.dialect import CallRefused, Refusal, Violation
 from runner.protocol.memory import Shelf
 from runner.protocol.schema import Schema, SchemaFault
-from sandbox.document.diagnostic import printable, quoted
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 
 class CatalogueFault(Exception):
@@ -70,6 +71,27 @@ def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
             raise CatalogueFault(f"it advertises the tool {quoted(name)} twice")
         found[name] = Tool(name, entry["description"], entry["input_schema"])
     return found
+
+
+def checked(
+    token: int, name: str, arguments: Any, tools: Mapping[str, Tool], compiled: Shelf[Schema]
+) -> Tool:
+    """The tool of that name, which the arguments fit. Raises CallRefused."""
+    tool = tools.get(name)
+    if tool is None:
+        message = f"the plugin does not offer the tool {quoted(name)}"
+        hint = did_you_mean(name, tools) or f"it offers: {', '.join(tools) or 'none'}"
+        raise CallRefused(Violation("tool_not_exposed", message, "tool", hint, token))
+    try:
+        faults = tool.faults(arguments, compiled)
+    except CatalogueFault as fault:
+        hint = "call it with --kind method as tool.invoke, which checks no schema"
+        raise CallRefused(Violation("malformed_response", str(fault), "bad_schema", hint, token)) from None
+    if faults:
+        message = f"the arguments do not fit the schema of {quoted(name)}: {'; '.join(faults[:3])}"
+        code = str(errors.TOOL_ARGUMENT_INVALID)
+        raise CallRefused(Refusal(token, code, message, "invalid_arguments", {"details": faults}))
+    return tool
 
 
 def of_manifest(plugin: Plugin) -> dict[str, Tool]:

@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from runner.plugin import Switches
-from sandbox.document.read import Document, Format
+from runner.contracts.contract import Contract
 
-NAME = "rune"
-FORMAT: Format = "json"
-FILE_NAMES = ("rterm-plugin.json",)
-SIGN = "protocol_version rterm.plugin.v1, or plugin_id and process"
-IN_SUBDIRECTORY = True
-OPERATORS_OWN_COMMAND = False
-
-
-def recognises(document: Document) -> bool:
-    data = document.data
-    protocol = data.get("protocol_version")
-    if isinstance(protocol, str) and protocol.strip().startswith("rterm.plugin."):
-        return True
-    return "plugin_id" in data and "process" in data
+if TYPE_CHECKING:
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Dialect, Setting
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
 
 
-def switches(environ: Mapping[str, str]) -> Switches:
-    return Switches()
+class RuneContract(Contract):
+    name = "rune"
+    format: Format = "json"
+    file_names = ("rterm-plugin.json",)
+    sign = "protocol_version rterm.plugin.v1, or plugin_id and process"
+    in_subdirectory = True
+    no_command_hint = 'give the manifest a command: "process": {"command": "./plugin"}'
+    context: Mapping[str, tuple[str, ...]] = {
+        "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
+    }
+    one_shot = True
+
+    def recognises(self, document: Document) -> bool:
+        data = document.data
+        protocol = data.get("protocol_version")
+        if isinstance(protocol, str) and protocol.strip().startswith("rterm.plugin."):
+            return True
+        return "plugin_id" in data and "process" in data
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.rune.manifest import read
+
+        return read(document, home=home)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        from runner.contracts.rune.manifest import check_files
+
+        return check_files(document, plugin)
+
+    def json_schema(self) -> dict[str, object]:
+        from runner.contracts.rune.manifest import json_schema
+
+        return json_schema()
+
+    def dialect(self, setting: Setting) -> Dialect:
+        from runner.contracts.rune.dialect import make
+
+        return make(setting)
+
+    def inspector(self, setting: Setting) -> Inspector:
+        from runner.contracts.rune.inspector import make
+
+        return make(setting)
+
+
+CONTRACT = RuneContract()

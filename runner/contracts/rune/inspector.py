@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.rune.dialect import LINE_LIMIT, RuneDialect
+from runner.contracts.rune.dialect import RuneDialect
+from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.observer import hides, odd_key

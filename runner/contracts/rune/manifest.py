@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from runner.contracts.rune.messages import PROTOCOL, TIMEOUTS
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -15,8 +16,6 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean,
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 
-PROTOCOL = "rterm.plugin.v1"
-TIMEOUTS = (("invocation", 5.0), ("launch", 2.0), ("handshake", 2.0), ("teardown", 0.5))
 TIERS = ("safe", "moderate", "dangerous", "destructive")
 TARGETS = ("workspace", "widget", "policy")
 ID_LIMIT = 128
@@ -91,7 +90,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
         spec=SandboxSpec(enabled=True, paths=state, env=tuple(env)),
         exports=(("tools", tools),),
         capabilities=capabilities,
-        timeouts=TIMEOUTS,
+        timeouts=tuple(TIMEOUTS.items()),
     )
     return plugin, faults.diagnostics()
 
@@ -191,7 +190,7 @@ def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> 
     return joined
 
 
-def on_disk(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
     """The contract's last rule: the directory and the command of the bundle's own are there.
 
     Programs of the system are left out. They are another machine's business than the one that checks.

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from runner.cli.call import KINDS
+from runner.contracts.registry import all_kinds
 from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
@@ -170,7 +170,17 @@ def test_each_kind_of_mcp(runner_as_user: Caller, copied: Copy) -> None:
 
 def test_all_kinds_are_tried() -> None:
     # Events: test_events.py.
-    assert set(KINDS) == {"tool", "hook", "channel", "llm", "memory", "event", "method", "prompt", "resource"}
+    assert set(all_kinds()) == {
+        "tool",
+        "hook",
+        "channel",
+        "llm",
+        "memory",
+        "event",
+        "method",
+        "prompt",
+        "resource",
+    }
 
 
 def test_the_context_and_the_configuration_are_sent_along(runner_as_user: Caller, copied: Copy) -> None:

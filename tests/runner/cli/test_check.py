@@ -117,7 +117,7 @@ def test_a_contract_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(check, "--contract", "rune", "mcp.json") == 20
     assert "missing_key" in capsys.readouterr().out
     assert run(check, "--contract", "nope", "mcp.json") == 20
-    assert "known are mcp, nexo, rune" in capsys.readouterr().out
+    assert "--contract takes mcp, nexo, rune" in capsys.readouterr().out
 
 
 def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,5 +262,5 @@ def test_schema(contract: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_of_an_unknown_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(schema, "nope") == 2
     assert (
-        capsys.readouterr().err == "runner schema: there is no contract 'nope'; known are mcp, nexo, rune\n"
+        capsys.readouterr().err == "runner schema: there is no contract 'nope'; there are mcp, nexo, rune\n"
     )

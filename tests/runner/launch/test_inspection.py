@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from runner.contracts.mcp.inspector import make as make_mcp
 from runner.contracts.nexo.inspector import make as make_nexo
 from runner.contracts.rune.inspector import make as make_rune
-from runner.launch.inspection import Inspection, Inspector
+from runner.launch.inspection import Inspection
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting
+from runner.protocol.inspector import Inspector
 from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay

@@ -316,12 +316,3 @@ def test_positions_are_found_again_for_a_plugin(tmp_path: Path) -> None:
     assert manifest.position(found, found.spec.paths[1].where) == (11, 28)
     path.unlink()
     assert manifest.position(found, found.spec.paths[1].where) == (0, 0)
-
-
-def test_contracts_are_the_folders_and_each_is_complete() -> None:
-    assert manifest.contract_names() == ("mcp", "nexo", "rune")
-    for name in manifest.contract_names():
-        package, reader = manifest.contract(name), manifest.contract_manifest(name)
-        assert name == package.NAME
-        assert package.FORMAT in ("toml", "json") and package.FILE_NAMES and package.SIGN
-        assert callable(package.recognises) and callable(reader.read)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from runner.contracts.nexo import manifest
-from runner.contracts.nexo.dialect import CONTINUE, make
+from runner.contracts.nexo.dialect import make
+from runner.contracts.nexo.hooks import CONTINUE
 from runner.protocol.dialect import (
     Answer,
     Call,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.contracts.nexo import manifest
+from runner.contracts.nexo import CONTRACT, manifest
 from runner.contracts.nexo import tools as catalogue
-from runner.contracts.nexo.dialect import CONTINUE, FRAME_LIMIT, KINDS, NexoDialect, make
+from runner.contracts.nexo.dialect import FRAME_LIMIT, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
+from runner.contracts.nexo.hooks import CONTINUE
 from runner.plugin import Plugin
 from runner.protocol.dialect import (
     Answer,
@@ -151,7 +152,7 @@ def test_opening() -> None:
         "method": "initialize",
         "params": {"nexo_version": "0.2.0"},
     }
-    assert KINDS[0] == "tool" and conversation.one_shot is False and conversation.patience is None
+    assert CONTRACT.kinds[0] == "tool" and conversation.one_shot is False and conversation.patience is None
 
 
 def who(name: Any) -> dict[str, Any]:
@@ -1388,7 +1389,7 @@ def test_nothing_a_plugin_says_raises(stage: str, lines: list[bytes]) -> None:
     conversation.farewell()
 
 
-CALL_KINDS: list[Kind] = [*KINDS, "list", "prompt"]
+CALL_KINDS: list[Kind] = [*CONTRACT.kinds, "list", "prompt"]
 _CALL_NAMES = "demo_say demo_pin greet start send_outbound cohere chat tools vector_search llm.chat"
 CALL_NAMES = _CALL_NAMES.split()
 CALL_KEYS = ("kind", "msg", "provider", "model", "messages", "request", "stream", "backend", "id")

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from runner.contracts import nexo
-from runner.contracts.nexo import manifest, rules
+from runner.contracts.nexo import manifest, rules, tables
 from runner.manifest import model
 from runner.manifest.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
@@ -270,7 +270,7 @@ author = "me"
 
 def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
     document = parse("/plugins/demo/any.toml", LEGACY.encode(), "toml")
-    assert nexo.recognises(document)
+    assert nexo.CONTRACT.recognises(document)
     _, (fault,) = manifest.read(document, home=HOME)
     assert fault.hint.split("; ") == [
         "write manifest_version = 2",
@@ -284,7 +284,7 @@ def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
     assert ported is not None and ported.entrypoint is not None and told == ()
     # One without even a [plugin] is recognised; one that is not on stdio cannot be helped.
     bare = 'manifest_version = 1\n[transport]\nkind = "nats"\n'
-    assert nexo.recognises(parse("/plugins/demo/any.toml", bare.encode(), "toml"))
+    assert nexo.CONTRACT.recognises(parse("/plugins/demo/any.toml", bare.encode(), "toml"))
     assert "only stdio plugins can be hosted" in read(bare)[1][0].hint
 
 
@@ -734,7 +734,7 @@ def test_the_manifest_of_every_table_really_has_every_key_of_the_model() -> None
     """So that a key added to the model is added to the test."""
     data = tomllib.loads(EVERY_TABLE)["plugin"]
     own = {"network_allowlist", "seccomp"}
-    for name, field in manifest.PluginTable.model_fields.items():
+    for name, field in tables.PluginTable.model_fields.items():
         assert name in data
         table = model._bare(field.annotation)
         if hasattr(table, "model_fields"):

@@ -176,12 +176,12 @@ def test_warnings_do_not_stop_a_plugin() -> None:
 
 
 def missing(folder: Path, process: dict[str, str]) -> list[tuple[str, int, int]]:
-    """What on_disk says of a bundle in `folder`."""
+    """What check_files says of a bundle in `folder`."""
     text = json.dumps(bundle(process=process), indent=1)
     document = parse(str(folder / "rterm-plugin.json"), text.encode(), "json")
     found, diagnostics = manifest.read(document)
     assert found is not None and diagnostics == ()  # by its text alone it is right
-    return [(d.rule, d.line, d.column) for d in manifest.on_disk(document, found)]
+    return [(d.rule, d.line, d.column) for d in manifest.check_files(document, found)]
 
 
 def test_the_bundles_own_directory_and_command_have_to_be_there(tmp_path: Path) -> None:

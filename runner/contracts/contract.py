@@ -1,0 +1,145 @@
+"""What the rest of the runner knows about a plugin contract, and all it knows.
+
+Each folder of runner/contracts/ exposes one `CONTRACT` in its `__init__.py`. That file must be cheap to
+import, because every launch imports it. A method imports the heavy modules (pydantic models, the dialect)
+when it is called.
+
+    class NexoContract(Contract):
+        name = "nexo"
+        ...
+
+    CONTRACT = NexoContract()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runner.plugin import Switches
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    import argparse
+
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.host_services import HostMethods
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
+
+
+class Listing(NamedTuple):
+    """Something a plugin can be asked to list while it runs."""
+
+    what: str  # the name of the list: "tools"
+    kind: str = ""  # the kind of a call that takes an entry: "tool". Empty: no call does
+    key: str = "name"  # the key of an entry that such a call takes
+    offered_as: str = ""  # the key of Identity.details that says whether the plugin has the list
+    complete: bool = True  # False: a call may also take what the list does not name
+
+
+class ContractOption(NamedTuple):
+    """An option for plugins of this contract only. Its value reaches `read` and the dialect."""
+
+    flag: str  # "--binding"
+    metavar: str
+    help: str
+    verbs: tuple[str, ...] = ("exec", "call", "tools", "explain", "check")
+    names_file: bool = False  # the shell completes file names
+
+    @property
+    def name(self) -> str:
+        """The key of its value in `options`."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+class ContractVerb(NamedTuple):
+    """A verb of the command line that this contract brings along."""
+
+    name: str
+    module: str  # "runner.contracts.NAME.VERB", a `Verb`
+    help: str
+
+
+class Verb(Protocol):
+    """The module of a verb. It may also have `advice(message)`, which explains a usage error."""
+
+    NAME: str
+    HELP: str
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class Contract(Protocol):
+    # --- its manifests ------------------------------------------------------------------------------------
+
+    name: str  # the name of its folder, and what --contract takes
+    format: Format
+    file_names: tuple[str, ...]  # in order of preference
+    sign: str  # how a manifest with another file name is recognised, for messages
+    in_subdirectory: bool = False  # look into the only subdirectory of a folder: an unpacked archive
+    several_plugins: bool = False  # one manifest may describe several plugins, --server chooses
+    no_command_hint: str  # what to do about a manifest without a command to start
+
+    # Whether the operator wrote the command line, not the plugin's author. Only then does the cage show the
+    # files that the command line names without asking the policy.
+    operators_own_command: bool = False
+
+    def recognises(self, document: Document) -> bool:
+        """Whether a parsed document with an unknown file name is one of its manifests."""
+        ...
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """The plugin, from the text alone; None if there is an error among the diagnostics."""
+        ...
+
+    def servers(self, document: Document) -> tuple[str, ...]:
+        """The names that --server can choose from, where `several_plugins` is set."""
+        return ()
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""
+        return ()
+
+    def json_schema(self) -> dict[str, object]:
+        """The manifest as JSON Schema, for editors."""
+        ...
+
+    def switches(self, environ: Mapping[str, str]) -> Switches:
+        """What the operator says through the contract's own environment variables."""
+        return Switches()
+
+    # --- its conversations --------------------------------------------------------------------------------
+
+    kinds: tuple[str, ...] = ("tool",)  # what `runner call --kind` can mean; the first is the default
+    context: Mapping[str, tuple[str, ...]] = {}  # kind -> keys of a call's context that are sent
+    lists: tuple[Listing, ...] = ()  # what a running plugin can be asked to list, where asking tells more
+    declared: tuple[str, ...] = ()  # kinds of exports that `runner tools` takes from the manifest
+    one_shot: bool = False  # one process serves one call
+
+    def dialect(self, setting: Setting) -> Dialect: ...
+
+    def inspector(self, setting: Setting) -> Inspector:
+        """For `runner exec --inspect`: checks what plugin and host say to each other."""
+        ...
+
+    def services(self) -> HostMethods:
+        """What its plugins may ask of their host."""
+        from runner.protocol.host_services import NoHostMethods
+
+        return NoHostMethods()
+
+    def event(self, call: Call) -> tuple[str, Any]:
+        """Method and params of the notification for a call of kind "event", where `kinds` has it."""
+        raise AssertionError(f"the contract {self.name} has no events")
+
+    # --- its command line ---------------------------------------------------------------------------------
+
+    verbs: tuple[ContractVerb, ...] = ()
+    options: tuple[ContractOption, ...] = ()

@@ -1,0 +1,36 @@
+"""Hooks: what makes an answer no answer, and what stands for it then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from runner.protocol.dialect import Events, Notice, Reply
+from sandbox.document.diagnostic import quoted
+
+# By the contract, a hook that fails does not stop the message it was asked about.
+CONTINUE: Mapping[str, Any] = {"abort": False}
+
+
+def stand_in(token: int, hook: str, why: str, on_failure: Literal["continue", "abort"]) -> Events:
+    """The answer to a hook that failed, as the policy says."""
+    answer: dict[str, Any] = dict(CONTINUE)
+    if on_failure == "abort":
+        answer = {"abort": True, "reason": f"the hook {quoted(hook)} failed: {why}", "decision": "block"}
+    told = {"hook": hook, "why": why, "on_failure": on_failure}
+    return (Notice("hook_failed", told), Reply(token, answer, why))
+
+
+def fault(value: Any) -> str:
+    """What is wrong with the answer of a hook; empty if nothing is."""
+    if not isinstance(value, dict):
+        return "its answer is no object"
+    for name in ("abort", "do_not_reply_again"):
+        if name in value and not isinstance(value[name], bool):
+            return f"{name} in its answer is no boolean"
+    for name in ("reason", "transformed_body"):
+        if value.get(name) is not None and not isinstance(value[name], str):
+            return f"{name} in its answer is no string"
+    if value.get("decision") not in (None, "allow", "block", "transform"):
+        return "decision in its answer is none of allow, block and transform"
+    return ""

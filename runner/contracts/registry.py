@@ -1,0 +1,63 @@
+"""The contracts there are. Each is a folder of runner/contracts/, found by looking: no list names them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from sandbox import CODE_ROOT
+
+if TYPE_CHECKING:
+    from runner.contracts.contract import Contract, ContractOption, ContractVerb
+
+
+def contract_names() -> tuple[str, ...]:
+    folder = os.path.join(CODE_ROOT, "runner", "contracts")
+    return tuple(
+        sorted(
+            name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "__init__.py"))
+        )
+    )
+
+
+def find_contract(name: str) -> Contract:
+    contract: Contract = importlib.import_module(f"runner.contracts.{name}").CONTRACT
+    return contract
+
+
+def all_contracts() -> tuple[Contract, ...]:
+    return tuple(map(find_contract, contract_names()))
+
+
+def all_kinds() -> tuple[str, ...]:
+    """Every kind of call that some contract has."""
+    return tuple(dict.fromkeys(kind for contract in all_contracts() for kind in contract.kinds))
+
+
+def contract_verbs() -> dict[str, ContractVerb]:
+    """By name. The first contract that brings a verb of some name along has it."""
+    found: dict[str, ContractVerb] = {}
+    for contract in all_contracts():
+        for verb in contract.verbs:
+            found.setdefault(verb.name, verb)
+    return found
+
+
+def contract_options(verb: str) -> dict[str, ContractOption]:
+    """The options of all contracts that a verb takes, by flag. Contracts may share a flag."""
+    found: dict[str, ContractOption] = {}
+    for contract in all_contracts():
+        for option in contract.options:
+            if verb in option.verbs:
+                found.setdefault(option.flag, option)
+    return found
+
+
+def option_owners(name: str) -> tuple[str, ...]:
+    """The contracts that have an option of this name."""
+    return tuple(
+        contract.name
+        for contract in all_contracts()
+        if any(option.name == name for option in contract.options)
+    )

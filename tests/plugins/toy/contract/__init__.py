@@ -1,0 +1,47 @@
+"""A contract of a few lines: one folder is all a contract needs. See tests/runner/contracts/test_toy.py.
+
+The plugin says {"hello": ID}. Then it answers each {"id": N, "do": TOOL, "with": INPUT} with
+{"id": N, "did": VALUE}.
+"""
+
+from runner.contracts.contract import Contract, ContractOption, ContractVerb
+
+
+class ToyContract(Contract):
+    name = "toy"
+    format = "json"
+    file_names = ("toy.json",)
+    sign = "a toy key"
+    no_command_hint = 'give it a command: "run": ["./toy"]'
+    kinds = ("tool", "trick")
+    declared = ("tricks",)
+    verbs = (
+        ContractVerb("recite", "runner.contracts.toy.recite", "print the tools of a toy without starting it"),
+    )
+    options = (ContractOption("--binding", "FILE", "a JSON file with the word a toy says", names_file=True),)
+
+    def recognises(self, document):
+        return "toy" in document.data
+
+    def read(self, document, *, server, home, options):
+        from runner.contracts.toy.manifest import read
+
+        return read(document, options.get("binding"))
+
+    def json_schema(self):
+        from runner.contracts.toy.manifest import SCHEMA
+
+        return SCHEMA
+
+    def dialect(self, setting):
+        from runner.contracts.toy.dialect import ToyDialect
+
+        return ToyDialect(setting)
+
+    def inspector(self, setting):
+        from runner.contracts.toy.inspector import Inspector
+
+        return Inspector(setting)
+
+
+CONTRACT = ToyContract()

@@ -1,0 +1,64 @@
+"""The contracts there are, and what each of them has to offer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from runner.cli import VERBS
+from runner.contracts.contract import ContractOption
+from runner.contracts.registry import all_contracts, all_kinds, contract_names, find_contract, option_owners
+from tests.conftest import ROOT
+
+
+def test_contracts_are_the_folders() -> None:
+    assert contract_names() == ("mcp", "nexo", "rune")
+
+
+@pytest.mark.parametrize("name", contract_names())
+def test_each_contract_is_complete(name: str) -> None:
+    contract = find_contract(name)
+    assert contract.name == name
+    assert contract.format in ("toml", "json") and contract.file_names and contract.sign
+    assert contract.no_command_hint and contract.kinds[0] == "tool"
+    assert contract.json_schema()
+    assert "list" not in contract.kinds, "a word of the runner's own"
+    assert set(contract.context) <= set(contract.kinds)
+    assert {listing.kind for listing in contract.lists} <= {"", *contract.kinds}
+    assert contract.services().METHODS is not None
+
+
+def test_verbs_and_options_of_contracts_hide_no_other() -> None:
+    verbs = [verb.name for contract in all_contracts() for verb in contract.verbs]
+    assert len({*verbs, *VERBS}) == len(verbs) + len(VERBS)
+    for contract in all_contracts():
+        for option in contract.options:
+            assert option.flag.startswith("--") and set(option.verbs) <= set(VERBS)
+
+
+def test_every_kind_is_known_once() -> None:
+    assert len(set(all_kinds())) == len(all_kinds()) and "tool" in all_kinds()
+
+
+def test_an_option_knows_its_name() -> None:
+    assert ContractOption("--two-words", "X", "").name == "two_words"
+    assert option_owners("nobodys") == ()
+
+
+# What no module outside of runner/contracts/ may know: a contract's name, files, variables and tables.
+WORDS = ("rterm", "mcpServers", "NEXO_", "[plugin.")
+
+
+def test_no_module_outside_names_a_contract() -> None:
+    files = {file for contract in all_contracts() for file in contract.file_names}
+    names = "|".join(rf"\b{name}" for name in contract_names())
+    words = re.compile("|".join((names, *map(re.escape, (*WORDS, *files)))), re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "runner").rglob("*.py"))
+        if not path.is_relative_to(ROOT / "runner" / "contracts")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    assert found == []

@@ -1,0 +1,225 @@
+"""A contract in one folder: a toy contract is dropped into a copy of the tree, and every verb knows it.
+
+The toy is in tests/plugins/toy/: `contract` is its folder, `plugin` a plugin of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PACKAGES, ROOT, Caller, _public_directory
+
+TOY = ROOT / "tests" / "plugins" / "toy"
+NAME = "toy"
+
+
+@pytest.fixture(scope="module")
+def tree() -> Iterator[Path]:
+    """The runner with the toy's folder, which is all that is added, where an ordinary user can read it."""
+    with _public_directory() as copy:
+        ignored = shutil.ignore_patterns("__pycache__")
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, copy / package, ignore=ignored)
+        shutil.copytree(TOY / "contract", copy / "runner" / "contracts" / NAME, ignore=ignored)
+        for path in copy.rglob("*"):
+            path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+        assert filecmp.dircmp(ROOT / "runner" / "contracts", copy / "runner" / "contracts").right_only == [
+            NAME
+        ]
+        yield copy
+
+
+@pytest.fixture
+def bear(plugin_dir: Path) -> Path:
+    shutil.copytree(TOY / "plugin", plugin_dir / "bear")
+    for path in (plugin_dir / "bear", *(plugin_dir / "bear").iterdir()):
+        path.chmod(0o755)
+    return plugin_dir / "bear"
+
+
+@pytest.fixture
+def with_toy(tree: Path) -> Callable[[Caller], Caller]:
+    def extend(caller: Caller) -> Caller:
+        environ = {**caller.environ, "PYTHONPATH": f"{tree}:{caller.environ['PYTHONPATH']}"}
+        return dataclasses.replace(caller, environ=environ)
+
+    return extend
+
+
+@pytest.fixture
+def toy_as_user(runner_as_user: Caller, with_toy: Callable[[Caller], Caller]) -> Caller:
+    return with_toy(runner_as_user)
+
+
+@pytest.fixture
+def toy_as(runner_as: Caller, with_toy: Callable[[Caller], Caller]) -> Caller:
+    return with_toy(runner_as)
+
+
+def binding(folder: Path, word: str) -> Path:
+    path = folder / f"{word}.json"
+    path.write_text(json.dumps({"word": word}))
+    path.chmod(0o644)
+    return path
+
+
+# --- without a launch --------------------------------------------------------------------------------------
+
+
+def test_check_knows_it(toy_as_user: Caller, bear: Path) -> None:
+    done = toy_as_user("check", bear)
+    assert (done.returncode, done.stdout) == (0, f"{bear}: ok: bear 1 (toy)\n")
+    other = bear / "other.json"
+    other.write_text('{"toy": ""}')
+    done = toy_as_user("check", other)
+    assert done.returncode == 20 and "toy_nameless: the toy has no name" in done.stdout
+
+
+def test_a_manifest_that_is_none_is_told_of_the_toy_too(toy_as_user: Caller, bear: Path) -> None:
+    (bear / "none.json").write_text("{}")
+    assert "a toy key (toy)" in toy_as_user("check", bear / "none.json").stdout
+
+
+def test_schema_knows_it(toy_as_user: Caller) -> None:
+    done = toy_as_user("schema", NAME)
+    assert done.returncode == 0 and "tools" in json.loads(done.stdout)["properties"]
+
+
+def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) -> None:
+    assert "  recite      print the tools of a toy without starting it" in toy_as_user("--help").stdout
+    for verb in ("exec", "call", "tools", "explain", "check"):
+        assert "--binding FILE" in toy_as_user(verb, "--help").stdout
+    assert "--binding" not in toy_as_user("state", "--help").stdout
+    assert "trick" in toy_as_user("call", "--help").stdout
+    assert "did you mean recite?" in toy_as_user("recit").stderr
+
+
+def test_its_verb_runs(toy_as_user: Caller, bear: Path) -> None:
+    done = toy_as_user("recite", bear)
+    assert (done.returncode, done.stdout) == (0, "say hug\n")
+    assert toy_as_user("recite", "--loud", bear).stdout == "SAY HUG\n"
+    assert "usage: runner recite" in toy_as_user("recite", "--help").stdout
+    assert "runner recite --help" in toy_as_user("recite").stderr
+
+
+def test_without_its_folder_nobody_knows_it(runner_as_user: Caller, bear: Path) -> None:
+    assert "manifest_missing" in runner_as_user("check", bear).stdout
+    assert "no verb 'recite'" in runner_as_user("recite", bear).stderr
+    assert "unrecognized arguments: --binding" in runner_as_user("check", "--binding", "x", bear).stderr
+
+
+def test_completion_knows_it(toy_as_user: Caller, bear: Path) -> None:
+    script = toy_as_user("completion", "bash").stdout
+
+    def complete(*words: str) -> set[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _runner"
+        text = f'{script}\n{asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=bear, check=True)
+        return set(done.stdout.split())
+
+    assert complete("runner", "reci") == {"recite"}
+    assert complete("runner", "recite", "--l") == {"--loud"}
+    assert complete("runner", "exec", "--bind") == {"--binding"}
+    assert complete("runner", "exec", "--binding", "toy.j") == {"toy.json"}
+    assert complete("runner", "exec", "--contract", "t") == {"toy"}
+    assert complete("runner", "schema", "to") == {"toy"}
+    assert complete("runner", "call", "--kind", "tr") == {"trick"}
+    for shell in ("zsh", "fish"):
+        assert "recite" in toy_as_user("completion", shell).stdout
+
+
+OTHER = """\
+[plugin]
+id = "other"
+version = "1.0.0"
+name = "Other"
+description = "of another contract"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "/bin/true"
+"""
+
+
+@pytest.mark.parametrize("verb", ["check", "explain", "exec", "call", "tools"])
+def test_its_option_is_refused_for_another_contract(
+    toy_as_user: Caller, bear: Path, write_file: Callable[..., Path], verb: str
+) -> None:
+    manifest = write_file(bear / "nexo" / "plugin.toml", OTHER)
+    words = ("x",) if verb == "call" else ()
+    done = toy_as_user(verb, "--binding", binding(bear, "hi"), manifest, *words)
+    assert done.returncode != 0
+    assert "--binding belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
+    assert "leave --binding out" in done.stdout + done.stderr
+
+
+def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Caller, bear: Path) -> None:
+    assert "toy_binding" in toy_as_user("check", "--binding", bear / "missing", bear).stdout
+    assert "--binding: its value is empty" in toy_as_user("check", "--binding", "", bear).stderr
+
+
+# --- launched ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.launches
+def test_explain_knows_it(toy_as: Caller, bear: Path) -> None:
+    done = toy_as("explain", "--binding", binding(bear, "hi"), bear)
+    assert done.returncode == 0, done.stderr
+    assert "bear 1 (toy)" in done.stdout or "bear (toy)" in done.stdout
+    command = toy_as("explain", "--format", "argv", "--binding", binding(bear, "hi"), bear).stdout
+    assert "toy.py hi" in " ".join(command.split())
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_exec_runs_it(toy_as: Caller, bear: Path) -> None:
+    asked = json.dumps({"id": 1, "do": "say"}) + "\n"
+    done = toy_as("exec", "--binding", binding(bear, "hi"), bear, input=asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    hello, answer = map(json.loads, done.stdout.splitlines())
+    assert hello == {"hello": "bear"} and answer["did"]["word"] == "hi"
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_exec_inspects_it(toy_as: Caller, bear: Path) -> None:
+    fine = toy_as("exec", "--inspect", "--binding", binding(bear, "hi"), bear)
+    assert (fine.returncode, fine.stdout) == (0, '{"hello": "bear"}\n'), fine.stderr
+    rude = toy_as("exec", "--inspect", "--binding", binding(bear, "rude"), bear)
+    assert rude.returncode != 0 and rude.stdout == ""
+    assert "its first line is no hello" in rude.stderr
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_call_asks_it(toy_as: Caller, bear: Path) -> None:
+    word = binding(bear, "hi")
+    done = toy_as(
+        "call", "--json", "--binding", os.path.relpath(word, bear), bear, "say", "--input", "[1]", cwd=bear
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"tool": "say", "word": "hi", "with": [1], "binding": "hi.json"}
+    unknown = toy_as("call", bear, "sing")
+    assert unknown.returncode != 0 and "the toy cannot sing" in unknown.stderr
+    wrong = toy_as("call", "--kind", "prompt", bear, "say")
+    assert wrong.returncode == 2 and "the contract toy has tool, trick" in wrong.stderr
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_tools_lists_it(toy_as: Caller, bear: Path) -> None:
+    done = toy_as("tools", "--json", bear)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["plugin"] == {"id": "bear", "version": "1", "protocol": "toy", "contract": "toy"}
+    assert [tool["name"] for tool in found["tools"]] == ["say", "hug"]
+    assert found["tricks"] == [{"name": "roll"}]
