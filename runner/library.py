@@ -18,7 +18,7 @@ import trio
 
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import Invocation
-from runner.manifest.load import Loaded, contract_at, load
+from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
@@ -209,7 +209,7 @@ async def open_plugin(
     )
     beginning = _Beginning(invocation, dict(os.environ if environ is None else environ), services, config)
     # Read here only to know which contract it is: what counts is what the monitor reads.
-    loaded: Loaded = await trio.to_thread.run_sync(
+    loaded: ManifestRead = await trio.to_thread.run_sync(
         lambda: load(beginning.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin

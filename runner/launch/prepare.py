@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from runner.launch.placeholders import Placeholders
-from runner.manifest.load import Loaded, contract, load
+from runner.manifest.load import ManifestRead, contract, load
 from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
@@ -84,7 +84,7 @@ class Prepared:
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
         self.timings = Timings()
-        self.loaded: Loaded | None = None
+        self.loaded: ManifestRead | None = None
         self.policy: Policy | None = None
         self.grant: Grant | None = None
         self.open_plan: OpenPlan | None = None

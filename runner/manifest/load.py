@@ -30,7 +30,7 @@ class Found(NamedTuple):
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
 
 
-class Loaded(NamedTuple):
+class ManifestRead(NamedTuple):
     plugin: Plugin | None  # None: there is an error among the diagnostics
     diagnostics: tuple[Diagnostic, ...] = ()
 
@@ -142,7 +142,7 @@ def _refusal(path: str, rule: str, message: str, hint: str = "") -> DocumentErro
 # --- loading -----------------------------------------------------------------------------------------
 
 
-def load(path: str, *, contract: str | None = None, server: str | None = None) -> Loaded:
+def load(path: str, *, contract: str | None = None, server: str | None = None) -> ManifestRead:
     """The plugin of a manifest, or everything that is wrong with it."""
     try:
         found = find(path, contract)
@@ -152,14 +152,14 @@ def load(path: str, *, contract: str | None = None, server: str | None = None) -
         cached = cache.load(key)
         if cached is not None:
             plugin, diagnostics = cached
-            return Loaded(plugin, found.diagnostics + diagnostics)
+            return ManifestRead(plugin, found.diagnostics + diagnostics)
         name, document = _recognise(found, raw)
     except DocumentError as error:
-        return Loaded(None, error.diagnostics)
+        return ManifestRead(None, error.diagnostics)
     loaded = _read(name, document, server, home)
     if loaded.plugin is not None:
         cache.store(key, loaded.plugin, loaded.diagnostics)
-    return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
+    return ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 
 def contract_at(path: str, chosen: str | None = None) -> str | None:
@@ -172,7 +172,9 @@ def contract_at(path: str, chosen: str | None = None) -> str | None:
         return None
 
 
-def load_all(path: str, *, contract: str | None = None, server: str | None = None) -> tuple[Loaded, ...]:
+def load_all(
+    path: str, *, contract: str | None = None, server: str | None = None
+) -> tuple[ManifestRead, ...]:
     """Every plugin of a manifest (or the one server named), each also held against the files around it.
 
     Those are left to this verdict: a remembered Plugin depends on the manifest's own bytes and nothing else.
@@ -181,42 +183,42 @@ def load_all(path: str, *, contract: str | None = None, server: str | None = Non
         found = find(path, contract)
         name, document = _recognise(found, read_bounded(found.path))
     except DocumentError as error:
-        return (Loaded(None, error.diagnostics),)
+        return (ManifestRead(None, error.diagnostics),)
     reader, home = contract_manifest(name), _home()
     listed: tuple[str, ...] = reader.servers(document) if hasattr(reader, "servers") else ()
-    results: list[Loaded] = []
+    results: list[ManifestRead] = []
     said = 0
     for each in listed if server is None and listed else (server,):
         if said >= FAULTS_SHOWN:
             message = f"the other servers of {len(listed)} were not checked"
-            results.append(Loaded(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
+            results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
         results.append(_with_files(name, document, _read(name, document, each, home)))
         said += len(results[-1].diagnostics)
     first = results[0]
-    return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+    return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
 
 
-def _read(name: str, document: Document, server: str | None, home: str) -> Loaded:
+def _read(name: str, document: Document, server: str | None, home: str) -> ManifestRead:
     reader = contract_manifest(name)
     if hasattr(reader, "servers"):
-        return Loaded(*reader.read(document, server=server, home=home))
+        return ManifestRead(*reader.read(document, server=server, home=home))
     plugin, diagnostics = reader.read(document, home=home)
     if server is None:
-        return Loaded(plugin, diagnostics)
+        return ManifestRead(plugin, diagnostics)
     message = f"a {name} manifest has no servers to choose from"
-    return Loaded(
+    return ManifestRead(
         None, (document.diagnostic((), "server_unknown", message, "leave --server out"), *diagnostics)
     )
 
 
-def _with_files(name: str, document: Document, loaded: Loaded) -> Loaded:
+def _with_files(name: str, document: Document, loaded: ManifestRead) -> ManifestRead:
     reader = contract_manifest(name)
     if loaded.plugin is None or not hasattr(reader, "on_disk"):
         return loaded
     found: tuple[Diagnostic, ...] = reader.on_disk(document, loaded.plugin)
     failed = any(diagnostic.severity == "error" for diagnostic in found)
-    return Loaded(None if failed else loaded.plugin, loaded.diagnostics + found)
+    return ManifestRead(None if failed else loaded.plugin, loaded.diagnostics + found)
 
 
 def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
