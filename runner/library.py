@@ -17,7 +17,7 @@ from typing import Any, TypedDict, Unpack
 import trio
 
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from runner.launch.prepare import Prepared
 from runner.launch.report import explained
+from runner.launch.stages import Stage
 from runner.outcome import Outcome
 from sandbox.document.diagnostic import printable
 from sandbox.spec import Note
@@ -19,5 +19,5 @@ def note(note: Note) -> None:
     warn("; ".join(text for text in (note.message, note.hint) if text))
 
 
-def failure(prepared: Prepared, outcome: Outcome) -> None:
-    print("\n".join(explained(prepared, outcome)), file=sys.stderr)
+def failure(stage: Stage | None, outcome: Outcome) -> None:
+    print("\n".join(explained(stage, outcome)), file=sys.stderr)

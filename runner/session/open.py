@@ -11,8 +11,9 @@ import trio
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
-from runner.launch.prepare import Invocation
-from runner.launch.remote_cell import Ended, open_cage
+from runner.launch.monitor import MonitorEnd
+from runner.launch.remote_cell import open_cage
+from runner.launch.stages import Invocation
 from runner.outcome import EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Answer, Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
@@ -139,7 +140,7 @@ def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -
     return seconds
 
 
-def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) -> PluginFailure:
+def _unprepared(invocation: Invocation, failed: Failure, ended: MonitorEnd | None) -> PluginFailure:
     failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
     report = ended.report if ended is not None else None
     failure.report = with_outcome(report or bare_report(invocation, failed.outcome), failed.outcome)
@@ -148,7 +149,6 @@ def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) ->
 
 def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
     """Where nobody was left to write one: what was asked, and what is known of its end."""
-    from runner.launch.prepare import Prepared
     from runner.launch.report import report
 
-    return report(Prepared(invocation), outcome, None, EXIT[outcome.code])
+    return report(None, outcome, EXIT[outcome.code])

@@ -16,7 +16,8 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.remote_cell import Ended, Prepared, RemoteCell
+from runner.launch.monitor import MonitorEnd, Terms
+from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Failure, Outcome, Phase, outcome_document, with_outcome
 from runner.protocol import wire
 from runner.protocol.dialect import (
@@ -74,7 +75,7 @@ class Session:
     """Made by `open_session` (runner/session/open.py)."""
 
     def __init__(
-        self, cage: RemoteCell, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
+        self, cage: RemoteCell, prepared: Terms, dialect: Dialect, gate: Gate, seconds: float | None
     ) -> None:
         self.prepared = prepared
         self.identity: Identity | None = None
@@ -702,7 +703,7 @@ class Session:
 
     # --- the report -------------------------------------------------------------------------------------
 
-    def settle(self, ended: Ended | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
+    def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """When all is over: what the monitor reports, with what the session knows better. `bare`: where the
         monitor was not left to report anything."""
         if ended is None and self._verdict is None:
