@@ -19,8 +19,8 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import Invocation
-from runner.manifest.load import Loaded, contract_at, load
+from runner.launch.stages import Invocation
+from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
@@ -223,7 +223,7 @@ async def open_plugin(
         invocation, dict(os.environ if environ is None else environ), services, config
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
-    loaded: Loaded = await trio.to_thread.run_sync(
+    loaded: ManifestRead = await trio.to_thread.run_sync(
         lambda: load(settings.invocation.manifest, contract=contract, server=server)
     )
     plugin = loaded.plugin
@@ -234,7 +234,7 @@ async def open_plugin(
             # It was changed since we read it. A one-shot plugin without a call would have no clock.
             message = "the manifest was changed while the plugin was opened"
             raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
-        plugin = session.prepared.plugin if session is not None else plugin
+        plugin = session.terms.plugin if session is not None else plugin
         assert plugin is not None  # else the monitor has raised what is wrong with the manifest
         opened = OpenPlugin(plugin, session, settings)
         with opened._send_event:

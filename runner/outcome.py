@@ -104,12 +104,14 @@ class Outcome(NamedTuple):
 
 
 class Failure(Exception):
-    """An invocation that ended before there was anything to wait for."""
+    """A launch that ended before there was a plugin to wait for."""
 
-    def __init__(self, outcome: Outcome, exec_status: int) -> None:
+    def __init__(self, outcome: Outcome, exec_status: int, stage: Any = None) -> None:
         super().__init__(outcome.message)
         self.outcome = outcome
         self.exec_status = exec_status
+        # The last stage that was reached (runner/launch/stages.py). None: the manifest was not read.
+        self.stage = stage
 
 
 def outcome_document(outcome: Outcome) -> dict[str, str]:

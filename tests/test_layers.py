@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,42 +25,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
     ("runner.library",),
-    ("runner.session.open",),
-    ("runner.session.session",),
-    ("runner.session.shutdown",),
-    ("runner.session.tasks",),
-    ("runner.session.state",),
-    (
-        "runner.session.backlog",
-        "runner.launch.remote_cell",
-        "runner.exceptions",
-        "runner.session.record",
-        "runner.session.outbox",
-        "runner.session.settlement",
-        "runner.session.waiter",
-    ),
-    ("runner.launch.forkserver",),
-    ("runner.launch.monitor",),
-    ("runner.launch.report",),
-    ("runner.launch.start",),
-    ("runner.launch.stdio",),
-    ("runner.launch.verdict",),
-    ("runner.launch.wait",),
-    ("runner.launch.inspection",),
-    ("runner.launch.prepare",),
-    ("runner.contracts.*", "runner.launch.placeholders", "runner.manifest.load"),
+    ("runner.session.*",),
+    ("runner.launch.*", "runner.exceptions"),
+    ("runner.contracts.*",),
+    ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
-    ("runner.protocol.host_services", "runner.protocol.inspector"),
-    ("runner.protocol.observer",),
-    ("runner.protocol.dialect", "runner.protocol.memory", "runner.protocol.jsonrpc"),
-    ("runner.protocol.frames", "runner.protocol.schema", "runner.protocol.wire"),
-    ("runner.manifest.cache",),
-    ("runner.manifest.sandbox_request",),
-    ("runner.manifest.model",),
-    ("runner.manifest.faults", "runner.manifest.semver", "runner.manifest.table"),
+    ("runner.protocol.*",),
     ("runner.plugin", "runner.outcome"),
-    ("runner", "runner.manifest", "runner.protocol", "runner.launch", "runner.session"),
+    ("runner",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),
     ("sandbox.streams.*",),
@@ -69,22 +44,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.paths.*", "sandbox.document.*"),
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
-    ("sandbox.cache", "sandbox.codec"),
-    ("sandbox.value", "sandbox.files"),
-    (
-        "sandbox",
-        "sandbox.doctor",
-        "sandbox.document",
-        "sandbox.seccomp",
-        "sandbox.identity",
-        "sandbox.paths",
-        "sandbox.policy",
-        "sandbox.limits",
-        "sandbox.plan",
-        "sandbox.streams",
-        "sandbox.spawn",
-        "sandbox.cell",
-    ),
+    ("sandbox.cache",),
+    ("sandbox.codec", "sandbox.files", "sandbox.value"),
+    ("sandbox",),
     ("policies",),
 )
 
@@ -98,26 +60,13 @@ class Use(NamedTuple):
 
 MAY_IMPORT: Mapping[str, Use] = {
     "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
-    "pyroute2": Use(("sandbox.network.*",)),
     "trio": Use(
         (
-            "runner.session.backlog",
-            "runner.session.backlog",
+            "runner.cli.live.*",
             "runner.launch.remote_cell",
-            "runner.cli.live.session",
-            "runner.cli.live.call_many",
-            "runner.cli.live.send_event",
-            "runner.cli.live.output",
-            "runner.protocol.host_services",
             "runner.library",
-            "runner.session.open",
-            "runner.session.outbox",
-            "runner.session.session",
-            "runner.session.shutdown",
-            "runner.session.state",
-            "runner.session.tasks",
-            "runner.session.waiter",
-            "sandbox.network.*",
+            "runner.protocol.host_services",
+            "runner.session.*",
         )
     ),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
@@ -278,6 +227,91 @@ def test_every_layer_of_the_list_is_spelled_once() -> None:
     assert sorted(entries) == sorted(set(entries))
 
 
+def test_every_name_in_these_lists_is_a_module() -> None:
+    """A name that nobody has any more would let a new module of that name in unseen."""
+    modules = [name for package in PACKAGES for name, _ in _modules(ROOT, package)]
+    named = [entry for layer in LAYERS for entry in layer]
+    named += [pattern for use in MAY_IMPORT.values() for pattern in use.modules]
+    named += [*FACES, *STANDARD_LIBRARY_ONLY]
+    assert [name for name in named if not any(_matches(module, name) for module in modules)] == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even within one package: of two such modules, neither can be understood first."""
+    modules = {name: path for package in PACKAGES for name, path in _modules(ROOT, package)}
+    needs: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        targets = (
+            _longest(each.target, modules) for each in _imports(name, path) if not (each.typing or each.lazy)
+        )
+        needs[name] = {target for target in targets if target is not None and target != name}
+        if name in FACES:
+            needs[name] = set()
+    while ready := {name for name, targets in needs.items() if not targets & needs.keys()}:
+        for name in ready:
+            del needs[name]
+    assert needs == {}
+
+
+# --- The rules of the house --------------------------------------------------------------------------------
+
+MOST_MODULES = 16  # in one folder; runner/cli/ has one for each verb
+MOST_LINES = 450  # of one module
+CONTRACTS = tuple(sorted(path.parent.name for path in (ROOT / "runner/contracts").glob("*/__init__.py")))
+# Words of a contract's own: its name, and what its manifests and variables are called.
+CONTRACT_WORDS = re.compile(rf"\b(?:{'|'.join(CONTRACTS)})\b|NEXO_|rterm|mcpServers", re.IGNORECASE)
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        yield from _modules(ROOT, package)
+
+
+def _is_of_a_contract(path: Path) -> bool:
+    return path.match("runner/contracts/*/*.py")
+
+
+def test_no_folder_holds_too_many_modules() -> None:
+    count = Counter(path.parent.relative_to(ROOT) for _, path in _sources() if path.name != "__init__.py")
+    crowded = {str(folder): number for folder, number in count.items() if number > MOST_MODULES}
+    assert {folder for folder in crowded if folder != "runner/cli"} == set()
+
+
+def test_no_module_is_too_long() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in _sources()}
+    assert {name: number for name, number in lines.items() if number > MOST_LINES} == {}
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """But for the same role in each contract's folder."""
+    places: dict[str, list[str]] = {}
+    for name, path in _sources():
+        if not _is_of_a_contract(path):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_only_its_own_folder_names_a_contract() -> None:
+    """Neither in code nor in a message or a comment. sandbox/ knows no contract's word either."""
+    assert len(CONTRACTS) >= 3
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for _, path in _sources()
+        if not _is_of_a_contract(path)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if CONTRACT_WORDS.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ['name = "nexo"', "# as MCP has it", "NEXO_PLUGIN_X", "the rune contract"])
+def test_a_contracts_word_is_recognised(line: str) -> None:
+    assert CONTRACT_WORDS.search(line)
+    assert not CONTRACT_WORDS.search("FORCE_COLOR, annexoed, prune, compcp")
+
+
 # --- It can fail -------------------------------------------------------------------------------------------
 
 Tree = Callable[[Mapping[str, str]], Path]
@@ -348,7 +382,7 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
         ("runner/plugin.py", "from pydantic import BaseModel", "imports pydantic: only"),
         ("sandbox/plan/plan.py", "import trio", "imports trio: only"),
         ("runner/cli/exec.py", "import trio.lowlevel", "imports trio: only"),
-        ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "imports pyroute2: only"),
+        ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "pyroute2, which is no dependency"),
         ("sandbox/plan/find_bwrap.py", "import psutil", "imports psutil when it is loaded"),
         ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),
         ("sandbox/spawn/spawner.py", "from sandbox import spec", "the standard library only"),

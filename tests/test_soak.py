@@ -83,26 +83,21 @@ def launch(manifest: str, state_dir: str) -> int:
     import os
     import time
 
-    from runner.launch.prepare import Invocation, Prepared, ready
-    from runner.launch.start import confine
+    from runner.cli.exec import _CommandLine
+    from runner.launch.run import run
+    from runner.launch.stages import Invocation
     from runner.launch.verdict import judge
-    from runner.launch.wait import wait, watched_caller, watched_signals
+    from runner.launch.wait import watched_caller
 
-    started = time.monotonic()
-    prepared = Prepared(Invocation(manifest, state_dir=state_dir))
     own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` gives them away; here more launches follow
-    with (
-        watched_caller() as caller,
-        ready(prepared, os.environ) as opened,
-        watched_signals() as signals,
-        confine(prepared, opened, started) as confined,
-    ):
-        end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
+    with watched_caller() as caller:
+        host = _CommandLine(caller, inspect=False, tty=False)
+        invocation = Invocation(manifest, state_dir=state_dir)
+        ended = run(invocation, os.environ, time.monotonic(), host)
     for fd, copy in enumerate(own):
         os.dup2(copy, fd)
         os.close(copy)
-    assert prepared.grant is not None
-    return judge(end, prepared.grant.limits)[1]
+    return judge(ended.end, ended.started.planned.grant.limits)[1]
 
 
 def look(places: list[str], shared: list[str]) -> Held:

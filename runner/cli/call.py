@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.report_file import ReportSink, SinkError
+from runner.cli.report_file import ReportFile, ReportFileError
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.launch.forkserver import LaunchTicket
-    from runner.launch.prepare import Invocation
+    from runner.launch.stages import Invocation
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -110,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError('--context: an object is needed, as in \'{"agent_id": "a"}\'')
         config = _document("--config", args.config)
         _check_contract(args, context or {})
-        sink = ReportSink(args.report)
-    except (SinkError, ValueError) as error:
+        sink = ReportFile(args.report)
+    except (ReportFileError, ValueError) as error:
         print(f"runner call: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     # The cage is built while we import what speaks to it.
@@ -184,7 +184,7 @@ def ordered(invocation: Invocation) -> LaunchTicket | None:
     from runner.launch import forkserver
 
     try:
-        maker = forkserver.by_fork()
+        maker = forkserver.start_by_fork()
         if maker is None:
             return None
         ticket = forkserver.LaunchTicket(invocation, environ=os.environ)

@@ -12,7 +12,7 @@ from typing import Any
 from runner import __version__
 from runner.cli.options import add_contract_options, add_manifest_choice, contract_options_of
 from runner.cli.text import print_diagnostics
-from runner.manifest.load import Loaded, load_all
+from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT["manifest_invalid" if errors else "ok"]
 
 
-def _diagnostics(given: str, loaded: tuple[Loaded, ...]) -> list[Diagnostic]:
+def _diagnostics(given: str, loaded: tuple[ManifestRead, ...]) -> list[Diagnostic]:
     """Named as the caller named the file: a relative path stays one."""
     found = [diagnostic for each in loaded for diagnostic in each.diagnostics]
     if os.path.isabs(given):
@@ -63,7 +63,7 @@ def _diagnostics(given: str, loaded: tuple[Loaded, ...]) -> list[Diagnostic]:
 
 
 def _print_summary(
-    shown: list[tuple[str, tuple[Loaded, ...], list[Diagnostic]]], errors: int, warnings: int
+    shown: list[tuple[str, tuple[ManifestRead, ...], list[Diagnostic]]], errors: int, warnings: int
 ) -> None:
     for path, loaded, diagnostics in shown:
         if any(diagnostic.severity == "error" for diagnostic in diagnostics):
@@ -74,7 +74,7 @@ def _print_summary(
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
 
 
-def _named(loaded: Loaded) -> str:
+def _named(loaded: ManifestRead) -> str:
     plugin = loaded.plugin
     if plugin is None:
         return ""
@@ -87,7 +87,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _print_json(
-    shown: list[tuple[str, tuple[Loaded, ...], list[Diagnostic]]], errors: int, warnings: int
+    shown: list[tuple[str, tuple[ManifestRead, ...], list[Diagnostic]]], errors: int, warnings: int
 ) -> None:
     files = [
         {

@@ -7,27 +7,32 @@ import select
 import stat
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.report_file import ReportSink, SinkError
-from runner.launch.prepare import Prepared, ready
-from runner.launch.start import Confined, confine, diagnosed, unlaunched
-from runner.launch.verdict import TIMEOUT, judge
-from runner.launch.wait import End, wait, watched_caller, watched_signals
-from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
-from sandbox.plan.plan import OpenPlan
-from sandbox.spawn.order import SpawnError
-from sandbox.value import NamedTuple
+from runner.cli.report_file import ReportFile, ReportFileError
+from runner.launch.run import run as run_plugin
+from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of
+from runner.launch.start import make_inspection
+from runner.launch.stdio import Plumbing, connect_caller
+from runner.launch.verdict import diagnosed, judge, unlaunched
+from runner.launch.wait import End, Signals, watched_caller, watched_signals
+from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 
 if TYPE_CHECKING:
     import argparse
+
+    from runner.launch.acquire import Acquired
 
 NAME = "exec"
 HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
 EXAMPLE = "runner exec --deadline 30 --report report.json ./my-plugin -- --verbose"
 PASSES_ARGUMENTS = True
+
+# How long a reader of our stderr may take to make room for a message.
+_STDERR_WRITE_SECONDS = 2.0
+_LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inspect",
         action="store_true",
-        help="read what plugin and host say to each other, and end a plugin that breaks its contract",
+        help="check every message between plugin and host, and end a plugin that breaks its contract",
     )
     parser.add_argument(
         "--tty",
@@ -50,125 +55,111 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    started = time.monotonic()
+    began = time.monotonic()
     try:
         invocation = invocation_of(args)
-        sink = ReportSink(args.report)
-    except (SinkError, ValueError) as error:
+        report_file = ReportFile(args.report)
+    except (ReportFileError, ValueError) as error:
         print(f"runner exec: {error}", file=sys.stderr)
         return USAGE_ERROR
-    prepared = Prepared(invocation)
-    lived: Lived | None = None
+    stage: Stage | None = None
     try:
         with watched_caller() as caller:
-            lived = _live(prepared, caller, started, inspected=args.inspect, tty=args.tty)
-        assert prepared.grant is not None
-        outcome, status = judge(lived.end, prepared.grant.limits)
-    except (Failure, SpawnError, OSError) as error:
-        outcome, status = unlaunched(error)
+            _refuse_directories()
+            host = _CommandLine(caller, inspect=args.inspect, tty=args.tty)
+            stage = ended = run_plugin(invocation, os.environ, began, host)
+        outcome, status = judge(ended.end, ended.started.planned.grant.limits)
     except Exception as error:
-        if os.environ.get("RUNNER_DEBUG"):
-            raise
         outcome, status = unlaunched(error)
-    outcome = diagnosed(outcome, prepared)
-    # The report first: whoever reads stderr may be gone, and that must cost neither report nor status.
+        if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
+            raise
+        if isinstance(error, Failure):
+            stage = error.stage
+    outcome = diagnosed(outcome, stage)
+    # The report first: nobody may be reading stderr, and that must cost neither the report nor the status.
     with suppress(OSError):
         try:
-            if sink.wanted:
+            if report_file.wanted:
                 from runner.launch.report import report
 
-                end, confined = (lived.end, lived.confined) if lived is not None else (None, None)
-                sink.write(report(prepared, outcome, end, status, confined))
-        except SinkError as error:
+                report_file.write(report(stage, outcome, status))
+        except ReportFileError as error:
             print(f"runner exec: {error}", file=sys.stderr, flush=True)
-    if (lived is None or lived.writable) and _is_heard():
+    ended_stage = ended_of(stage)
+    if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
         with suppress(OSError):
-            _say(prepared, outcome, lived)
+            _print_outcome(stage, outcome)
     return status
 
 
-def _is_heard() -> bool:
-    """Whether our stderr takes a word within a moment: a pipe that is full and that nobody reads must not
-    hold us past the deadline. The report has it all."""
+class _CommandLine:
+    """The host of a launch whose caller has only streams, signals and an exit status."""
+
+    def __init__(self, caller: int | None, *, inspect: bool, tty: bool) -> None:
+        self.caller = caller
+        self._inspect = inspect
+        self._tty = tty
+
+    def see_ready(self, planned: Planned) -> None:
+        if planned.plan.notes or planned.grant.unsandboxed:
+            _print_notes(planned, urgent=True)
+
+    def watch_orders(self) -> AbstractContextManager[Signals]:
+        return watched_signals()
+
+    def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
+        planned = acquired.planned
+        inspect = make_inspection(planned) if self._inspect else None
+        return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty)
+
+    def see_started(self, started: Started) -> Started:
+        return started
+
+
+def _is_stderr_writable() -> bool:
+    """Whether our stderr takes a message soon. A full pipe that nobody reads must not keep the runner past
+    the deadline; the report has everything."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
-    return bool(poll.poll(_LAST_WORD * 1000))
+    return bool(poll.poll(_STDERR_WRITE_SECONDS * 1000))
 
 
-def _tell_notes(prepared: Prepared, *, urgent: bool) -> None:
+def _print_notes(stage: Stage | None, *, urgent: bool) -> None:
     from runner.cli import text
     from runner.launch.report import notes
 
-    with suppress(OSError):  # nobody reads it: the report says so too
-        for note in notes(prepared):
+    with suppress(OSError):  # nobody reads stderr: the report has the notes too
+        for note in notes(stage):
             if note.urgent is urgent:
-                if not _is_heard():
+                if not _is_stderr_writable():
                     return
                 text.note(note)
                 sys.stderr.flush()
 
 
-def _say(prepared: Prepared, outcome: Outcome, lived: Lived | None) -> None:
-    """A plugin that failed by itself has said so itself. That a limit ended it, only we can tell, and what
-    it may have missed."""
-    if outcome.code not in ("ok", "crashed", "cancelled") or (lived and _is_ours(lived.end, outcome)):
+def _print_outcome(stage: Stage | None, outcome: Outcome) -> None:
+    """A plugin that failed by itself has said so itself. Only the runner knows that a limit ended it, and
+    which paths it may have missed."""
+    ended = ended_of(stage)
+    by_limit = ended is not None and _is_limit(ended.end, outcome)
+    if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
         from runner.cli import text
 
-        text.failure(prepared, outcome)
-    if outcome.code == "crashed" and prepared.open_plan is not None:
-        _tell_notes(prepared, urgent=False)
-    if lived is not None and lived.end.exit.kill_incomplete:
-        pids = ", ".join(map(str, lived.end.exit.left))
-        print(f"runner exec: kill_incomplete: could not be killed: {pids}", file=sys.stderr)
+        text.failure(stage, outcome)
+    if outcome.code == "crashed" and planned_of(stage) is not None:
+        _print_notes(stage, urgent=False)
+    if ended is not None and ended.end.exit.kill_incomplete:
+        pids = ", ".join(map(str, ended.end.exit.left))
+        print(f"runner exec: kill_incomplete: these processes could not be killed: {pids}", file=sys.stderr)
     sys.stderr.flush()
 
 
-_LAST_WORD = 2.0
-_LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
-
-
-def _is_ours(end: End, outcome: Outcome) -> bool:
+def _is_limit(end: End, outcome: Outcome) -> bool:
     return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in _LIMIT_CAUSES)
 
 
-class Lived(NamedTuple):
-    """What became of a plugin that was started."""
-
-    end: End
-    confined: Confined
-    writable: bool  # our stderr
-
-
-def _live(prepared: Prepared, caller: int | None, started: float, *, inspected: bool, tty: bool) -> Lived:
-    """From the manifest to the end of the plugin's last process."""
-    _refuse_directories()
-    with ready(prepared, os.environ) as opened:
-        if opened.plan.notes or (prepared.grant is not None and prepared.grant.unsandboxed):
-            _tell_notes(prepared, urgent=True)
-        lived = _watch(prepared, opened, caller, started, inspected=inspected, tty=tty)
-    prepared.timings.mark("teardown")
-    return lived
-
-
-def _watch(
-    prepared: Prepared, opened: OpenPlan, caller: int | None, started: float, *, inspected: bool, tty: bool
-) -> Lived:
-    deadline = opened.plan.limits.deadline
-    if deadline is not None and time.monotonic() >= started + deadline:
-        raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
-    with (
-        watched_signals() as signals,
-        confine(prepared, opened, started, inspected=inspected, tty=tty) as confined,
-    ):
-        prepared.timings.mark("launch")
-        end = wait(confined.cell, signals, caller, confined.clocks, confined.meters)
-        end, writable = confined.settle(end, [fd for fd in (signals.fd, caller) if fd is not None])
-        prepared.timings.mark("run")
-        return Lived(end, confined, writable)
-
-
 def _refuse_directories() -> None:
-    """A directory as stdin would be a door out of the cage: openat() works through any directory fd."""
+    """A directory as stdin would lead out of the cage: openat(2) works through any directory descriptor."""
     for fd in (0, 1, 2):
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             outcome = Outcome(
@@ -176,6 +167,6 @@ def _refuse_directories() -> None:
                 "plan",
                 f"descriptor {fd} is a directory, through which a plugin could reach the host's files",
                 "descriptor",
-                "give the runner pipes, files or a terminal",
+                "give the runner pipes, files or a terminal as stdin, stdout and stderr",
             )
             raise Failure(outcome, EXEC_REFUSED)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.launch.prepare import Prepared, ready
 from runner.launch.report import described_layers, notes, place, report
+from runner.launch.run import rehearse
+from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import foreseen
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
@@ -45,65 +46,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        prepared = Prepared(invocation_of(args))
+        invocation = invocation_of(args)
     except ValueError as error:
         print(f"runner explain: {error}", file=sys.stderr)
         return 2
     outcome = Outcome("ok", "plan", "the plugin may be launched")
+    stage: Stage | None
     try:
-        with ready(prepared, os.environ, rehearse=True):
-            pass
+        stage = rehearse(invocation, os.environ)
     except Failure as failure:
-        outcome = failure.outcome
+        stage, outcome = failure.stage, failure.outcome
+    loaded, planned = loaded_of(stage), planned_of(stage)
     if args.format == "json":
-        print(json.dumps(document(prepared, outcome), indent=2))
+        print(json.dumps(document(stage, outcome), indent=2))
     elif args.format == "argv":
-        if prepared.open_plan is None:
-            printing.failure(prepared, outcome)
+        if planned is None:
+            printing.failure(stage, outcome)
         else:
-            print(_command_line(prepared))
+            print(_command_line(planned))
+    elif loaded is None or outcome.code in ("manifest_invalid", "policy_invalid"):
+        printing.failure(stage, outcome)
     else:
-        if prepared.plugin is None or outcome.code in ("manifest_invalid", "policy_invalid"):
-            printing.failure(prepared, outcome)
-        else:
-            print("\n".join(_text(prepared, prepared.plugin, outcome)))
+        print("\n".join(_text(stage, loaded.plugin, outcome)))
     return EXIT[outcome.code]
 
 
-def document(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
-    """As a report of a launch that has not taken place, with the command line."""
-    full = report(prepared, outcome, None, EXIT[outcome.code])
+def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
+    """The report of a launch that has not taken place, with the command line."""
+    full = report(stage, outcome, EXIT[outcome.code])
     kept = ("runner", "plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
-    command = _command_line(prepared) if prepared.open_plan is not None else None
+    decided, planned = decided_of(stage), planned_of(stage)
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
-        for what, words, verdict, why in _asked(prepared, outcome)
+        for what, words, verdict, why in _asked(stage, outcome)
     ]
     return {
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
-        "streams": None if prepared.grant is None else foreseen(prepared.grant.limits),
-        "capabilities": None if prepared.policy is None else prepared.policy.capabilities._asdict(),
-        "argv": command,
+        "streams": None if decided is None else foreseen(decided.grant.limits),
+        "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
+        "argv": None if planned is None else _command_line(planned),
     }
 
 
-def _command_line(prepared: Prepared) -> str:
-    assert prepared.open_plan is not None
-    plan = prepared.open_plan.plan
-    profile = seccomp_filter.filter_path(plan.seccomp, seccomp_filter.machine_arch())
-    return bwrap.command_line(plan, prepared.bwrap, profile, os.environ)
+def _command_line(planned: Planned) -> str:
+    profile = seccomp_filter.filter_path(planned.plan.seccomp, seccomp_filter.machine_arch())
+    return bwrap.command_line(planned.plan, planned.bwrap, profile, os.environ)
 
 
 Row = tuple[str, ...]  # all of one table are equally long
 
 
-def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
+def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
     """One row for each thing the manifest asks for: kind, what, verdict, why."""
-    plugin, granted = prepared.plugin, prepared.grant
-    if plugin is None or granted is None:
+    decided, planned = decided_of(stage), planned_of(stage)
+    if decided is None:
         return []
+    plugin, granted = decided.loaded.plugin, decided.grant
     refused = {(d.asked, d.where): d for d in (*granted.denials, *outcome.denials)}
     by_place = {d.where: d for d in refused.values() if d.where}
 
@@ -111,13 +111,13 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         denial = by_place.get(where) or next((d for d in refused.values() if d.asked == words), None)
         if denial is None:
             return "granted", why
-        return "REFUSED" if denial.required else "withheld", _why(prepared, denial)
+        return "REFUSED" if denial.required else "withheld", _why(stage, denial)
 
     rows: list[Row] = []
     spec = plugin.spec
     missing = set()
-    if prepared.open_plan is not None:
-        missing = {shown.path for shown in prepared.open_plan.plan.shown if shown.state == "missing"}
+    if planned is not None:
+        missing = {shown.path for shown in planned.plan.shown if shown.state == "missing"}
     if not spec.enabled:
         rows.append(
             (
@@ -130,7 +130,7 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
         word, why = verdict(path.where, path.path)
         if path.path in missing or word == "withheld":
             word, why = "skipped", "does not exist here"
-        elif word == "granted" and path.access == "write" and (owned := _owned(prepared, path.path)):
+        elif word == "granted" and path.access == "write" and (owned := _owned(planned, path.path)):
             why = owned.sentence()
         rows.append((path.access, path.path, word, why))
     if plugin.project is not None and plugin.project.named:
@@ -159,42 +159,43 @@ def _asked(prepared: Prepared, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _owned(prepared: Prepared, path: str) -> Ownership | None:
-    """Whose is what the plugin writes there; None where no uid is changed for it."""
-    owners = prepared.open_plan.plan.owners if prepared.open_plan is not None else None
+def _owned(planned: Planned | None, path: str) -> Ownership | None:
+    """Who owns what the plugin writes there; None if it is the caller, as without a change of uid."""
+    owners = None if planned is None else planned.plan.owners
     return owners.of(normal(path)) if owners is not None else None
 
 
-def _origin(prepared: Prepared, shown: ShownPath) -> str:
-    owned = _owned(prepared, shown.path) if shown.access == "write" else None
+def _origin(planned: Planned, shown: ShownPath) -> str:
+    owned = _owned(planned, shown.path) if shown.access == "write" else None
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
 
 
-def _why(prepared: Prepared, denial: Denial) -> str:
-    return f"{denial.rule}: {denial.reason} ({place(prepared, denial)})"
+def _why(stage: Stage | None, denial: Denial) -> str:
+    return f"{denial.rule}: {denial.reason} ({place(stage, denial)})"
 
 
-def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]:
-    granted = prepared.grant
+def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str]:
+    decided, planned = decided_of(stage), planned_of(stage)
+    granted = None if decided is None else decided.grant
     name = f"{plugin.id} {plugin.version}".rstrip()
     yield printable(f"{name} ({plugin.contract}) from {plugin.manifest}")
     if granted is not None:
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
             yield "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
-    rows = _asked(prepared, outcome)
+    rows = _asked(stage, outcome)
     yield ""
     yield from _table("asked", rows) if rows else ("asked: nothing beyond the plain cage",)
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
-        yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(prepared, denial))}"
-    if prepared.open_plan is not None:
-        yield from _cage(prepared, prepared.open_plan.plan)
-    if limits := list(_limits(prepared, outcome)):
+        yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
+    if planned is not None:
+        yield from _cage(planned, planned.plan)
+    if limits := list(_limits(stage, outcome)):
         yield ""
         yield from _table("limits", limits)
-    if prepared.policy is not None:
-        rule = prepared.policy.capabilities
+    if decided is not None:
+        rule = decided.policy.capabilities
         words = [(" ".join(patterns) or "nothing") for patterns in (rule.declare, rule.host)]
         yield ""
         yield from _table(
@@ -202,11 +203,11 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         )
         if dict(plugin.exports).get("hooks"):
             yield ""
-            meaning = prepared.policy.on_hook_failure
+            meaning = decided.policy.on_hook_failure
             yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
     yield ""
     if outcome.code == "ok":
-        lacking = any(note.rule == "outside" for note in notes(prepared))
+        lacking = any(note.rule == "outside" for note in notes(stage))
         yield "It would be launched" + (
             ", but not with all that it names: see the notes." if lacking else "."
         )
@@ -216,10 +217,10 @@ def _text(prepared: Prepared, plugin: Plugin, outcome: Outcome) -> Iterable[str]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
 
 
-def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
-    if prepared.grant is not None and not prepared.grant.unsandboxed:
+def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
+    if not planned.grant.unsandboxed:
         yield ""
-        shown = [(path.access, path.path, path.state, _origin(prepared, path)) for path in plan.shown]
+        shown = [(path.access, path.path, path.state, _origin(planned, path)) for path in plan.shown]
         yield from _table("in the cage", [row for row in shown if row[2] != "missing"])
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"
@@ -232,37 +233,38 @@ def _cage(prepared: Prepared, plan: LaunchPlan) -> Iterable[str]:
         "layers",
         [
             (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", layer.detail)
-            for layer in described_layers(prepared)
+            for layer in described_layers(planned)
         ],
     )
-    for note in notes(prepared):
+    for note in notes(planned):
         yield f"note: {printable('; '.join(text for text in (note.message, note.hint) if text))}"
 
 
-def _limits(prepared: Prepared, outcome: Outcome) -> Iterable[Row]:
-    """One row for each limit: name, how much, whose word it is, what holds it, and what is weak about that.
+def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:
+    """One row for each limit: its name, the amount, who decided it, what enforces it, what is weak about it.
 
-    Whoever set it: manifest, policy or command line. The lowest of them decided.
+    Manifest, policy and command line may all set a limit. The lowest decides.
     """
-    granted = prepared.grant
-    if granted is None:
+    decided = decided_of(stage)
+    if decided is None:
         return
-    if prepared.limits.all:
-        for limit in prepared.limits.all:
+    granted, assigned = decided.grant, limits_of(stage)
+    if assigned.all:
+        for limit in assigned.all:
             amount = _amount(limit.name, limit.requested)
             if limit.effective not in (None, limit.requested):
                 amount += f" (in effect {_amount(limit.name, limit.effective)})"
             words = [*(["DEGRADED"] if limit.degraded else []), *([limit.detail] if limit.detail else [])]
             yield limit.name, amount, limit.decided_by, limit.enforced_by or "nothing", ": ".join(words)
         return
-    # The launch was refused before each had its means, most often for want of one.
-    decided = dict(granted.decided_by)
+    # The launch was refused before each limit had something to enforce it, most often because one cannot be.
+    decided_by = dict(granted.decided_by)
     for name in granted.limits._fields:
         value = getattr(granted.limits, name)
         if value is not None:
             lacking = outcome.code == "sandbox_unavailable" and outcome.cause == name
             held = "CANNOT BE HELD" if lacking else ""
-            yield name, _amount(name, value), decided.get(name, "policy"), held, ""
+            yield name, _amount(name, value), decided_by.get(name, "policy"), held, ""
 
 
 def _amount(name: str, value: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.contracts.registry import contract_options
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import LIMIT_NAMES

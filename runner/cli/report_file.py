@@ -12,7 +12,7 @@ from sandbox.files import write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 
 
-class SinkError(Exception):
+class ReportFileError(Exception):
     """The report cannot be written there; the text says why."""
 
 
@@ -21,7 +21,7 @@ _NAMED = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
 _NUMBERED = ("/dev/fd/", "/proc/self/fd/")
 
 
-class ReportSink:
+class ReportFile:
     """What is opened now is what is written to in the end: a plugin that can write to the folder cannot lead
     the report somewhere else meanwhile. Nor can another user before: links that others than root could change
     are refused, as for sources of a cage."""
@@ -39,13 +39,13 @@ class ReportSink:
         try:
             self._open(target)
         except LinkRefused as refused:
-            raise SinkError(
+            raise ReportFileError(
                 f"--report {target}: {refused}; write the path it leads to: {refused.leads_to}"
             ) from None
         except TooManyLinks as refused:
-            raise SinkError(f"--report {target}: {refused}") from None
+            raise ReportFileError(f"--report {target}: {refused}") from None
         except OSError as error:
-            raise SinkError(f"--report {target}: {error.strerror}") from None
+            raise ReportFileError(f"--report {target}: {error.strerror}") from None
 
     def _open(self, target: str) -> None:
         processes = os.stat("/proc").st_dev
@@ -53,17 +53,17 @@ class ReportSink:
         def refuse_processes(steps: list[Step], last: bool) -> None:
             # What looks like a link there is none: /proc/PID/fd/N only says where a file was once.
             if steps[-1].status.st_dev == processes:
-                raise SinkError(f"--report {target}: is on procfs; for a descriptor give its number")
+                raise ReportFileError(f"--report {target}: is on procfs; for a descriptor give its number")
 
         missing: list[str] = []
         steps = walk(os.path.join(os.getcwd(), target), check=refuse_processes, missing=missing)
         try:
             last = steps[-1]
             if not missing and (stat.S_ISDIR(last.status.st_mode) or target.endswith("/")):
-                raise SinkError(f"--report {target}: is a directory")
+                raise ReportFileError(f"--report {target}: is a directory")
             if len(missing) > 1 or target.endswith("/"):
                 folder = os.path.join(real_path(steps), *missing[: len(missing) - 1])
-                raise SinkError(f"--report {target}: the directory {folder} does not exist")
+                raise ReportFileError(f"--report {target}: the directory {folder} does not exist")
             if missing and not stat.S_ISDIR(last.status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if not missing and not stat.S_ISREG(last.status.st_mode):
@@ -73,7 +73,7 @@ class ReportSink:
             folder_step = last if missing else steps[-2]
             if not os.access(f"/proc/self/fd/{folder_step.fd}", os.W_OK | os.X_OK):
                 folder = real_path(steps if missing else steps[:-1])
-                raise SinkError(f"--report {target}: the directory {folder} is not writable")
+                raise ReportFileError(f"--report {target}: the directory {folder} is not writable")
             self._folder = os.dup(folder_step.fd)
         finally:
             close(steps)
@@ -92,7 +92,7 @@ class ReportSink:
             elif self._folder is not None:
                 _replace(self._folder, self._name, text)
         except OSError as error:
-            raise SinkError(f"the report could not be written: {error.strerror}") from None
+            raise ReportFileError(f"the report could not be written: {error.strerror}") from None
 
 
 def _number(target: str) -> str | None:
@@ -107,18 +107,18 @@ def _number(target: str) -> str | None:
 
 def _descriptor(target: str, number: str) -> int:
     if len(number) > 9:
-        raise SinkError(f"--report {target}: there is no such descriptor")
+        raise ReportFileError(f"--report {target}: there is no such descriptor")
     fd = int(number)
     # Who writes /dev/stdout means it.
     if fd == 0 or (fd == 1 and target == number):
-        raise SinkError(f"--report {target}: descriptors 0 and 1 are the plugin's")
+        raise ReportFileError(f"--report {target}: descriptors 0 and 1 are the plugin's")
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
         file = f" (a file: ./{target})" if target == number else ""
-        raise SinkError(f"--report {target}: descriptor {number} is not open{file}") from None
+        raise ReportFileError(f"--report {target}: descriptor {number} is not open{file}") from None
     if flags & os.O_ACCMODE == os.O_RDONLY:
-        raise SinkError(f"--report {target}: descriptor {number} is open for reading only")
+        raise ReportFileError(f"--report {target}: descriptor {number} is open for reading only")
     # Our own copy of stdout is given away when the plugin has it.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd == 1 else fd
 
@@ -128,7 +128,7 @@ def _open_special(target: str, step: Step) -> int:
     kind, owner = stat.S_IFMT(step.status.st_mode), step.status.st_uid
     if kind == stat.S_IFIFO and owner not in (0, os.geteuid()):
         # Its maker would get the report, and could keep us waiting for ever by not reading it.
-        raise SinkError(
+        raise ReportFileError(
             f"--report {target}: that FIFO belongs to uid {owner}; make one of your own, or open it and "
             "give its descriptor"
         )

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from runner.launch.prepare import Prepared
 from runner.launch.report import explained
+from runner.launch.stages import Stage
 from runner.outcome import Outcome
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
@@ -29,8 +29,8 @@ def note_text(note: Note) -> str:
     return "; ".join(text for text in (note.message, note.hint) if text)
 
 
-def failure(prepared: Prepared, outcome: Outcome) -> None:
-    say("\n".join(explained(prepared, outcome)))
+def failure(stage: Stage | None, outcome: Outcome) -> None:
+    say("\n".join(explained(stage, outcome)))
 
 
 def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None = None) -> None:

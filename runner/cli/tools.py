@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, ordered
 from runner.cli.options import add_invocation, invocation_of
-from runner.cli.report_file import ReportSink, SinkError
+from runner.cli.report_file import ReportFile, ReportFileError
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
@@ -35,8 +35,8 @@ def advice(message: str) -> str:
 def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
-        sink = ReportSink(args.report)
-    except (SinkError, ValueError) as error:
+        sink = ReportFile(args.report)
+    except (ReportFileError, ValueError) as error:
         print(f"runner tools: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     sent = ordered(invocation)

@@ -4,11 +4,11 @@ Each folder of runner/contracts/ exposes one `CONTRACT` in its `__init__.py`. Th
 import, because every launch imports it. A method imports the heavy modules (pydantic models, the dialect)
 when it is called.
 
-    class NexoContract(Contract):
-        name = "nexo"
+    class ToyContract(Contract):
+        name = "toy"
         ...
 
-    CONTRACT = NexoContract()
+    CONTRACT = ToyContract()
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process monitors are forked from: everything imported, no threads, nothing of the host's.
+"""The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
-One for each host process. It is told what to launch by messages of one byte and six descriptors (the Gear of
-runner/launch/monitor.py), forks a monitor for each, and ends when its host does. Monitors do not need it: a
+Each host process has one. It gets its orders as messages of one byte and six descriptors (the Gear of
+runner/launch/monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
 plugin outlives the fork server it came from, and the next launch starts another one.
 """
 
@@ -22,18 +22,19 @@ from typing import NoReturn
 
 from runner.contracts.registry import all_contracts
 from runner.launch import monitor
-from runner.launch.monitor import Gear, Order
-from runner.launch.prepare import Invocation
+from runner.launch.monitor import Gear, LaunchOrder
+from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
+from sandbox.codec import encode
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
 
-_GEAR = len(Gear._fields)
+_GEAR_COUNT = len(Gear._fields)
 _START = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from runner.launch.forkserver import main; main(int(sys.argv[1]))"
 )
-# What decides how names are turned into bytes; it must be the same on both sides.
+# These decide how file names become bytes. Host and fork server must agree.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
@@ -41,10 +42,10 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
 def main(fd: int) -> NoReturn:
-    """The process `by_exec` starts."""
+    """The process that `start_by_exec` starts."""
     try:
         serve(socket.socket(fileno=fd))
-    except Exception:  # noqa: BLE001 -- there is nobody to tell, unless somebody looks for a fault
+    except Exception:  # noqa: BLE001 -- nobody reads it, unless RUNNER_DEBUG is set
         if os.environ.get("RUNNER_DEBUG"):
             sys.excepthook(*sys.exc_info())
     finally:
@@ -52,16 +53,16 @@ def main(fd: int) -> NoReturn:
 
 
 def serve(orders: socket.socket) -> None:
-    """Fork a monitor for each order, until there is nobody left to give one."""
+    """Fork a monitor for each order, until the host has ended."""
     _detach(orders)
     _preload()
-    if gc.isenabled():  # else this is a copy of who is in a hurry
+    if gc.isenabled():  # a host that disabled it is in a hurry, and this is its copy
         gc.collect()
-    gc.freeze()  # what is there now is shared with all monitors, as long as nobody looks through it
+    gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
     gc.disable()
     while True:
         try:
-            word, fds, _, _ = socket.recv_fds(orders, 1, _GEAR, socket.MSG_CMSG_CLOEXEC)
+            word, fds, _, _ = socket.recv_fds(orders, 1, _GEAR_COUNT, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 continue
@@ -69,7 +70,7 @@ def serve(orders: socket.socket) -> None:
         if not word:
             return
         try:
-            if len(fds) == _GEAR:  # else too few could be opened; the host sees its socket closed
+            if len(fds) == _GEAR_COUNT:  # else some could not be received; the host sees its socket closed
                 _fork(Gear(*fds), orders)
         finally:
             for fd in fds:
@@ -87,15 +88,15 @@ def _fork(gear: Gear, orders: socket.socket) -> None:
             orders.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _be_called("runner-monitor")
+            _set_name("runner-monitor")
             monitor.keep(gear)
         finally:
             os._exit(1)
 
 
 def _detach(orders: socket.socket) -> None:
-    """Nothing of the host's: no terminal that could interrupt us, no descriptor, no directory."""
-    with suppress(OSError):  # a leader already
+    """Keep nothing of the host's: no terminal that could interrupt us, no descriptor, no directory."""
+    with suppress(OSError):  # a session leader already
         os.setsid()
     orders.setblocking(True)
     os.closerange(3, orders.fileno())
@@ -106,20 +107,20 @@ def _detach(orders: socket.socket) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it: an error, not the end
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in any Python process: EFBIG, not death
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _be_called("runner-fork server")
+    _set_name("runner-fork server")
 
 
-def _be_called(name: str) -> None:
+def _set_name(name: str) -> None:
     with suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)
 
 
 def _preload() -> None:
-    """What launches import when they come to it. Not the models of manifests: they are large, and a manifest
-    that was read once is remembered."""
+    """Import what launches import lazily. Not the models of manifests: they are large, and a manifest that
+    was read once is in the cache."""
     from importlib import import_module
 
     for name in ("hashlib", "sandbox.plan.bwrap", "sandbox.limits.disk", "sandbox.units"):
@@ -133,19 +134,19 @@ def _preload() -> None:
 class ForkServer(NamedTuple):
     orders: socket.socket  # SOCK_SEQPACKET: a message arrives whole or not at all
     pidfd: int
-    host: tuple[object, ...]  # who it was started by
+    host: tuple[object, ...]  # the ids it was started with
 
     def is_alive(self) -> bool:
         if self.orders.fileno() < 0:
-            return False  # closed, and the number may be somebody else's
+            return False  # closed, and the number may belong to another file
         dead = select.poll()
         dead.register(self.pidfd, select.POLLIN)
         return not dead.poll(0)
 
     def close(self) -> None:
-        """Its monitors live on, and end with their plugins."""
+        """End it. Its monitors live on, and end with their plugins."""
         self.orders.close()
-        with suppress(OSError):  # reaped by somebody else; or we are not who we were, and it ends by itself
+        with suppress(OSError):  # already reaped; or our uid has changed, and it ends when its socket closes
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         os.close(self.pidfd)
@@ -156,19 +157,19 @@ _current: ForkServer | None = None
 
 
 def current() -> ForkServer:
-    """This process's own, started if there is none. Raises OSError."""
+    """This process's fork server, started if there is none. Raises OSError."""
     global _current
     with _lock:
         if _current is not None and _current.host != _host():
             _current.close()
             _current = None
         if _current is None:
-            _current = by_exec()
+            _current = start_by_exec()
         return _current
 
 
 def close(which: ForkServer | None = None) -> None:
-    """End it: all of them, or `which` if it is still the one, because it was found dead."""
+    """End this process's fork server. With `which`: only if it is that one, which was found dead."""
     global _current
     with _lock:
         if _current is not None and which in (None, _current):
@@ -177,12 +178,12 @@ def close(which: ForkServer | None = None) -> None:
 
 
 def _host() -> tuple[object, ...]:
-    """A host that has changed its ids must not launch with those it had."""
+    """The host's ids. A host that changed them must not launch with the old ones."""
     return os.getresuid(), os.getresgid()
 
 
 def _forget() -> None:
-    """In a child of the host: it has the socket, which would keep its parent's fork server alive."""
+    """In a forked child of the host: close its copy of the socket, which keeps the parent's server alive."""
     global _lock, _current
     _lock = threading.Lock()
     if _current is not None:
@@ -194,15 +195,15 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def by_exec() -> ForkServer:
-    """A new interpreter: right for every process, whatever threads it has."""
+def start_by_exec() -> ForkServer:
+    """Start one as a new interpreter. Works in every process, whatever threads it has."""
     import atexit
     import subprocess
 
     if not sys.executable:
         raise OSError(errno.ENOENT, "this process does not know the Python it runs")
-    # All that the host itself would import from, but for places relative to where it happens to be. They are
-    # what no plugin may write to (runner/launch/prepare.py).
+    # Every place the host itself imports from, without those relative to its working directory. No plugin may
+    # write to them (runner/launch/plan.py).
     path = [place for place in sys.path if place.startswith("/")]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -228,18 +229,18 @@ def by_exec() -> ForkServer:
                 cwd="/",
                 start_new_session=True,
             )
-        process.returncode = 0  # ours to wait for, by its pidfd
+        process.returncode = 0  # we wait for it by its pidfd; subprocess must not
         atexit.unregister(close)
         atexit.register(close)
-        return _started(ours, process.pid)
+        return _make(ours, process.pid)
     except BaseException:
         ours.close()
         raise
 
 
-def by_fork() -> ForkServer | None:
-    """A copy of this process, at once and with all it has imported: only for who has no threads, and has not
-    begun with anything. None: it has. The one made is the one `current` gives."""
+def start_by_fork() -> ForkServer | None:
+    """Start one as a copy of this process: at once, with everything imported. Only for a process without
+    threads that has not started trio. None: this one has. Afterwards `current` gives the copy."""
     global _current
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
@@ -262,17 +263,17 @@ def by_fork() -> ForkServer | None:
     with _lock:
         if _current is not None:
             _current.close()
-        _current = _started(ours, pid)
+        _current = _make(ours, pid)
         return _current
 
 
-def _started(orders: socket.socket, pid: int) -> ForkServer:
+def _make(orders: socket.socket, pid: int) -> ForkServer:
     orders.setblocking(False)
     return ForkServer(orders, os.pidfd_open(pid), _host())
 
 
 class LaunchTicket:
-    """One launch, from the host's side: its ends of the plugin's pipes and of the control socket."""
+    """One launch on the host's side: the host's ends of the plugin's pipes and of the control socket."""
 
     def __init__(
         self,
@@ -282,9 +283,9 @@ class LaunchTicket:
         cwd: str | None = None,
         grace: float | None = None,
     ) -> None:
-        started = time.monotonic()
-        _require_sayable(invocation, environ)
-        order = Order(invocation, dict(environ), _absolute(cwd), started, grace)
+        began = time.monotonic()
+        _require_passable(invocation, environ)
+        order = LaunchOrder(invocation, dict(environ), _absolute(cwd), began, grace)
         with ExitStack() as stack:
 
             def kept(*fds: int) -> tuple[int, ...]:
@@ -293,7 +294,7 @@ class LaunchTicket:
                 return fds
 
             (memory,) = kept(os.memfd_create("runner-order", os.MFD_CLOEXEC))
-            write_all(memory, order.encode())
+            write_all(memory, encode(order))
             stdin, self.stdin = kept(*os.pipe2(os.O_CLOEXEC))
             self.stdout, stdout = kept(*os.pipe2(os.O_CLOEXEC))
             self.stderr, stderr = kept(*os.pipe2(os.O_CLOEXEC))
@@ -302,7 +303,7 @@ class LaunchTicket:
             (host,) = kept(os.pidfd_open(os.getpid()))
             self._given: Gear | None = Gear(memory, stdin, stdout, stderr, control, host)
             stack.pop_all()
-        self.forkserver: ForkServer | None = None  # that took it
+        self.forkserver: ForkServer | None = None  # the one it was sent to
 
     def send(self, forkserver: ForkServer) -> None:
         """Raises BlockingIOError if there is no room yet, OSError if the fork server cannot take it."""
@@ -312,33 +313,36 @@ class LaunchTicket:
         self.give_away()
 
     def give_away(self) -> None:
-        """Our copies of the plugin's ends."""
+        """Close our copies of the plugin's ends."""
         given, self._given = self._given, None
         for fd in given or ():
             os.close(fd)
 
     def close(self) -> None:
-        """Whoever took it sees that nobody waits for it any more."""
+        """Close everything. A monitor that has the ticket sees that nobody waits for it any more."""
         self.give_away()
         for fd in (self.stdin, self.stdout, self.stderr, self.control):
             os.close(fd)
 
 
-def _require_sayable(invocation: Invocation, environ: Mapping[str, str]) -> None:
-    """What no process can be given is the caller's mistake, and is said before anything is started."""
+def _require_passable(invocation: Invocation, environ: Mapping[str, str]) -> None:
+    """Refuse arguments and variables that no process can be given. Raises ValueError."""
     for variables in (environ.items(), invocation.overrides.env):
         for name, value in variables:
-            if not _is_word(name) or not name or "=" in name or not _is_word(value):
-                raise ValueError(f"{name!r} is no variable of an environment, or has no value for one")
+            if not _is_passable(name) or not name or "=" in name or not _is_passable(value):
+                raise ValueError(
+                    f"{name!r} cannot be an environment variable: name and value have to be text without "
+                    "NUL, and the name must not be empty or contain '='"
+                )
     for word in invocation.args:
-        if not _is_word(word):
-            raise ValueError(f"{word!r} cannot be an argument of a program")
+        if not _is_passable(word):
+            raise ValueError(f"{word!r} cannot be an argument: arguments have to be text without NUL")
 
 
-def _is_word(word: object) -> bool:
+def _is_passable(word: object) -> bool:
     try:
         return isinstance(word, str) and b"\0" not in os.fsencode(word)
-    except UnicodeEncodeError:  # half a surrogate pair that stands for no byte
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
         return False
 
 
@@ -347,5 +351,5 @@ def _absolute(cwd: str | None) -> str:
         return os.path.abspath(cwd)
     try:
         return os.getcwd()
-    except FileNotFoundError:  # removed since: then nothing relative can be meant
+    except FileNotFoundError:  # the directory was removed: no relative path can be meant
         return "/"

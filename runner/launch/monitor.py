@@ -1,19 +1,18 @@
-"""The process that stands between a session and its plugin: launches it, watches over it, tells how it ended.
+"""The process between a session and its plugin: it launches the plugin, watches it, and reports how it ended.
 
 A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each plugin
-of a session has a monitor: one process, one thread, that does what `runner exec` does. The plugin's streams
-are pipes whose other ends the host has; not a byte of them passes through here. What is left is the control
-socket:
+of a session has a monitor: one process with one thread, which does what `runner exec` does. The plugin's
+streams are pipes whose other ends the host holds; no byte of them passes through the monitor. Host and
+monitor share a control socket:
 
-    host -> monitor    bytes, each the number of a signal for the program, as `runner exec` would be sent it:
-                      the program gets it and has its grace, a second one or 9 ends everything at once. The
-                      end of the file: the host is gone, and everything ends at once.
-    monitor -> host    JSON documents, one on each line: `born`, then as far as it comes `prepared` and
-                      `launched`, and always last `ended`.
+    host -> monitor    bytes, each the number of a signal for the program, as if `runner exec` had got it. The
+                       program gets the signal and has its grace. A second signal, or SIGKILL, ends
+                       everything at once. At the end of the file the host has ended, and everything ends.
+    monitor -> host    values of the classes in MESSAGES, one on each line: Born, then as far as the launch
+                       comes Terms and Launched, and always last MonitorEnd.
 
-Nothing is ever raised or printed from here: whatever goes wrong is in `ended`. Signals from others are not
-heeded: a plugin is its session's to end. SIGKILL of a monitor ends its plugin, by the cell's init that
-follows it.
+The monitor raises and prints nothing: whatever goes wrong is in MonitorEnd. It ignores signals from others,
+because only the session may end its plugin. SIGKILL of a monitor ends its plugin: the cell's init follows it.
 """
 
 from __future__ import annotations
@@ -28,50 +27,97 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Literal, NoReturn
 
-from runner.launch.prepare import Invocation, Prepared, ready
+from runner.launch.acquire import Acquired
 from runner.launch.report import explained, notes, report
-from runner.launch.start import Confined, confine, diagnosed, unlaunched
-from runner.launch.verdict import TIMEOUT, judge
-from runner.launch.wait import End, wait
-from runner.outcome import EXEC_DEADLINE, Failure, Outcome
-from sandbox import codec
-from sandbox.plan.plan import OpenPlan
+from runner.launch.run import CalledOff, run
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
+from runner.launch.stdio import Plumbing, connect_session
+from runner.launch.verdict import diagnosed, judge, unlaunched
+from runner.outcome import Failure, Outcome
+from runner.plugin import Entrypoint, Plugin
+from sandbox.codec import decode, encode
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.policy.grant import Overrides
-from sandbox.spec import Limits
+from sandbox.spec import (
+    Denial,
+    EnvRequest,
+    Limits,
+    Network,
+    Note,
+    PathRequest,
+    Project,
+    SandboxSpec,
+)
 from sandbox.value import NamedTuple
 
-# How long a host that does not listen may keep us.
-TOLD_SECONDS = 10.0
+# How long a host that does not read its control socket may keep us.
+TELL_SECONDS = 10.0
 
-_HEEDLESS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NUMBERS = frozenset(signal.valid_signals())
 
 
-class Order(NamedTuple):
+# --- what host and monitor tell each other ------------------------------------------------------------------
+
+
+class LaunchOrder(NamedTuple):
     """What a monitor is to do."""
 
     invocation: Invocation
     environ: Mapping[str, str]  # the operator's
     cwd: str
-    started: float  # on the monotonic clock: when the session asked, from which its deadline runs
-    grace: float | None = None  # seconds, for a plugin that was asked to end, where no limit says
-
-    def encode(self) -> bytes:
-        """ASCII only, so that names which are no UTF-8 (lone surrogates) arrive as they were."""
-        return json.dumps(self, separators=(",", ":")).encode()
+    began: float  # on the monotonic clock: when the session asked. Its deadline runs from then
+    grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
 
 
-def decode(raw: bytes) -> Order:
-    invoked, environ, cwd, started, grace = json.loads(raw)
-    manifest, contract, server, policy, state_dir, args, overrides, options = invoked
-    env, pass_env, limits = overrides
-    given = Overrides(tuple((name, value) for name, value in env), tuple(pass_env), Limits(*limits))
-    own = tuple((name, value) for name, value in options)
-    invocation = Invocation(manifest, contract, server, policy, state_dir, tuple(args), given, own)
-    return Order(invocation, environ, cwd, started, grace)
+def decode_order(raw: bytes) -> LaunchOrder:
+    order = decode(raw, (LaunchOrder, Invocation, Overrides, Limits))
+    assert isinstance(order, LaunchOrder)
+    return order
+
+
+class Born(NamedTuple):
+    pid: int  # of the monitor
+
+
+class Terms(NamedTuple):
+    """Nothing runs yet, and everything is decided: what the plugin will run under."""
+
+    plugin: Plugin
+    limits: Limits  # as granted
+    declare: tuple[str, ...]  # by the policy: patterns of capabilities the plugin may declare
+    host: tuple[str, ...]  # by the policy: patterns of methods it may ask of its host
+    policy: str
+    unsandboxed: bool
+    notes: tuple[Note, ...] = ()
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
+
+
+class Launched(NamedTuple):
+    timings: Mapping[str, float]  # seconds by phase
+
+
+class MonitorEnd(NamedTuple):
+    outcome: Outcome
+    status: int  # the exit status that `runner exec` would have
+    explanation: tuple[str, ...] = ()  # lines for people
+    report_json: str = ""  # empty: there was nobody to write a report
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        document: dict[str, Any] | None = json.loads(self.report_json) if self.report_json else None
+        return document
+
+
+Message = Born | Terms | Launched | MonitorEnd
+MESSAGES = (
+    *(Born, Terms, Launched, MonitorEnd),
+    *(Outcome, Denial, Diagnostic, Note, Limits),
+    *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project),
+)
 
 
 class Gear(NamedTuple):
@@ -82,7 +128,7 @@ class Gear(NamedTuple):
     stdout: int
     stderr: int
     control: int
-    host: int  # a pidfd: the control socket may have been inherited by who outlives the host
+    host: int  # a pidfd: a process that outlives the host may have inherited the control socket
 
 
 class Control:
@@ -105,7 +151,7 @@ class Control:
         return [number for number in said if number in _NUMBERS]
 
     def is_called(self) -> bool:
-        """Whether there is something to be read, or nobody to write it any more."""
+        """Whether the host has written something, or has ended."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -114,10 +160,10 @@ class Control:
             pass
         return True
 
-    def tell(self, event: str, **fields: Any) -> bool:
-        """Whether the host has taken it, or at least can."""
-        left = memoryview(json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n")
-        until = time.monotonic() + TOLD_SECONDS
+    def tell(self, message: Message) -> bool:
+        """False if the host has ended, or does not read."""
+        left = memoryview(encode(message) + b"\n")
+        until = time.monotonic() + TELL_SECONDS
         room = select.poll()
         room.register(self.fd, select.POLLOUT)
         while left:
@@ -131,13 +177,9 @@ class Control:
         return True
 
 
-class _Called(BaseException):
-    """The host has spoken before anything was launched. Nothing but the end can be meant."""
-
-
 class _Interruptible:
-    """As long as nothing runs, ending at once is right, also if a look at a slow filesystem hangs: as a
-    signal ends `runner exec` then."""
+    """As long as nothing runs, any word of the host ends the launch at once, even if the monitor hangs on a
+    slow filesystem. A signal does the same to `runner exec`."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -155,81 +197,71 @@ class _Interruptible:
         # The kernel also signals that the host has read what we wrote.
         if self._armed and self._control.is_called():
             self._armed = False
-            raise _Called
+            raise CalledOff
 
     def stop(self) -> None:
-        """From now on nothing interrupts; who launches asks `look` once more."""
+        """From now on nothing interrupts. Before the start, `look` asks once more."""
         self._armed = False
         fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)
         signal.signal(signal.SIGIO, signal.SIG_IGN)
 
     def look(self) -> None:
         if self._control.is_called():
-            raise _Called
-
-
-class Lived(NamedTuple):
-    """What became of a plugin that was started."""
-
-    end: End
-    confined: Confined
+            raise CalledOff
 
 
 def keep(gear: Gear) -> NoReturn:
     """The whole life of a monitor, in a process that was forked for it and has no other purpose."""
     try:
-        for number in _HEEDLESS:
-            signal.signal(number, lambda *_: None)  # not ignored: that would be inherited
+        for number in _IGNORED:
+            signal.signal(number, lambda *_: None)  # not SIG_IGN: the plugin would inherit that
         sys.stdout = sys.stderr = None
         control = Control(gear.control)
-        control.tell("born", pid=os.getpid())
+        control.tell(Born(os.getpid()))
         try:
-            told = _kept(gear, control)
-        except Exception as error:  # noqa: BLE001 -- not even what happened could be told: that can
-            told = _told(None, *unlaunched(error), None)
-        control.tell("ended", **told)
+            ending = _keep(gear, control)
+        except Exception as error:  # noqa: BLE001 -- the account of the ending failed; this much can be told
+            ending = _bare_ending(error)
+        control.tell(ending)
     finally:
         os._exit(0)
 
 
 def refuse(control: int, error: Exception) -> None:
-    """For who cannot even start a monitor: the last word that one would have had."""
-    outcome, status = unlaunched(error)
-    Control(os.dup(control)).tell("ended", **_told(None, outcome, status, None))
+    """Tell a host that its monitor could not be started, in the monitor's place."""
+    Control(os.dup(control)).tell(_bare_ending(error))
 
 
-def _kept(gear: Gear, control: Control) -> dict[str, Any]:
-    prepared: Prepared | None = None
-    lived: Lived | None = None
+def _keep(gear: Gear, control: Control) -> MonitorEnd:
+    stage: Stage | None = None
     trace: list[str] = []
-    streams = Streams(gear.stdin, gear.stdout, gear.stderr)
+    streams = SessionStreams(gear.stdin, gear.stdout, gear.stderr)
     before = _Interruptible(control)
     try:
-        order = decode(_content(gear.order))
+        order = decode_order(_content(gear.order))
         os.environ.clear()
         os.environ.update(order.environ)
-        prepared = Prepared(order.invocation)
         before.start()
         os.chdir(order.cwd)
-        lived = _live(prepared, order, control, before, streams, gear.host)
-        assert prepared.grant is not None
-        outcome, status = judge(lived.end, prepared.grant.limits)
-    except _Called:
+        host = _SessionHost(gear.host, control, before, streams, order.grace)
+        stage = ended = run(order.invocation, order.environ, order.began, host)
+        outcome, status = judge(ended.end, ended.started.planned.grant.limits)
+    except CalledOff as called:
+        stage = called.stage
         outcome, status = _called_off(control)
-    except Exception as error:  # noqa: BLE001 -- everything ends in `ended`
+    except Exception as error:  # noqa: BLE001 -- the host learns every error from MonitorEnd
         outcome, status = unlaunched(error)
+        if isinstance(error, Failure):
+            stage = error.stage
         if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
             import traceback
 
             trace = "".join(traceback.format_exception(error)).splitlines()
     finally:
         before.stop()
-        streams.close()
-    if prepared is not None:
-        outcome = diagnosed(outcome, prepared)
-    told = _told(prepared, outcome, status, lived)
-    told["explanation"] += trace
-    return told
+        streams.give_away()
+    ending = _ending(stage, diagnosed(outcome, stage), status)
+    return ending._replace(explanation=(*ending.explanation, *trace))
 
 
 def _content(fd: int) -> bytes:
@@ -242,123 +274,110 @@ def _called_off(control: Control) -> tuple[Outcome, int]:
     numbers = control.arrived()
     if not numbers:
         return Outcome(
-            "cancelled", "launch", "the process that started the runner is gone", "caller_died"
+            "cancelled", "launch", "the process that started the runner has ended", "caller_died"
         ), 128 + signal.SIGKILL
     text = f"ended by signal {numbers[0]} before it was started"
     return Outcome("cancelled", "launch", text, f"signal:{numbers[0]}"), 128 + numbers[0]
 
 
-def _live(
-    prepared: Prepared, order: Order, control: Control, before: _Interruptible, streams: Streams, host: int
-) -> Lived:
-    """From the manifest to the end of the plugin's last process."""
-    with ready(prepared, order.environ) as opened:
-        if not control.tell("prepared", **_prepared(prepared)):
-            raise _Called
-        deadline = opened.plan.limits.deadline
-        if deadline is not None and time.monotonic() >= order.started + deadline:
-            raise Failure(TIMEOUT, EXEC_DEADLINE)  # used up before anything ran
-        before.stop()
-        before.look()
-        lived = _watch(prepared, opened, order, control, streams, host)
-    prepared.timings.mark("teardown")
-    return lived
+class _SessionHost:
+    """The host of a launch whose caller speaks through the control socket."""
+
+    def __init__(
+        self,
+        caller: int,
+        control: Control,
+        before: _Interruptible,
+        streams: SessionStreams,
+        grace: float | None,
+    ) -> None:
+        self.caller = caller
+        self._control = control
+        self._before = before
+        self._streams = streams
+        self._grace = grace
+
+    def see_ready(self, planned: Planned) -> None:
+        if not self._control.tell(_terms(planned)):
+            raise CalledOff
+
+    def watch_orders(self) -> AbstractContextManager[Control]:
+        self._before.stop()
+        self._before.look()
+        return nullcontext(self._control)
+
+    def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
+        return self._streams.connect(acquired.owner.uid, acquired.owner.gid)
+
+    def see_started(self, started: Started) -> Started:
+        self._control.tell(Launched(dict(started.timings)))
+        gc.enable()  # the fork server does without; a plugin may live for months
+        if started.clocks.teardown is None:
+            return started._replace(clocks=started.clocks._replace(teardown=self._grace))
+        return started
 
 
-def _watch(
-    prepared: Prepared, opened: OpenPlan, order: Order, control: Control, streams: Streams, host: int
-) -> Lived:
-    with ExitStack() as stack:
-        owner = prepared.owner
-        with streams.lent(None if owner is None else (owner.uid, owner.gid)) as ends:
-            confined = stack.enter_context(confine(prepared, opened, order.started, session=ends))
-        prepared.timings.mark("launch")
-        control.tell("launched", timings=prepared.timings.phases)
-        clocks = confined.clocks
-        if clocks.teardown is None:
-            clocks = clocks._replace(teardown=order.grace)
-        gc.enable()  # the fork server has no use for it; a plugin may live for months
-        end = wait(confined.cell, control, host, clocks, confined.meters)
-        end, _ = confined.settle(end)
-        prepared.timings.mark("run")
-        return Lived(end, confined)
+class SessionStreams:
+    """The plugin's ends of its pipes. While a copy is open here, the host sees no end of its output."""
 
-
-class Streams:
-    """The plugin's ends of its pipes. As long as a copy is open here, the host sees no end of what the plugin
-    said."""
-
-    def __init__(self, *fds: int) -> None:
-        self._fds: tuple[int, ...] = fds
+    def __init__(self, stdin: int, stdout: int, stderr: int) -> None:
+        self._fds: tuple[int, ...] = (stdin, stdout, stderr)
 
     @contextmanager
-    def lent(self, owner: tuple[int, int] | None) -> Iterator[tuple[int, int, int]]:
-        """For a launch, and for no longer."""
-        if owner is not None and os.geteuid() == 0:
+    def connect(self, uid: int, gid: int) -> Iterator[Plumbing]:
+        """For one launch, which gives them away when the plugin has its own."""
+        if os.geteuid() == 0:
             for fd in self._fds:
                 with suppress(OSError):
-                    os.fchown(fd, *owner)  # /dev/stdout and its like open the pipe anew
+                    os.fchown(fd, uid, gid)  # opening /dev/stdout and its like opens the pipe anew
         stdin, stdout, stderr = self._fds
         try:
-            yield stdin, stdout, stderr
+            with connect_session((stdin, stdout, stderr), self) as plumbing:
+                yield plumbing
         finally:
-            self.close()
+            self.give_away()
 
-    def close(self) -> None:
+    def give_away(self) -> None:
         for fd in self._fds:
             os.close(fd)
         self._fds = ()
 
 
-# --- what is told ----------------------------------------------------------------------------------------
+# --- what is told -------------------------------------------------------------------------------------------
 
 
-def _prepared(prepared: Prepared) -> dict[str, Any]:
-    loaded, policy, granted = prepared.loaded, prepared.policy, prepared.grant
-    assert loaded is not None and loaded.plugin is not None and policy is not None and granted is not None
-    limits = granted.limits
-    return {
-        "plugin": codec.encode(loaded.plugin).decode(),
-        "limits": {name: value for name in limits._fields if (value := getattr(limits, name)) is not None},
-        "declare": policy.capabilities.declare,
-        "host": policy.capabilities.host,
-        "policy": granted.policy,
-        "unsandboxed": granted.unsandboxed,
-        "notes": notes(prepared),
-        "on_hook_failure": policy.on_hook_failure,
-    }
+def _terms(planned: Planned) -> Terms:
+    policy = planned.policy
+    return Terms(
+        planned.plugin,
+        planned.grant.limits,
+        policy.capabilities.declare,
+        policy.capabilities.host,
+        planned.grant.policy,
+        planned.grant.unsandboxed,
+        notes(planned),
+        policy.on_hook_failure,
+    )
 
 
-def _told(prepared: Prepared | None, outcome: Outcome, status: int, lived: Lived | None) -> dict[str, Any]:
-    return {
-        "outcome": {
-            **outcome._asdict(),
-            "denials": [denial._asdict() for denial in outcome.denials],
-            "diagnostics": [diagnostic._asdict() for diagnostic in outcome.diagnostics],
-        },
-        "status": status,
-        "explanation": _explanation(prepared, outcome, lived),
-        "report": _report(prepared, outcome, status, lived),
-    }
+def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
+    if isinstance(stage, Decided | Planned):  # a launch that started has counted them so already
+        stage = stage._replace(limits=stage.limits.in_session())
+    document = json.dumps(report(stage, outcome, status))
+    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document)
 
 
-def _explanation(prepared: Prepared | None, outcome: Outcome, lived: Lived | None) -> list[str]:
-    if outcome.code == "ok":
-        lines: Sequence[str] = ()
-    elif prepared is None:
-        lines = (f"runner: {outcome.code}: {outcome.message}",)
-    else:
-        lines = explained(prepared, outcome)
-    left = () if lived is None else lived.end.exit.left
-    warning = (f"runner: kill_incomplete: could not be killed: {', '.join(map(str, left))}",) if left else ()
-    return [*lines, *warning]
+def _bare_ending(error: Exception) -> MonitorEnd:
+    """Without a report: to make one may be what failed."""
+    outcome, status = unlaunched(error)
+    return MonitorEnd(outcome, status, (f"runner: {outcome.code}: {outcome.message}",))
 
 
-def _report(
-    prepared: Prepared | None, outcome: Outcome, status: int, lived: Lived | None
-) -> dict[str, Any] | None:
-    if prepared is None:
-        return None
-    prepared.limits = prepared.limits.in_session()
-    end, confined = (None, None) if lived is None else lived
-    return report(prepared, outcome, end, status, confined)
+def _explanation(stage: Stage | None, outcome: Outcome) -> Sequence[str]:
+    lines = [] if outcome.code == "ok" else explained(stage, outcome)
+    ended: Ended | None = ended_of(stage)
+    left = () if ended is None else ended.end.exit.left
+    if left:
+        pids = ", ".join(map(str, left))
+        lines.append(f"runner: kill_incomplete: these processes could not be killed: {pids}")
+    return lines

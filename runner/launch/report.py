@@ -1,4 +1,7 @@
-"""The report: all that is known of an invocation, as one document. Its shape: report.v1.schema.json."""
+"""The report: all that is known of a launch, as one document. Its shape: report.v1.schema.json.
+
+Every function here makes its part from a stage (runner/launch/stages.py), however far the launch came.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
-from runner.launch.prepare import Prepared
-from runner.launch.start import Confined
+from runner.launch.stages import (
+    Ended,
+    Stage,
+    decided_of,
+    ended_of,
+    limits_of,
+    loaded_of,
+    planned_of,
+    started_of,
+)
 from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
 from runner.launch.wait import End
@@ -19,7 +30,7 @@ from sandbox.plan.mentions import NOTES_SHOWN
 from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Limits, Note
+from sandbox.spec import Denial, Note
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
@@ -28,22 +39,20 @@ if TYPE_CHECKING:
 _KILLED = 128 + 9
 
 
-def report(
-    prepared: Prepared, outcome: Outcome, end: End | None, status: int, confined: Confined | None = None
-) -> dict[str, Any]:
-    """What `--report` writes."""
-    plugin = prepared.plugin
-    limits = None if prepared.grant is None else prepared.grant.limits
+def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]:
+    """What `--report` writes. `status`: the exit status."""
+    loaded, started, ended = loaded_of(stage), started_of(stage), ended_of(stage)
+    end = None if ended is None else ended.end
     return {
         "schema": SCHEMA,
         "runner": __version__,
         "plugin": None
-        if plugin is None
+        if loaded is None
         else {
-            "id": plugin.id,
-            "version": plugin.version,
-            "contract": plugin.contract,
-            "manifest": plugin.manifest,
+            "id": loaded.plugin.id,
+            "version": loaded.plugin.version,
+            "contract": loaded.plugin.contract,
+            "manifest": loaded.plugin.manifest,
         },
         "outcome": outcome_document(outcome),
         "exit": {
@@ -56,7 +65,7 @@ def report(
             "kill_incomplete": end is not None and end.exit.kill_incomplete,
             "left": [] if end is None else list(end.exit.left),
         },
-        "grant": _grant_document(prepared, outcome),
+        "grant": _grant_document(stage, outcome),
         "layers": [
             {
                 "layer": layer.name,
@@ -64,33 +73,34 @@ def report(
                 "effective": layer.effective,
                 "detail": layer.detail,
             }
-            for layer in described_layers(prepared)
+            for layer in described_layers(stage)
         ],
-        "limits": list(_limit_documents(prepared, end, confined)),
-        "degraded": list(degraded(prepared)),
-        "limits_hit": _hits(outcome, end, limits),
-        "streams": None if confined is None else dict(zip(NAMES, confined.plumbing.ways, strict=True)),
-        "stderr": None if confined is None or confined.relay is None else _stderr_document(confined.relay),
+        "limits": list(_limit_documents(stage)),
+        "degraded": list(degraded(stage)),
+        "limits_hit": _hits(outcome, ended),
+        "streams": None if started is None else dict(zip(NAMES, started.plumbing.ways, strict=True)),
+        "stderr": None if started is None or started.relay is None else _stderr_document(started.relay),
         "inspection": None
-        if confined is None or confined.inspection is None
-        else confined.inspection.document(),
-        "timings": dict(prepared.timings.phases),
+        if started is None or started.inspection is None
+        else started.inspection.document(),
+        "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
-        "notes": [note._asdict() for note in notes(prepared)],
-        "diagnostics": [d._asdict() for d in _diagnostics(prepared, outcome)],
+        "notes": [note._asdict() for note in notes(stage)],
+        "diagnostics": [d._asdict() for d in _diagnostics(stage, outcome)],
     }
 
 
-def notes(prepared: Prepared) -> tuple[Note, ...]:
-    """What to know about the launch, as far as it came."""
-    if prepared.open_plan is None or prepared.grant is None:
+def notes(stage: Stage | None) -> tuple[Note, ...]:
+    """What to know about the launch. Empty before it is planned."""
+    planned = planned_of(stage)
+    if planned is None:
         return ()
-    if prepared.grant.unsandboxed:
-        # And sees the host as it is: nothing it names is out of its reach.
+    if planned.grant.unsandboxed:
+        # The plugin sees the host as it is, so every path it names exists for it.
         return (Note("unsandboxed", _UNSANDBOXED),)
-    # Of paths that the policy would refuse only those were let pass that are not there anyway.
-    absent = [denial.asked for denial in prepared.grant.denials if _is_absent(denial)]
-    found = (*prepared.open_plan.plan.notes, *map(missing_note, absent))
+    # Paths that the policy refuses are let pass only if they do not exist.
+    absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
+    found = (*planned.plan.notes, *map(missing_note, absent))
     missing = [note for note in found if note.rule == "missing"]
     if len(missing) <= NOTES_SHOWN:
         return found
@@ -106,48 +116,46 @@ _UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the p
 
 
 def _own_code(end: End) -> int | None:
-    """What the program returned. The 137 of a kill of ours is not its own."""
+    """What the program returned. The 137 of a kill by the runner is not the program's own."""
     return None if end.forced and end.exit.code == _KILLED else end.exit.code
 
 
-def degraded(prepared: Prepared) -> Iterator[str]:
-    """The names of all that is weaker than it was meant to be. No layer is called like a limit."""
-    for layer in prepared.layers:
+def degraded(stage: Stage | None) -> Iterator[str]:
+    """The names of all layers and limits that are weaker than requested. No layer has the name of a limit."""
+    planned = planned_of(stage)
+    for layer in () if planned is None else planned.layers:
         if layer.degraded:
             yield layer.name
-    for limit in prepared.limits.all:
+    for limit in limits_of(stage).all:
         if limit.degraded:
             yield limit.name
 
 
-def _hits(outcome: Outcome, end: End | None, limits: Limits | None) -> list[str]:
-    if end is None or limits is None:
+def _hits(outcome: Outcome, ended: Ended | None) -> list[str]:
+    if ended is None:
         return ["deadline"] if outcome == TIMEOUT else []  # it can pass before anything was started
-    return list(limits_hit(end, limits))
+    return list(limits_hit(ended.end, ended.started.planned.grant.limits))
 
 
-def _limit_documents(
-    prepared: Prepared, end: End | None, confined: Confined | None
-) -> Iterator[dict[str, Any]]:
-    seen = _peaks(prepared, end, confined)
-    for limit in prepared.limits.all:
+def _limit_documents(stage: Stage | None) -> Iterator[dict[str, Any]]:
+    seen = _peaks(ended_of(stage))
+    for limit in limits_of(stage).all:
         yield {**limit._asdict(), "peak": seen.get(limit.name)}
 
 
-def _peaks(prepared: Prepared, end: End | None, confined: Confined | None) -> dict[str, float]:
+def _peaks(ended: Ended | None) -> dict[str, float]:
     """The most that was seen of each limit, where somebody looked."""
-    if end is None:
+    if ended is None:
         return {}
-    usage = end.exit.usage
-    phases = prepared.timings.phases
+    usage = ended.end.exit.usage
     seen: dict[str, float | None] = {
         "memory": usage.memory_peak,
         "pids": usage.pids_peak,
         "cpu_time": usage.cpu_user + usage.cpu_system,
-        # From the start of all, as the clock runs, and not of the plugin.
-        "deadline": sum(seconds for phase, seconds in phases.items() if phase != "teardown"),
+        # The deadline runs from the start of the invocation, and not of the plugin.
+        "deadline": sum(seconds for phase, seconds in ended.timings if phase != "teardown"),
     }
-    for meter in confined.meters if confined is not None else ():
+    for meter in ended.started.meters:
         seen.update(meter.peaks())
     return {name: value for name, value in seen.items() if value is not None}
 
@@ -161,27 +169,27 @@ def _stderr_document(relay: Relay) -> dict[str, Any]:
     }
 
 
-def described_layers(prepared: Prepared) -> Iterator[Layer]:
-    """The layers, with the filter named by its digest: only for whoever reads them, not for every launch."""
-    for layer in prepared.layers:
-        if layer.name == "seccomp" and not layer.degraded and prepared.open_plan is not None:
-            layer = layer._replace(
-                detail=seccomp_filter.digest(prepared.open_plan.plan.layers.seccomp_filter)
-            )
+def described_layers(stage: Stage | None) -> Iterator[Layer]:
+    """The layers, with the seccomp filter named by its digest. Not every launch pays for the digest."""
+    planned = planned_of(stage)
+    for layer in () if planned is None else planned.layers:
+        if layer.name == "seccomp" and not layer.degraded and planned is not None:
+            layer = layer._replace(detail=seccomp_filter.digest(planned.plan.layers.seccomp_filter))
         yield layer
 
 
-def _diagnostics(prepared: Prepared, outcome: Outcome) -> tuple[Diagnostic, ...]:
+def _diagnostics(stage: Stage | None, outcome: Outcome) -> tuple[Diagnostic, ...]:
     if outcome.diagnostics:
         return outcome.diagnostics
-    return prepared.loaded.diagnostics if prepared.loaded is not None else ()
+    loaded = loaded_of(stage)
+    return loaded.diagnostics if loaded is not None else ()
 
 
-def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | None:
-    granted = prepared.grant
-    if granted is None:
+def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | None:
+    decided, planned = decided_of(stage), planned_of(stage)
+    if decided is None:
         return None
-    plan = prepared.open_plan.plan if prepared.open_plan is not None else None
+    granted, plan = decided.grant, None if planned is None else planned.plan
     denials = dict.fromkeys((*granted.denials, *outcome.denials))
     return {
         "policy": granted.policy,
@@ -197,7 +205,7 @@ def _grant_document(prepared: Prepared, outcome: Outcome) -> dict[str, Any] | No
             if (value := getattr(granted.limits, name)) is not None
         },
         "decided_by": dict(granted.decided_by),
-        "denials": [denial_document(prepared, denial) for denial in denials],
+        "denials": [denial_document(stage, denial) for denial in denials],
     }
 
 
@@ -215,31 +223,33 @@ def _owner_documents(owners: Decision) -> list[dict[str, Any]]:
     ]
 
 
-def denial_document(prepared: Prepared, denial: Denial) -> dict[str, Any]:
+def denial_document(stage: Stage | None, denial: Denial) -> dict[str, Any]:
     return {
         "rule": denial.rule,
         "asked": denial.asked,
         "reason": denial.reason,
         "hint": denial.hint,
         "required": denial.required,
-        "where": place(prepared, denial),
+        "where": place(stage, denial),
     }
 
 
-def place(prepared: Prepared, denial: Denial) -> str:
-    """file:line:column of what was denied, or of the rule where nobody asked for it by name."""
-    plugin, policy = prepared.plugin, prepared.policy
+def place(stage: Stage | None, denial: Denial) -> str:
+    """file:line:column of what was denied, or of the rule that denied it if nobody asked for it by name."""
+    loaded, decided = loaded_of(stage), decided_of(stage)
+    policy = None if decided is None else decided.policy
     if policy is not None and denial.origin and (denial.rule == "scan_limit" or denial.origin == "policy"):
         line, column = policy_position(policy, ("scan_limit",)) if denial.rule == "scan_limit" else (0, 0)
         return f"{policy.file}:{line}:{column}" if line else policy.file
-    if plugin is None:
+    if loaded is None:
         return ""
+    plugin = loaded.plugin
     line, column = position(plugin, denial.where) if denial.where else (0, 0)
     return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest
 
 
-def explained(prepared: Prepared, outcome: Outcome) -> list[str]:
-    """For people: a line that says what, then one for each thing that stands in the way, then what to do."""
+def explained(stage: Stage | None, outcome: Outcome) -> list[str]:
+    """Lines for people: what happened, then each thing that is in the way, then what to do."""
     faults = [d for d in outcome.diagnostics if d.severity == "error"]
     if len(faults) == 1:
         lines = [f"runner: {outcome.code}: {faults[0].text()}"]
@@ -253,9 +263,7 @@ def explained(prepared: Prepared, outcome: Outcome) -> list[str]:
             lines.append(f"      {printable(diagnostic.hint)}")
     for denial in outcome.denials:
         what = "" if denial.asked in denial.reason else f"{printable(denial.asked)}: "
-        lines.append(
-            f"  {printable(place(prepared, denial))}: {denial.rule}: {what}{printable(denial.reason)}"
-        )
+        lines.append(f"  {printable(place(stage, denial))}: {denial.rule}: {what}{printable(denial.reason)}")
         if denial.hint:
             lines.append(f"      {printable(denial.hint)}")
     if outcome.hint and not outcome.denials and not outcome.diagnostics:

@@ -1,11 +1,12 @@
 """What a plugin gets as stdin, stdout and stderr: the caller's own, or pipes that the runner passes on.
 
     direct      the caller's own: a pipe, a file, a socket; with `--tty` also a terminal
-    relayed     a pipe, because the caller's is a terminal, or because what is written to stderr is counted
-    inspected   a pipe, because somebody reads along (`--inspect`)
-    session     a pipe whose other end has who speaks the plugin's protocol
+    relayed     a pipe, because the caller's is a terminal, or because bytes written to stderr are counted
+    inspected   a pipe, because the runner reads along (`--inspect`)
+    session     a pipe whose other end a session holds, which speaks the plugin's protocol
 
-A terminal is not for a plugin: it can be read and its modes changed through stdout and stderr as well.
+A plugin does not get a terminal: through stdout and stderr, too, it could read what is typed and change the
+terminal's modes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.limits.meter import Meter
 from sandbox.spec import Limits
-from sandbox.streams.handover import Handover, forget, handed_over
+from sandbox.streams.handover import forget, handed_over
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -28,28 +29,34 @@ if TYPE_CHECKING:
 
 NAMES = ("stdin", "stdout", "stderr")
 Way = Literal["direct", "relayed", "inspected", "session"]
-Inspect = Callable[["Relay | None", Callable[[int], None]], "Inspection"]
+MakeInspection = Callable[["Relay | None", Callable[[int], None]], "Inspection"]
 
-# How long the reader of one of our streams may keep us when the plugin is gone.
-_PATIENCE = 2.0
-# A job in the background that reads from its terminal, or writes there after `stty tostop`, is stopped by
-# these. The runner has clocks to watch: it gets an error instead.
+# When the plugin has ended: how long a reader of one of our streams may take to read what is left.
+_READER_SECONDS = 2.0
+# These stop a background job that reads from its terminal, or writes there after `stty tostop`. The runner
+# has clocks to watch, so it ignores them and gets an error instead.
 _STOPPING = (signal.SIGTTIN, signal.SIGTTOU)
+
+
+class Ends(Protocol):
+    """The plugin's ends of its streams, of which this process holds copies."""
+
+    def give_away(self) -> None: ...
 
 
 class Plumbing(NamedTuple):
     ends: tuple[int, int, int]  # what the plugin gets
     ways: tuple[Way, Way, Way]
-    feed: Feed | None = None  # of a terminal
+    feed: Feed | None = None  # from a terminal
     stdout: Relay | None = None  # to a terminal; it may carry stderr as well
     stderr: Relay | None = None
-    counted: bool = False  # what passes on stderr counts for a limit
+    counted: bool = False  # bytes on stderr count towards a limit
     inspection: Inspection | None = None
-    handover: Handover | None = None
+    handover: Ends | None = None
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        # The inspection after the relay of stderr: it adds up what both have seen.
+        # The inspection comes after the relay of stderr: it adds up what both have seen.
         found = (self.feed, self.stdout, self.stderr, self.inspection)
         return tuple(meter for meter in found if meter is not None)
 
@@ -57,23 +64,24 @@ class Plumbing(NamedTuple):
     def counter(self) -> Relay | None:
         return self.stderr if self.counted else None
 
-    def connected(self) -> None:
-        """The plugin runs, and has its own copies: while we hold any, its pipes do not end."""
+    def give_away(self) -> None:
+        """Close our copies of the plugin's ends. The plugin runs and has its own; while we hold one, its
+        pipes do not end."""
         for relay in (self.feed, self.stdout, self.stderr, self.inspection):
             if relay is not None:
                 relay.release()
         if self.handover is not None:
             self.handover.give_away()
 
-    def finish(self, terminal_patience: float = _PATIENCE, stop: Collection[int] = ()) -> bool:
-        """When the plugin's last process is gone: pass on what is still under way. Whether our own stderr can
-        be written to afterwards: its reader may be stuck.
+    def finish(self, terminal_seconds: float = _READER_SECONDS, stop: Collection[int] = ()) -> bool:
+        """Pass on what is still on its way, after the plugin's last process has ended. False if our own
+        stderr cannot be written to afterwards, because its reader is stuck.
 
-        A terminal is waited for as by any program that writes there: somebody may have pressed ^S. That ends
-        when one of `stop` can be read.
+        A terminal may be stopped (^S), and is waited for as any program would, until one of `stop` is
+        readable.
         """
         results = [
-            relay.finish(terminal_patience if relay.is_terminal else _PATIENCE, stop)
+            relay.finish(terminal_seconds if relay.is_terminal else _READER_SECONDS, stop)
             for relay in (self.stdout, self.stderr)
             if relay is not None
         ]
@@ -81,27 +89,32 @@ class Plumbing(NamedTuple):
 
 
 def foreseen(limits: Limits) -> dict[str, str]:
-    """How `runner exec` will give it its streams, as far as that does not depend on what they are then."""
+    """How `runner exec` will give the plugin its streams, before it is known what the caller's are."""
     by_kind = "direct; a terminal is relayed, unless exec is told --tty"
     counted = limits.output is not None or limits.output_lines is not None
     return {**dict.fromkeys(NAMES, by_kind), **({"stderr": "relayed, and counted"} if counted else {})}
 
 
 @contextmanager
-def of_session(ends: tuple[int, int, int]) -> Iterator[Plumbing]:
-    """Who reads the pipes counts, too."""
-    yield Plumbing(ends, ("session", "session", "session"))
+def connect_session(ends: tuple[int, int, int], handover: Ends) -> Iterator[Plumbing]:
+    """A session's pipes. The session counts what it reads, so nothing is relayed here."""
+    yield Plumbing(ends, ("session", "session", "session"), handover=handover)
 
 
 @contextmanager
-def of_caller(limits: Limits, *, inspect: Inspect | None = None, tty: bool = False) -> Iterator[Plumbing]:
-    """`inspect`: makes who reads along, beside the relay of stderr. `tty`: a terminal is given as it is."""
+def connect_caller(
+    limits: Limits, *, inspect: MakeInspection | None = None, tty: bool = False
+) -> Iterator[Plumbing]:
+    """The streams that the runner itself was given.
+
+    `inspect`: makes the inspection, from the relay of stderr. `tty`: a terminal is given as it is.
+    """
     with ExitStack() as stack:
         relayed = [not tty and os.isatty(fd) for fd in range(3)]
         counted = limits.output is not None or limits.output_lines is not None
         terminals = any(relayed) or (inspect is not None and (os.isatty(0) or os.isatty(1)))
         if terminals:
-            stack.enter_context(_never_stopped())
+            stack.enter_context(_ignore_stops())
         stderr = _relay(stack, 2, limits) if counted or relayed[2] else None
         inspection = None if inspect is None else inspect(stderr if counted else None, forget)
         if inspection is not None:
@@ -110,7 +123,7 @@ def of_caller(limits: Limits, *, inspect: Inspect | None = None, tty: bool = Fal
         feed = _feed(stack) if relayed[0] else None
         stdout = None
         if relayed[1]:
-            # One pipe for both, or nobody knows what was written first.
+            # One pipe for both: with two, the order of what was written is lost.
             both = stderr is not None and not counted and _terminal(1) == _terminal(2)
             stdout = stderr if both else _relay(stack, 1, Limits())
         passed: list[tuple[int, Way] | None] = [
@@ -139,7 +152,7 @@ def _relay(stack: ExitStack, sink: int, limits: Limits) -> Relay:
     from sandbox.streams.relay import Relay
 
     relay = Relay(sink, size=limits.output, lines=limits.output_lines)
-    stack.callback(relay.finish, _PATIENCE)  # the second time there is nothing left
+    stack.callback(relay.finish, _READER_SECONDS)  # if it was finished before, nothing is left
     return relay
 
 
@@ -152,13 +165,13 @@ def _feed(stack: ExitStack) -> Feed:
 
 
 def _terminal(fd: int) -> tuple[int, int]:
-    """Two instances of devpts number theirs alike."""
+    """Which terminal it is. Device and number: two instances of devpts use the same numbers."""
     status = os.fstat(fd)
     return status.st_dev, status.st_rdev
 
 
 @contextmanager
-def _never_stopped() -> Iterator[None]:
+def _ignore_stops() -> Iterator[None]:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
     try:
         yield

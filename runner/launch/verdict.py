@@ -1,17 +1,149 @@
-"""The ONE place that says what an ending means."""
+"""What an error or an ending means: its Outcome, and the exit status of `runner exec`.
+
+Three parts: errors before anything ran, the ending of a plugin, and what a session saw of one.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
+from runner.launch.stages import Stage, decided_of
 from runner.launch.wait import End
-from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Outcome, Phase
+from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
+from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.identity.state import StateRefused
+from sandbox.identity.uids import UidsUnavailable
+from sandbox.paths.access import Unreadable
+from sandbox.paths.executable import ProgramFault
+from sandbox.plan.find_bwrap import BwrapUnusable
+from sandbox.plan.layers import LayerUnavailable
+from sandbox.plan.plan import PlanRefused
 from sandbox.spawn.launcher import Verdict
-from sandbox.spec import Limits
+from sandbox.spawn.order import SpawnError
+from sandbox.spec import Denial, Limits
 
 _TICKS_ASIDE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
+
+# --- before anything runs -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def failing(stage: Stage | None) -> Iterator[None]:
+    """Turn what the stages raise into Failure, with the last stage that was reached."""
+    try:
+        yield
+    except Failure as failure:
+        failure.stage = failure.stage or stage
+        raise
+    except DocumentError as error:
+        raise Failure(invalid(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
+    except PlanRefused as refused:
+        raise Failure(denied(refused.denials, "plan"), EXEC_REFUSED, stage) from None
+    except StateRefused as refused:
+        outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
+        raise Failure(outcome, EXEC_REFUSED, stage) from None
+    except Unreadable as unreadable:
+        outcome = Outcome("policy_denied", "plan", str(unreadable), "unreadable", unreadable.hint)
+        raise Failure(outcome, EXEC_REFUSED, stage) from None
+    except ProgramFault as fault:
+        raise Failure(*_program_outcome(fault), stage) from None
+    except LayerUnavailable as missing:
+        raise _unavailable(missing.layer, str(missing), missing.hint, stage) from None
+    except UidsUnavailable as missing:
+        hint = "`runner doctor` shows how full the range is, `runner state list` which plugins hold uids"
+        raise _unavailable("uid", str(missing), hint, stage) from None
+    except BwrapUnusable as missing:
+        raise _unavailable("bubblewrap", missing.reason, missing.hint, stage) from None
+
+
+def invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
+    """A manifest or a policy with faults."""
+    errors = [d for d in diagnostics if d.severity == "error"]
+    faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return Outcome(
+        "manifest_invalid" if phase == "manifest" else "policy_invalid",
+        phase,
+        f"{errors[0].file if errors else f'the {phase}'} has {faults}",
+        errors[0].rule if errors else "",
+        "correct what is listed" + ("; `runner check` lists the same" if phase == "manifest" else ""),
+        diagnostics=diagnostics,
+    )
+
+
+def denied(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
+    asked = [denial for denial in denials if not denial.origin]
+    things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
+    message = f"the manifest asks for {things} it may not have"
+    if not asked:
+        message = f"{denials[0].origin} cannot be shown to the plugin"
+    return Outcome("policy_denied", phase, message, denials[0].rule, denials[0].hint, denials=denials)
+
+
+def _unavailable(layer: str, message: str, hint: str, stage: Stage | None) -> Failure:
+    return Failure(Outcome("sandbox_unavailable", "plan", message, layer, hint), EXEC_NO_CAGE, stage)
+
+
+def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
+    if fault.denied:
+        return Outcome("policy_denied", "plan", str(fault), "program", fault.hint), EXEC_REFUSED
+    cause = "not_executable" if fault.found else "not_found"
+    status = EXEC_REFUSED if fault.found else EXEC_NOT_FOUND
+    return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
+
+
+def unlaunched(error: Exception) -> tuple[Outcome, int]:
+    """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
+    match error:
+        case Failure():
+            return error.outcome, error.exec_status
+        case SpawnError():
+            hint = "run `runner doctor`: it says which layer this machine refuses"
+            if error.errno == errno.EAGAIN:
+                hint = "no more processes can be made: raise the limit of processes (ulimit -u)"
+            return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
+        case OSError():
+            # The runner itself lacks something, not the plugin: descriptors, file size, memory.
+            refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+            hint = "check the limits of the process that starts the runner (ulimit -a)"
+            hint = "run `runner doctor`: it says what this machine refuses" if refused else hint
+            return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+    text = f"{type(error).__name__}: {error}"
+    hint = "this is a bug in the runner: set RUNNER_DEBUG=1 for a traceback, and please report it"
+    return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
+
+
+def diagnosed(outcome: Outcome, stage: Stage | None) -> Outcome:
+    """A launch that the machine refused, in the doctor's words.
+
+    The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and
+    only a launch that failed pays for it.
+    """
+    decided = decided_of(stage)
+    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
+        return outcome
+    if "ulimit" in outcome.hint:
+        return outcome  # no layer is in the way
+    if decided is None or decided.grant.unsandboxed:
+        return outcome
+    from sandbox.doctor.probes import first_obstacle
+
+    policy = decided.policy
+    preferred = [name for name, mode in policy.layers if mode == "prefer"]
+    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
+    if found is None:
+        return outcome
+    said = outcome.message.partition(";")[0]
+    hint = " ".join(found.remedy.split())  # the doctor writes it on several lines
+    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
+
+
+# --- how a plugin ended -------------------------------------------------------------------------------------
 
 
 TIMEOUT = Outcome(

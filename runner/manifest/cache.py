@@ -17,7 +17,7 @@ from sandbox.spec import EnvRequest, Limits, Network, PathRequest, Project, Sand
 from sandbox.value import NamedTuple
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     plugin: Plugin
     diagnostics: tuple[Diagnostic, ...]  # warnings: a manifest with an error has no entry
     code: tuple[CodeMark, ...]  # our own files that read it
@@ -54,10 +54,10 @@ def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
     if raw is None:
         return None
     try:
-        entry = codec.decode(raw, (Entry, CodeMark, *PLUGIN_CLASSES))
+        entry = codec.decode(raw, (ManifestEntry, CodeMark, *PLUGIN_CLASSES))
     except ValueError:
         return None
-    if not isinstance(entry, Entry) or not cache.is_current(entry.code):
+    if not isinstance(entry, ManifestEntry) or not cache.is_current(entry.code):
         return None
     return entry.plugin, entry.diagnostics
 
@@ -70,4 +70,4 @@ def store(name: str, plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> Non
         # Each contract recognises its manifests in its own `__init__`, which imports the rest when needed.
         alone=[f"runner.contracts.{name}" for name in contract_names()],
     )
-    cache.store(name, codec.encode(Entry(plugin, diagnostics, code)))
+    cache.store(name, codec.encode(ManifestEntry(plugin, diagnostics, code)))

@@ -28,7 +28,7 @@ class Found(NamedTuple):
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
 
 
-class Loaded(NamedTuple):
+class ManifestRead(NamedTuple):
     plugin: Plugin | None  # None: there is an error among the diagnostics
     diagnostics: tuple[Diagnostic, ...] = ()
 
@@ -119,7 +119,7 @@ def load(
     contract: str | None = None,
     server: str | None = None,
     options: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> ManifestRead:
     """The plugin of a manifest, or everything that is wrong with it. `options`: the contract's own."""
     options = options or {}
     try:
@@ -131,14 +131,14 @@ def load(
         cached = cache.load(key) if key else None
         if cached is not None:
             plugin, diagnostics = cached
-            return Loaded(plugin, found.diagnostics + diagnostics)
+            return ManifestRead(plugin, found.diagnostics + diagnostics)
         name, document = _recognise(found, raw)
     except DocumentError as error:
-        return Loaded(None, error.diagnostics)
+        return ManifestRead(None, error.diagnostics)
     loaded = _read(name, document, server, home, options)
     if loaded.plugin is not None and key:
         cache.store(key, loaded.plugin, loaded.diagnostics)
-    return Loaded(loaded.plugin, found.diagnostics + loaded.diagnostics)
+    return ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
 
 
 def contract_at(path: str, chosen: str | None = None) -> str | None:
@@ -157,7 +157,7 @@ def load_all(
     contract: str | None = None,
     server: str | None = None,
     options: Mapping[str, str] | None = None,
-) -> tuple[Loaded, ...]:
+) -> tuple[ManifestRead, ...]:
     """Every plugin of a manifest (or the one server named), each also checked against the files around it.
 
     `load` does not look at those files: a cached Plugin depends on nothing but the bytes of its manifest.
@@ -166,23 +166,25 @@ def load_all(
         found = find(path, contract)
         name, document = _recognise(found, read_bounded(found.path))
     except DocumentError as error:
-        return (Loaded(None, error.diagnostics),)
+        return (ManifestRead(None, error.diagnostics),)
     home = _home()
     listed = find_contract(name).servers(document)
-    results: list[Loaded] = []
+    results: list[ManifestRead] = []
     shown = 0
     for each in listed if server is None and listed else (server,):
         if shown >= MOST_FAULTS_SHOWN:
             message = f"the other servers of {len(listed)} were not checked"
-            results.append(Loaded(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
+            results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
         results.append(_check_files(name, document, _read(name, document, each, home, options or {})))
         shown += len(results[-1].diagnostics)
     first = results[0]
-    return (Loaded(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+    return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
 
 
-def _read(name: str, document: Document, server: str | None, home: str, options: Mapping[str, str]) -> Loaded:
+def _read(
+    name: str, document: Document, server: str | None, home: str, options: Mapping[str, str]
+) -> ManifestRead:
     contract = find_contract(name)
     own = {option.name for option in contract.options}
     for option in options:
@@ -191,21 +193,21 @@ def _read(name: str, document: Document, server: str | None, home: str, options:
             owners = " and ".join(option_owners(option)) or "no contract"
             message = f"{flag} belongs to {owners}, and this is a manifest of {name}"
             refused = document.diagnostic((), "option_foreign", message, f"leave {flag} out")
-            return Loaded(None, (refused,))
+            return ManifestRead(None, (refused,))
     if server is not None and not contract.several_plugins:
         _, diagnostics = contract.read(document, server=None, home=home, options=options)
         message = f"a {name} manifest has no servers to choose from"
         refused = document.diagnostic((), "server_unknown", message, "leave --server out")
-        return Loaded(None, (refused, *diagnostics))
-    return Loaded(*contract.read(document, server=server, home=home, options=options))
+        return ManifestRead(None, (refused, *diagnostics))
+    return ManifestRead(*contract.read(document, server=server, home=home, options=options))
 
 
-def _check_files(name: str, document: Document, loaded: Loaded) -> Loaded:
+def _check_files(name: str, document: Document, loaded: ManifestRead) -> ManifestRead:
     if loaded.plugin is None:
         return loaded
     found = find_contract(name).check_files(document, loaded.plugin)
     failed = any(diagnostic.severity == "error" for diagnostic in found)
-    return Loaded(None if failed else loaded.plugin, loaded.diagnostics + found)
+    return ManifestRead(None if failed else loaded.plugin, loaded.diagnostics + found)
 
 
 def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:

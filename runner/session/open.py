@@ -11,8 +11,9 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
-from runner.launch.prepare import Invocation
-from runner.launch.remote_cell import Ended, open_cage
+from runner.launch.monitor import MonitorEnd
+from runner.launch.remote_cell import open_cage
+from runner.launch.stages import Invocation
 from runner.outcome import EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
@@ -41,27 +42,27 @@ async def open_session(
     failure: BaseException | None = None
     session: Session | None = None
     try:
-        async with open_cage(invocation, environ=environ, sent=sent) as cage:
+        async with open_cage(invocation, environ=environ, sent=sent) as cell:
             try:
-                prepared = await cage.prepared()
+                terms = await cell.prepared()
             except Failure as failed:
-                raise _unprepared(invocation, failed, cage.has_ended) from None
-            plugin = prepared.plugin
+                raise _unprepared(invocation, failed, cell.has_ended) from None
+            plugin = terms.plugin
             contract = find_contract(plugin.contract)
-            gate = Gate(contract.services(), services, prepared.host)
+            gate = Gate(contract.services(), services, terms.host)
             setting = Setting(
                 plugin,
-                prepared.limits,
+                terms.limits,
                 environ,
-                prepared.declare,
+                terms.declare,
                 call,
                 config,
                 gate.offered,
-                prepared.on_hook_failure,
+                terms.on_hook_failure,
                 dict(invocation.options),
             )
             dialect = contract.dialect(setting)
-            session = Session(cage, prepared, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
+            session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             if on_made is not None:
                 on_made(session)
             try:
@@ -82,7 +83,7 @@ async def open_session(
                 # The tasks raise nothing. It is ^C, or our caller's cancellation, while the nursery is left.
                 failure = group.exceptions[0]
             finally:  # also if our caller is cancelled: then the nursery raises Cancelled again
-                session.settle(cage.has_ended, lambda outcome: bare_report(invocation, outcome))
+                session.settle(cell.has_ended, lambda outcome: bare_report(invocation, outcome))
     except Failure as failed:  # the fork server took no order
         raise _unprepared(invocation, failed, None) from None
     if failure is not None:
@@ -120,7 +121,7 @@ def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -
     return seconds
 
 
-def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) -> PluginFailure:
+def _unprepared(invocation: Invocation, failed: Failure, ended: MonitorEnd | None) -> PluginFailure:
     failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
     report = ended.report if ended is not None else None
     failure.report = with_outcome(report or bare_report(invocation, failed.outcome), failed.outcome)
@@ -129,7 +130,6 @@ def _unprepared(invocation: Invocation, failed: Failure, ended: Ended | None) ->
 
 def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
     """A report where the monitor wrote none: what was asked, and what is known of the end."""
-    from runner.launch.prepare import Prepared
     from runner.launch.report import report
 
-    return report(Prepared(invocation), outcome, None, EXIT[outcome.code])
+    return report(None, outcome, EXIT[outcome.code])

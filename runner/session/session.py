@@ -14,7 +14,8 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.remote_cell import Ended, Prepared, RemoteCell
+from runner.launch.monitor import MonitorEnd, Terms
+from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, with_outcome
 from runner.protocol.dialect import (
     Call,
@@ -42,20 +43,21 @@ class Session:
     """Made by `open_session` (open.py)."""
 
     def __init__(
-        self, cell: RemoteCell, prepared: Prepared, dialect: Dialect, gate: Gate, seconds: float | None
+        self, cell: RemoteCell, terms: Terms, dialect: Dialect, gate: Gate, seconds: float | None
     ) -> None:
         """`seconds`: for everything a one-shot plugin does."""
         self.report: dict[str, Any] | None = None  # when it is over
         # Why the last answer was not the plugin's own but the policy's substitute. Empty: it was its own.
         self.substituted = ""
-        self.state = SessionState(cell, prepared, dialect, gate)
+        self.state = SessionState(cell, terms, dialect, gate)
         self.tasks = SessionTasks(self.state, seconds)
         self.shutdown = Shutdown(self.state)
         self._tokens = 0
 
     @property
-    def prepared(self) -> Prepared:
-        return self.state.prepared
+    def terms(self) -> Terms:
+        """What the plugin runs under: its limits, and what the policy lets it say."""
+        return self.state.terms
 
     @property
     def identity(self) -> Identity | None:
@@ -149,14 +151,14 @@ class Session:
         if dialect.one_shot:
             return math.inf  # one clock counts for everything (tasks.py)
         seconds = dialect.seconds(call) if asked is None else asked
-        granted = self.prepared.limits.call
+        granted = self.terms.limits.call
         return seconds if granted is None else min(seconds, granted)
 
     def _expire(self, token: int, waiter: Waiter, letters: list[Letter], seconds: float) -> None:
         """The call's time is up."""
         state = self.state
         state.owes_answer = True
-        limited = self.prepared.limits.call is not None and seconds >= self.prepared.limits.call
+        limited = self.terms.limits.call is not None and seconds >= self.terms.limits.call
         if limited:
             state.record.limits_hit.append("call")
         # A request that only waited in the queue did not stall: other calls may have more time.
@@ -233,7 +235,7 @@ class Session:
             raise PluginFailure(state.verdict)
 
     def _exit_seconds(self, farewell: Farewell) -> float:
-        granted = self.prepared.limits.teardown
+        granted = self.terms.limits.teardown
         return farewell.exit if granted is None else min(granted, farewell.exit)
 
     def kill(self) -> None:
@@ -246,7 +248,7 @@ class Session:
         state = self.state
         return verdict.gone(state.verdict or state.left or CLOSED, "call", state.record.stderr)
 
-    def settle(self, ended: Ended | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
+    def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report, when everything has ended: the monitor's, completed by what only the session
         knows. `bare` makes one where the monitor could not report."""
         state = self.state

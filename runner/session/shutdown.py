@@ -60,7 +60,7 @@ class Shutdown:
                 exit=min(farewell.exit, _SHORT_SECONDS),
                 terminate=min(farewell.terminate, _SHORT_SECONDS),
             )
-        granted = state.prepared.limits.teardown  # for all steps together
+        granted = state.terms.limits.teardown  # for all steps together
         with trio.move_on_after(math.inf if granted is None else granted) as clock:
             if farewell.frames and not state.outbox.closed:
                 with trio.move_on_after(farewell.answer):

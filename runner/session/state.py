@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import trio
 
-from runner.launch.remote_cell import Prepared, RemoteCell
+from runner.launch.monitor import Terms
+from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, outcome_document
 from runner.protocol.dialect import (
     Dialect,
@@ -38,9 +39,9 @@ CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
 
 
 class SessionState:
-    def __init__(self, cell: RemoteCell, prepared: Prepared, dialect: Dialect, gate: Gate) -> None:
+    def __init__(self, cell: RemoteCell, terms: Terms, dialect: Dialect, gate: Gate) -> None:
         self.cell = cell
-        self.prepared = prepared
+        self.terms = terms
         self.dialect = dialect
         self.gate = gate
         self.identity: Identity | None = None

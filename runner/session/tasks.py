@@ -67,11 +67,11 @@ class SessionTasks:
             nursery.start_soon(self._watch_stdin)
         if state.dialect.one_shot and self._one_shot_seconds is not None:
             nursery.start_soon(self._watch_clock, self._one_shot_seconds)
-        timeouts = dict(state.prepared.plugin.timeouts)
+        timeouts = dict(state.terms.plugin.timeouts)
         await self._launch(timeouts.get("launch", math.inf))
         await self._shake_hands(nursery)
-        if state.prepared.limits.idle is not None:
-            nursery.start_soon(self._watch_idleness, state.prepared.limits.idle)
+        if state.terms.limits.idle is not None:
+            nursery.start_soon(self._watch_idleness, state.terms.limits.idle)
 
     # --- opening ----------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class SessionTasks:
         state = self._state
         began = trio.current_time()
         state.phase = "handshake"
-        granted = state.prepared.limits.handshake
+        granted = state.terms.limits.handshake
         contract = state.dialect.handshake_seconds
         seconds = contract if granted is None else min(granted, contract)
         nursery.start_soon(self._watch_silence)
@@ -189,9 +189,9 @@ class SessionTasks:
     def _count(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         state = self._state
         state.record.wrote(stream, data)
-        exceeded = state.record.exceeded(state.prepared.limits)
+        exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
-            state.fail(verdict.overdrawn(exceeded, state.prepared.limits, state.phase))
+            state.fail(verdict.overdrawn(exceeded, state.terms.limits, state.phase))
 
     # --- the plugin's questions -------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class SessionTasks:
     async def _watch_clock(self, seconds: float) -> None:
         state = self._state
         await trio.sleep(seconds)
-        granted = state.prepared.limits.call
+        granted = state.terms.limits.call
         limited = granted is not None and seconds >= granted
         if state.verdict is None and limited:
             state.record.limits_hit.append("call")

@@ -206,7 +206,10 @@ def swapped_after_it_was_made_ready(manifest: str, state: str, swap: str) -> lis
     import os
     from contextlib import contextmanager
 
-    from runner.launch import prepare
+    from runner.launch import acquire
+    from runner.launch.plan import Sources, plan
+    from runner.launch.prepare import decide, load
+    from runner.launch.stages import Invocation, Stopwatch
     from runner.outcome import Failure
 
     @contextmanager
@@ -218,12 +221,15 @@ def swapped_after_it_was_made_ready(manifest: str, state: str, swap: str) -> lis
                 os.chown(swap, owner.uid, owner.gid)
             yield owner
 
-    made_ready = vars(prepare)["owned_state"]
-    vars(prepare)["owned_state"] = owned_state
-    prepared = prepare.Prepared(prepare.Invocation(manifest, state_dir=state))
+    made_ready = vars(acquire)["owned_state"]
+    vars(acquire)["owned_state"] = owned_state
+    watch = Stopwatch()
     try:
-        with prepare.ready(prepared, os.environ):
-            return ["ready", ""]
+        decided = decide(load(Invocation(manifest, state_dir=state), watch), os.environ, watch)
+        with Sources() as sources:
+            planned = plan(decided, os.environ, watch, sources)
+            with acquire.acquire(planned, os.environ, sources):
+                return ["ready", ""]
     except Failure as failure:
         return [failure.outcome.code, failure.outcome.message]
 

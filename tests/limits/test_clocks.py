@@ -261,8 +261,8 @@ def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
 # A bwrap that takes its time before it does anything.
 SLOW = """
 from sandbox.plan.find_bwrap import Bwrap
-import runner.launch.prepare
-runner.launch.prepare.find_bwrap = lambda environ: Bwrap({path!r})
+import runner.launch.plan
+runner.launch.plan.find_bwrap = lambda environ: Bwrap({path!r})
 """
 
 

@@ -191,7 +191,7 @@ def hold(told: dict[str, Any]) -> None:
 
     import trio
 
-    from runner.launch.prepare import Invocation
+    from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.policy.grant import Overrides

@@ -146,7 +146,7 @@ async def _many(
         else:
             if session.substituted and "hook_failed" not in tally.codes:  # only the first is printed
                 told = {"hook": request.call.name, "why": session.substituted}
-                output.event(Notice("hook_failed", {**told, "on_failure": session.prepared.on_hook_failure}))
+                output.event(Notice("hook_failed", {**told, "on_failure": session.terms.on_hook_failure}))
             tally.count(trio.current_time() - began, code="hook_failed" if session.substituted else "ok")
         output.progress({"progress": tally.done, "total": tally.wanted})
         return not session.is_over  # a hook's answer may be the policy's, for a plugin that died of it

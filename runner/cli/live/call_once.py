@@ -28,7 +28,7 @@ def call_once(request: SessionRequest, output: Output) -> int:
             if error.outcome.code == "timeout" and not session.is_over:
                 error.stderr = session.stderr
                 # Now, and not after the shutdown, which takes a moment.
-                output.failure(error, session.prepared.notes)
+                output.failure(error, session.terms.notes)
             raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: the way it ends may invalidate the answer
@@ -48,7 +48,7 @@ def _with_schema_hint(error: PluginError) -> PluginError:
 async def _with_names(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
     """A "no" may mean that there is no such thing: then the hint lists what there is."""
     _with_schema_hint(error)
-    lists = find_contract(session.prepared.plugin.contract).lists
+    lists = find_contract(session.terms.plugin.contract).lists
     listing = next((each for each in lists if each.kind == call.kind), None)
     if listing is None:
         return error  # its handshake or its manifest was checked before it was asked

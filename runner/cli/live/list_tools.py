@@ -20,7 +20,7 @@ def list_all(request: SessionRequest, output: Output) -> int:
         found = await _everything(session)
         if session.is_one_shot:
             await session.conclude()
-        identity, contract = session.identity, session.prepared.plugin.contract
+        identity, contract = session.identity, session.terms.plugin.contract
         assert identity is not None
         if output.as_json:
             about = {"id": identity.id, "version": identity.version, "protocol": identity.protocol}
@@ -36,7 +36,7 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"tools": []}
     with contextlib.suppress(PluginError):  # it has none
         found["tools"] = await session.call(Call("list", "tools"))
-    identity, plugin = session.identity, session.prepared.plugin
+    identity, plugin = session.identity, session.terms.plugin
     assert identity is not None
     contract = find_contract(plugin.contract)
     for listing in contract.lists:

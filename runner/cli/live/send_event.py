@@ -21,9 +21,9 @@ def send_event(request: SessionRequest, output: Output) -> int:
 
     async def work(session: Session) -> None:
         seconds = SECONDS if request.seconds is None else request.seconds
-        granted = session.prepared.limits.call
+        granted = session.terms.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
-        letters = session.notify(*find_contract(session.prepared.plugin.contract).event(request.call))
+        letters = session.notify(*find_contract(session.terms.plugin.contract).event(request.call))
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(letter.written for letter in letters):

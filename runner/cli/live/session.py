@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import trio
 
 from runner.cli.live.output import Output
-from runner.cli.report_file import ReportSink, SinkError
+from runner.cli.report_file import ReportFile, ReportFileError
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, Notice
 from runner.session import settlement
@@ -33,7 +33,7 @@ class SessionRequest(NamedTuple):
     call: Call
     seconds: float | None
     config: Any
-    sink: ReportSink
+    sink: ReportFile
     sent: LaunchTicket | None
 
     def session(
@@ -66,7 +66,7 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
     if request.sink.wanted:
         try:
             request.sink.write(report)
-        except SinkError as error:
+        except ReportFileError as error:
             with contextlib.suppress(OSError):
                 print(f"runner {output.verb}: {error}", file=sys.stderr)
     return EXIT[outcome.code]
@@ -156,7 +156,7 @@ async def _session(request: SessionRequest, output: Output, seen: list[Session])
 
         def made(session: Session) -> None:
             seen.append(session)
-            for note in session.prepared.notes:
+            for note in session.terms.notes:
                 if note.urgent:
                     output.note(note)
             nursery.start_soon(tell, session)

@@ -27,7 +27,7 @@ SLEEPS = "#!/bin/sh\necho runs\nexec sleep 1000\n"
 
 
 def invocation(given: dict[str, Any]) -> Any:
-    from runner.launch.prepare import Invocation
+    from runner.launch.stages import Invocation
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
@@ -128,7 +128,7 @@ def settled(look: Any) -> Any:
 
 
 def forkserver_pid(cage: Any) -> int:
-    with open(f"/proc/self/fdinfo/{cage._errand.forkserver.pidfd}") as file:
+    with open(f"/proc/self/fdinfo/{cage._ticket.forkserver.pidfd}") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.launch.forkserver import LaunchTicket
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from sandbox.policy.grant import Overrides
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
@@ -215,7 +215,7 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
     from runner.launch.remote_cell import open_cage
     from runner.outcome import Failure
 
-    real = forkserver.by_exec
+    real = forkserver.start_by_exec
 
     def doomed() -> Any:
         made = real()
@@ -223,7 +223,7 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
         os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
         return made
 
-    forkserver.by_exec = doomed
+    forkserver.start_by_exec = doomed
 
     async def main() -> list[Any]:
         before = len(os.listdir("/proc/self/fd"))
@@ -316,7 +316,7 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     os.environ["SECRET"] = "in the environment"
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
-    made = forkserver.by_fork() if how == "fork" else forkserver.current()
+    made = forkserver.start_by_fork() if how == "fork" else forkserver.current()
     assert made is not None and forkserver.current() is made
 
     with open(f"/proc/self/fdinfo/{made.pidfd}") as file:
@@ -417,7 +417,7 @@ def forked(given: dict[str, Any]) -> list[Any]:
     from runner.launch import forkserver
 
     assert "trio" not in sys.modules
-    made = forkserver.by_fork()
+    made = forkserver.start_by_fork()
     assert made is not None
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     ticket.send(made)
@@ -425,7 +425,7 @@ def forked(given: dict[str, Any]) -> list[Any]:
 
     from runner.launch.remote_cell import aclose_forkserver, open_cage
 
-    refused = forkserver.by_fork() is None  # from now on
+    refused = forkserver.start_by_fork() is None  # from now on
 
     async def main() -> list[Any]:
         async with open_cage(invocation(given), environ={}, sent=ticket) as cage:
@@ -464,7 +464,7 @@ def test_no_fork_beside_threads() -> None:
     thread = threading.Thread(target=over.wait)
     thread.start()
     try:
-        assert forkserver.by_fork() is None
+        assert forkserver.start_by_fork() is None
     finally:
         over.set()
         thread.join()

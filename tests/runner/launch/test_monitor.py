@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from runner.launch import monitor
-from runner.launch.monitor import Control, Order, decode
-from runner.launch.prepare import Invocation
+from runner.launch.monitor import Born, Control, Launched, LaunchOrder, decode_order
+from runner.launch.run import CalledOff
+from runner.launch.stages import Invocation
+from sandbox.codec import encode
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits
 from tests import elsewhere
@@ -44,10 +46,11 @@ def test_an_order_arrives_as_it_was() -> None:
         ("--x", "\udcff"),
         Overrides((("A", "1"), ("B", "")), ("C",), Limits(memory=1 << 40, cpu=0.5, deadline=1.25)),
     )
-    order = Order(asked, {"PATH": "/bin", "ODD": "\udce9 é \n"}, "/tmp/\udcff", 12345.678901234, 2.5)
-    assert decode(order.encode()) == order
-    assert decode(Order(Invocation("m"), {}, "/", 0.0).encode()) == Order(Invocation("m"), {}, "/", 0.0, None)
-    assert order.encode().isascii()
+    order = LaunchOrder(asked, {"PATH": "/bin", "ODD": "\udce9 é \n"}, "/tmp/\udcff", 12345.678901234, 2.5)
+    assert decode_order(encode(order)) == order
+    smallest = LaunchOrder(Invocation("m"), {}, "/", 0.0)
+    assert decode_order(encode(smallest)) == smallest
+    assert encode(order).isascii()
 
 
 # --- the socket --------------------------------------------------------------------------------------------
@@ -76,22 +79,22 @@ def test_numbers_are_orders(pair: tuple[Control, socket.socket]) -> None:
 
 def test_a_host_that_is_gone_with_our_words_unread(pair: tuple[Control, socket.socket]) -> None:
     control, host = pair
-    assert control.tell("born", pid=1)
+    assert control.tell(Born(1))
     host.close()
     assert control.is_called()
     assert (control.arrived(), control.over) == ([], True)
-    assert not control.tell("ended")  # and no signal kills us for it
+    assert not control.tell(Launched({}))  # and no signal kills us for it
 
 
 def test_a_host_that_does_not_listen(
     pair: tuple[Control, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control, host = pair
-    monkeypatch.setattr(monitor, "TOLD_SECONDS", 0.1)
-    assert control.tell("prepared", text="x" * 1000)
-    assert not control.tell("ended", text="x" * (8 << 20))
+    monkeypatch.setattr(monitor, "TELL_SECONDS", 0.1)
+    assert control.tell(Launched({"x" * 1000: 1.0}))
+    assert not control.tell(Launched({"x" * (8 << 20): 1.0}))
     host.setblocking(False)
-    assert json.loads(host.recv(1 << 16).splitlines()[0]) == {"event": "prepared", "text": "x" * 1000}
+    assert json.loads(host.recv(1 << 16).splitlines()[0]) == ["Launched", {"x" * 1000: 1.0}]
 
 
 def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.socket]) -> None:
@@ -102,7 +105,7 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
     pid = 0
     try:
         before.start()
-        control.tell("born", pid=1)
+        control.tell(Born(1))
         host.recv(100)  # signals that there is room; nothing was said
         waiting = Path(f"/proc/{os.getpid()}/stat")
         pid = os.fork()
@@ -110,19 +113,19 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
             wait_for(lambda: waiting.read_text().rpartition(")")[2].split()[0] == "S")
             host.send(b"\x09")
             os._exit(0)
-        with pytest.raises(monitor._Called):
+        with pytest.raises(CalledOff):
             time.sleep(60)
     finally:
         before.stop()
         signal.signal(signal.SIGIO, old)
         if pid:
             os.waitpid(pid, 0)
-    with pytest.raises(monitor._Called):
+    with pytest.raises(CalledOff):
         before.look()
     assert monitor._called_off(control)[0].cause == "signal:9"
     before.look()  # it has been taken
     host.close()
-    with pytest.raises(monitor._Called):
+    with pytest.raises(CalledOff):
         before.look()
     assert monitor._called_off(control)[0].cause == "caller_died"
 
@@ -132,10 +135,11 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
 
 def spoken(given: dict[str, Any]) -> list[Any]:
     """All a monitor says of a plugin that ends at once; or of an order that is none."""
-    import json
     import os
 
     from runner.launch import forkserver
+    from runner.launch.monitor import MESSAGES
+    from sandbox.codec import decode
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
@@ -144,7 +148,8 @@ def spoken(given: dict[str, Any]) -> list[Any]:
         os.truncate(gear.order, 10)
     ticket.send(forkserver.current())
     with open(ticket.control, "rb", closefd=False) as control:
-        told = [json.loads(text) for text in control]
+        messages = [decode(text, MESSAGES) for text in control]
+    told = [[type(message).__name__, message._asdict()] for message in messages]
     ticket.close()
     forkserver.close()
     return told
@@ -152,41 +157,40 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
 def test_what_is_said_in_which_order(box: Box) -> None:
     told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, "#!/bin/sh\nexit 4\n"))
-    assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
-    born, prepared, launched, ended = told
-    assert set(born) == {"event", "pid"}
-    decided = {"plugin", "limits", "declare", "host", "policy", "unsandboxed", "notes", "on_hook_failure"}
-    assert set(prepared) == {"event", *decided}
+    assert [kind for kind, _ in told] == ["Born", "Terms", "Launched", "MonitorEnd"]
+    _, terms, launched, ended = (fields for _, fields in told)
+    assert terms["unsandboxed"] is False
     assert list(launched["timings"]) == ["manifest", "policy", "plan", "launch"]
-    assert set(ended) == {"event", "outcome", "status", "explanation", "report"}
     assert ended["status"] == 4
     assert ended["explanation"] == ["runner: crashed: the plugin ended with status 4"]
-    monitored_plugins.is_sound(ended["report"])
+    monitored_plugins.is_sound(json.loads(ended["report_json"]))
 
 
 def test_an_order_that_is_none(box: Box) -> None:
     told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, CAT, spoil=True))
-    assert [event["event"] for event in told] == ["born", "ended"]
-    assert told[1]["outcome"]["code"] == "internal" and told[1]["report"] is None
-    assert told[1]["explanation"][0].startswith("runner: internal: ")
+    assert [kind for kind, _ in told] == ["Born", "MonitorEnd"]
+    ended = told[1][1]
+    assert ended["outcome"][0] == "internal" and json.loads(ended["report_json"])["plugin"] is None
+    assert ended["explanation"][0].startswith("runner: internal: ")
 
 
 def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
-    import json
-
     from runner.launch import forkserver, monitor
+    from runner.launch.monitor import MESSAGES
+    from sandbox.codec import decode
 
     def report(*_: object) -> Any:
         raise KeyError("ours")
 
     setattr(monitor, "report", report)  # noqa: B010 -- not exported there
-    made = forkserver.by_fork()
+    made = forkserver.start_by_fork()
     assert made is not None
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     ticket.send(made)
     with open(ticket.control, "rb", closefd=False) as control:
-        told = [json.loads(text) for text in control]
+        messages = [decode(text, MESSAGES) for text in control]
+    told = [[type(message).__name__, message._asdict()] for message in messages]
     with open(ticket.stderr, closefd=False) as stream:
         err = stream.read()
     ticket.close()
@@ -196,9 +200,9 @@ def faulty(given: dict[str, Any]) -> list[Any]:
 
 def test_a_fault_of_ours_is_told_too(box: Box) -> None:
     told, err = monitored_plugins.run(box, faulty, monitored_plugins.given(box, "#!/bin/sh\necho mine >&2\n"))
-    assert [event["event"] for event in told] == ["born", "prepared", "launched", "ended"]
-    outcome = told[-1]["outcome"]
-    assert (outcome["code"], outcome["message"]) == ("internal", "KeyError: 'ours'")
+    assert [kind for kind, _ in told] == ["Born", "Terms", "Launched", "MonitorEnd"]
+    code, _, message, *_ = told[-1][1]["outcome"]
+    assert (code, message) == ("internal", "KeyError: 'ours'")
     assert err == "mine\n"  # and nothing of ours where only the plugin speaks
 
 

@@ -551,8 +551,8 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
     def large(given: dict[str, Any]) -> list[Any]:
         import trio
 
-        from runner.launch.prepare import Invocation
         from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.stages import Invocation
         from sandbox.policy.grant import Overrides
 
         environ = {f"NAME_{number}": "x" * 1000 for number in range(300)}
@@ -593,8 +593,8 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
 
         import trio
 
-        from runner.launch.prepare import Invocation
         from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.stages import Invocation
 
         folder, name = os.path.split(given["manifest"])
 

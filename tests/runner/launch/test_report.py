@@ -13,13 +13,18 @@ from jsonschema import Draft202012Validator
 
 from runner import __version__
 from runner.launch import report as account
-from runner.launch.prepare import Invocation, Prepared
+from runner.launch.stages import Decided, Ended, Invocation, Loaded, Planned, Started
+from runner.launch.stdio import Plumbing
 from runner.launch.verdict import judge
-from runner.launch.wait import End, Reason
+from runner.launch.wait import Clocks, End, Reason
 from runner.outcome import EXIT, SCHEMA, Code, Phase, schema
+from runner.plugin import Plugin
 from sandbox.cell.cell import Exit, Usage
-from sandbox.limits.assign import AssignedLimit
-from sandbox.spec import SIZES, Grant, Limits, Network
+from sandbox.limits.assign import AssignedLimit, AssignedLimits
+from sandbox.plan.layers import Layers
+from sandbox.plan.plan import LaunchPlan
+from sandbox.policy.policy import Policy
+from sandbox.spec import SIZES, Grant, Limits, Network, SandboxSpec
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
 from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
@@ -437,11 +442,18 @@ def test_a_limit_that_is_required_and_cannot_be_held(
 
 def test_who_cannot_be_killed_is_named() -> None:
     """Nobody here can hang a process in the kernel at will: the ending is made up, the report is not."""
-    prepared = Prepared(Invocation("/nowhere"))
-    prepared.grant = Grant("default", False, (), Network(), (), "default", Limits(), (), ())
+    granted = Grant("default", False, (), Network(), (), "default", Limits(), (), ())
     end = End(Exit(None, True, None, Usage(1.0, 0.0, 0.0, 0), left=(7, 8)), "deadline", None, True)
     outcome, status = judge(end, Limits())
-    told = account.report(prepared, outcome, end, status)
+    plugin = Plugin("odd", "1", "nexo", "Odd", "", "/nowhere", None, None, SandboxSpec())
+    decided = Decided(Loaded(Invocation("/nowhere"), plugin), Policy("default", "/policy.toml"), granted)
+    plan = LaunchPlan(
+        (), "/", (), (), False, Layers(b"", True, True, True, None), "default", Limits(), *((),) * 4
+    )
+    planned = Planned(decided, plan, "/usr/bin/bwrap", (), AssignedLimits(), 0)
+    unused: Any = None
+    started = Started(planned, unused, Clocks(), (), Plumbing((0, 1, 2), ("direct", "direct", "direct")))
+    told = account.report(Ended(started, end), outcome, status)
     assert faults(told) == []
     assert (told["exit"]["kill_incomplete"], told["exit"]["left"]) == (True, [7, 8])
 

@@ -29,10 +29,15 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     import os
     import resource
     import time
-    from contextlib import ExitStack, contextmanager, suppress
+    from contextlib import contextmanager, suppress
 
     from runner.launch import start
-    from runner.launch.prepare import Invocation, Prepared, ready
+    from runner.launch.acquire import acquire
+    from runner.launch.plan import Sources, plan
+    from runner.launch.prepare import decide, load
+    from runner.launch.run import rehearse
+    from runner.launch.stages import Invocation, Stopwatch
+    from runner.launch.stdio import connect_caller
     from runner.outcome import Failure
     from sandbox.limits.cgroup import Cgroup
     from sandbox.policy.grant import Overrides
@@ -67,15 +72,22 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     )
     if given["how"] == "a door to nowhere":
         Cgroup.doors = nowhere  # type: ignore[method-assign]
-    with suppress(Failure), ExitStack() as warm:  # what is opened once stays open, and is no leak
-        warm.enter_context(ready(Prepared(invocation), os.environ, rehearse=True))
+    with suppress(Failure):  # what is opened once stays open, and is no leak
+        rehearse(invocation, os.environ)
     before = len(os.listdir("/proc/self/fd"))
     started = time.monotonic()
     result: dict[str, Any] = {}
-    prepared = Prepared(invocation)
+    watch = Stopwatch()
     os.dup2(errors[1], 2)
     try:
-        with ready(prepared, os.environ) as opened, start.confine(prepared, opened, started) as found:
+        decided = decide(load(invocation, watch), os.environ, watch)
+        with (
+            Sources() as sources,
+            acquire(plan(decided, os.environ, watch, sources), os.environ, sources) as acquired,
+            start.start(
+                acquired, started, lambda acquired: connect_caller(acquired.planned.plan.limits)
+            ) as found,
+        ):
             result |= {
                 "meters": [type(meter).__name__ for meter in found.meters],
                 "relay": found.relay is not None,
@@ -85,7 +97,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
                 "unified": bool(bounds[0].cgroup) and bounds[0].cgroup.memory_with_sockets() is None,
-                "groups": [group.path for group in prepared.cgroup.groups] if prepared.cgroup else [],
+                "groups": [group.path for group in acquired.cgroup.groups] if acquired.cgroup else [],
                 "source": None if found.relay is None else found.relay.source,
             }
             if given["how"] == "accident":

@@ -218,7 +218,7 @@ def test_a_parent_of_somebody_else_is_not_used(shared: Path) -> None:
 
 def test_no_plugin_is_given_the_place_in_use(shared: Path) -> None:
     """A plugin that could write there would write the next policy."""
-    from runner.launch.prepare import _own_places
+    from runner.launch.plan import _own_places
 
     assert str(shared) in _own_places(os.environ)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.manifest import load as manifest
-from runner.manifest.load import Loaded, find, load, load_all
+from runner.manifest.load import ManifestRead, find, load, load_all
 from sandbox.document.diagnostic import DocumentError
 
 NEXO = """\
@@ -41,12 +41,12 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
 
 
-def contract_of(loaded: Loaded) -> str:
+def contract_of(loaded: ManifestRead) -> str:
     assert loaded.plugin is not None, [d.text() for d in loaded.diagnostics]
     return loaded.plugin.contract
 
 
-def rules(loaded: Loaded) -> list[str]:
+def rules(loaded: ManifestRead) -> list[str]:
     assert loaded.plugin is None
     return [d.rule for d in loaded.diagnostics if d.severity == "error"]
 

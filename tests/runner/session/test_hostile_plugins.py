@@ -18,7 +18,7 @@ import trio.testing
 
 from runner.cli.live.output import Output
 from runner.exceptions import PluginFailure
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call, Notice
 from runner.protocol.host_services import Services
 from runner.session.open import open_session
@@ -404,7 +404,7 @@ _INTERRUPTED = """
 import os, sys, trio, trio.testing
 from runner.protocol.dialect import Call
 from runner.session.open import open_session
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 
 async def main():
     call = Call("tool", "echo", {})

@@ -17,7 +17,7 @@ import trio
 from runner.contracts.mcp.dialect import Mcp
 from runner.exceptions import PluginFailure
 from runner.launch import forkserver
-from runner.launch.prepare import Invocation
+from runner.launch.stages import Invocation
 from runner.outcome import EXIT
 from runner.protocol.dialect import Call, Message
 from runner.protocol.host_services import Services
@@ -278,8 +278,8 @@ def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
     import trio
 
     from runner.exceptions import PluginFailure
-    from runner.launch.prepare import Invocation
     from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.cell.cell import children

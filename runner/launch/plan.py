@@ -1,0 +1,228 @@
+"""Decided -> Planned: every path of the grant is found, opened and judged. Nothing on the machine changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from runner.contracts.registry import find_contract
+from runner.launch.prepare import Placeholders, managed_state_dir
+from runner.launch.stages import Decided, Planned, Stopwatch
+from runner.launch.verdict import failing
+from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
+from runner.plugin import Plugin
+from sandbox import CODE_ROOT, cache
+from sandbox.identity.reservations import RESERVATIONS
+from sandbox.identity.state import state_root
+from sandbox.limits.assign import assign
+from sandbox.limits.cgroup_survey import Survey, survey
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import Mounts, contains, read_mounts
+from sandbox.paths.program import follow
+from sandbox.plan.compile import open_plan
+from sandbox.plan.find_bwrap import find_bwrap
+from sandbox.plan.layers import Layers, available_layers, listed
+from sandbox.plan.plan import OWN_PLACES, OpenPlan, PlanRequest
+from sandbox.policy.policy import Policy
+from sandbox.spawn.spawner import can_join_keyring
+from sandbox.spec import Project
+from sandbox.value import NamedTuple
+
+
+class Held(NamedTuple):
+    """What a launch needs beside its plan, and what is only true in this process and now."""
+
+    opened: OpenPlan  # the sources, but for the state directory
+    denylist: Denylist
+    survey: Survey  # of cgroups
+
+
+class Sources:
+    """The sources of one plan, held open: what was judged is what will be mounted.
+
+    `plan` fills it. A launch that begins with a stored plan has an empty one, and `acquire` opens the sources
+    anew.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._held: Held | None = None
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def held(self) -> Held | None:
+        return self._held
+
+    def hold_new(
+        self,
+        request: PlanRequest,
+        decided: Decided,
+        layers: Layers,
+        denylist: Denylist,
+        found: Survey,
+        environ: Mapping[str, str],
+    ) -> OpenPlan:
+        """Compile a plan, and hold the sources it opens."""
+        opened = self._stack.enter_context(
+            open_plan(request, decided.grant, decided.policy, layers, denylist, environ)
+        )
+        self._held = Held(opened, denylist, found)
+        return opened
+
+    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
+        """Open the sources of a stored plan. Raises PlanRefused."""
+        from sandbox.plan.sources import reopen
+
+        mounts = read_mounts()
+        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
+        opened = self._stack.enter_context(
+            reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
+        )
+        self._held = Held(opened, denylist, survey(mounts))
+        return self._held
+
+
+def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources: Sources) -> Planned:
+    """Raises Failure. The sources stay open in `sources`."""
+    policy, granted = decided.policy, decided.grant
+    with failing(decided):
+        bwrap = "" if granted.unsandboxed else find_bwrap(environ).path
+        layers = available_layers(granted, policy, bwrap, can_join_keyring=can_join_keyring())
+        mounts = read_mounts()
+        found = survey(mounts)
+        decided = decided._replace(limits=assign(granted, policy, found))
+    with failing(decided):
+        denylist = make_denylist(decided, bwrap, mounts, environ)
+        request = _request(decided, layers, environ)
+        compiled = sources.hold_new(request, decided, layers, denylist, found, environ).plan
+    identity = compiled.owners.identity() if compiled.owners is not None else ""
+    return Planned(
+        decided,
+        compiled,
+        bwrap,
+        listed(layers, granted, policy, None, identity),
+        decided.limits,
+        os.geteuid(),
+        watch.lap("plan"),
+    )
+
+
+def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> PlanRequest:
+    plugin, policy, entrypoint = decided.loaded.plugin, decided.policy, decided.loaded.plugin.entrypoint
+    assert entrypoint is not None  # `load` has refused it
+    if not os.path.isdir(entrypoint.directory):
+        outcome = Outcome(
+            "launch_failed",
+            "plan",
+            f"the working directory {entrypoint.directory} does not exist",
+            "not_found",
+            "create it, or change it in the manifest",
+        )
+        raise Failure(outcome, EXEC_NOT_FOUND)
+    writes = any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
+    operators_own = find_contract(plugin.contract).operators_own_command
+    filled = Placeholders(plugin, decided.state_dir)
+    return PlanRequest(
+        command=entrypoint.command,
+        args=(*map(filled.text, entrypoint.args), *decided.loaded.invocation.args),
+        directory=entrypoint.directory,
+        root=plugin.root,
+        bare_environment=entrypoint.bare_environment,
+        trusted_command=operators_own,
+        conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
+        state_dir=decided.state_dir,
+        rehearse=True,  # the state directory need not exist yet: `acquire` makes and opens it
+        project=_project(plugin, policy, decided.homes),
+        reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
+    )
+
+
+def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | None:
+    """The folder the plugin works on, with the reason why it is not shown, if there is one."""
+    project = plugin.project
+    if project is None:
+        return None
+    real, within = os.path.realpath(project.path), os.path.realpath(project.within or "/")
+    asking = "let the manifest ask to read it under a policy that allows it, or take it out"
+    refusal, hint = "", asking
+    if project.path in OWN_PLACES:
+        refusal = "every cage has one of its own"
+    elif project.path in homes or real in homes:
+        refusal = "it is a home directory"
+    elif not contains(within, real):
+        refusal = f"it leads out of {project.within}, the folder of the manifest"
+    elif policy.project != "read":
+        refusal = f'policy {policy.name} says access = "none" under [project]'
+        hint = 'set access = "read" under [project] in a policy of your own; or ' + asking
+    return project._replace(refusal=refusal, hint=hint)
+
+
+def require_room(opened: OpenPlan, limit: int | None) -> None:
+    """Refuse a plugin whose folders already hold more than its disk limit. Raises Failure."""
+    if limit is None:
+        return
+    from sandbox.limits.disk import DiskMeter
+    from sandbox.units import format_limit
+
+    meter = DiskMeter(opened.writable, limit, lambda: ())
+    try:
+        if meter.measure():
+            amount = format_limit("disk", limit)
+            message = f"{meter.where} already holds more than the disk limit of {amount}"
+            hint = "delete files there, or raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
+    finally:
+        meter.close()
+
+
+# --- what no plugin gets ------------------------------------------------------------------------------------
+
+
+def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:
+    return Denylist(
+        mounts,
+        homes=decided.homes,
+        policy=decided.policy.deny,
+        runner=_own_places(environ),
+        protected=_own_code(bwrap),
+        deciding=_deciding_files(decided.loaded.plugin, decided.policy),
+        runtime_dir=environ.get("XDG_RUNTIME_DIR"),
+    )
+
+
+def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The runner's own folders."""
+    places = [state_root(environ), cache.directory()]
+    if os.geteuid() == 0:
+        places.append(os.path.dirname(RESERVATIONS))
+    return tuple(os.path.realpath(place) for place in places if place is not None)
+
+
+def _own_code(bwrap: str) -> tuple[str, ...]:
+    """The programs that the runner executes and the places it imports from. A plugin that can write to one
+    of them can run code outside of its cage."""
+    imported = [
+        place for place in sys.path if place.startswith("/") and place != "/" and os.path.exists(place)
+    ]
+    places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
+    return tuple(dict.fromkeys(place for place in places if place))
+
+
+def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
+    """Manifest and policy, under every name they have. A plugin that can write to one of them decides what it
+    gets next time."""
+    found: list[str] = []
+    for path in (plugin.manifest, policy.file):
+        real, links = follow(path)
+        found += [path, real, *(link.path for link in links)]
+    return tuple(dict.fromkeys(found))

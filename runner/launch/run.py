@@ -1,0 +1,125 @@
+"""One launch from the manifest to the end of the plugin's last process, for `runner exec` and the monitor.
+
+    run         from a manifest
+    run_plan    from a plan, which may have been stored: everything it names is opened anew
+    rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
+
+What `runner exec` and the monitor do differently is in their LaunchHost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from runner.launch.acquire import Acquired, acquire
+from runner.launch.plan import Sources, plan, require_room
+from runner.launch.prepare import decide, load
+from runner.launch.stages import Ended, Invocation, Planned, Stage, Started, Stopwatch
+from runner.launch.start import settle, start
+from runner.launch.stdio import Plumbing
+from runner.launch.verdict import TIMEOUT, failing, unlaunched
+from runner.launch.wait import Orders, wait
+from runner.outcome import EXEC_DEADLINE, Failure
+
+
+class LaunchHost(Protocol):
+    """Whoever asked for the launch."""
+
+    @property
+    def caller(self) -> int | None:
+        """A descriptor that becomes readable when the asking process has ended."""
+        ...
+
+    def see_ready(self, planned: Planned) -> None:
+        """Everything is decided and acquired; nothing runs yet."""
+        ...
+
+    def watch_orders(self) -> AbstractContextManager[Orders]:
+        """From just before the start: orders to end the plugin."""
+        ...
+
+    def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
+        """The plugin's standard streams."""
+        ...
+
+    def see_started(self, started: Started) -> Started:
+        """The plugin runs. The answer is what is waited for: its clocks may be changed."""
+        ...
+
+
+class CalledOff(BaseException):
+    """Raised by a host that wants no launch any more, at any moment before the start."""
+
+    stage: Stage | None = None  # the last that was reached
+
+
+def run(invocation: Invocation, environ: Mapping[str, str], began: float, host: LaunchHost) -> Ended:
+    """Raises Failure, whatever goes wrong before there is an ending.
+
+    `began`: on the monotonic clock, when the operator asked. The deadline runs from then.
+    """
+    watch = Stopwatch()
+    stage: Stage | None = None
+    with Sources() as sources:
+        try:
+            stage = loaded = load(invocation, watch)
+            stage = decided = decide(loaded, environ, watch)
+            stage = planned = plan(decided, environ, watch, sources)
+        except CalledOff as called:
+            called.stage = stage
+            raise
+        except Failure:
+            raise
+        except Exception as error:
+            raise Failure(*unlaunched(error), stage) from error
+        return run_plan(planned, environ, began, host, sources, watch)
+
+
+def run_plan(
+    planned: Planned,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    sources: Sources | None = None,
+    watch: Stopwatch | None = None,
+) -> Ended:
+    """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now."""
+    watch = watch or Stopwatch()
+    stage: Stage = planned
+    try:
+        with sources or Sources() as held, acquire(planned, environ, held) as acquired:
+            stage = planned = acquired.planned._replace(timings=watch.lap("plan"))
+            acquired = acquired._replace(planned=planned)
+            host.see_ready(planned)
+            deadline = planned.plan.limits.deadline
+            if deadline is not None and time.monotonic() >= began + deadline:
+                raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
+            with host.watch_orders() as orders, start(acquired, began, host.connect) as started:
+                stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
+                end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
+                stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
+                end, writable = settle(started, end, stop)
+                watch.lap("run")
+        return Ended(started, end, writable, watch.lap("teardown"))
+    except CalledOff as called:
+        called.stage = stage
+        raise
+    except Failure as failure:
+        failure.stage = failure.stage or stage
+        raise
+    except Exception as error:
+        raise Failure(*unlaunched(error), stage) from error
+
+
+def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
+    """The plan of a launch that does not take place. Raises Failure."""
+    watch = Stopwatch()
+    with Sources() as sources:
+        planned = plan(decide(load(invocation, watch), environ, watch), environ, watch, sources)
+        if sources.held is not None and not planned.grant.unsandboxed:
+            with failing(planned):
+                require_room(sources.held.opened, planned.grant.limits.disk)
+        return planned

@@ -1,0 +1,251 @@
+"""One launch as a chain of frozen values. Each holds the one before, and each arrow is one function.
+
+    Loaded ──decide──► Decided ──plan──► Planned ──acquire, start──► Started ──wait──► Ended
+
+    Loaded   the manifest was read: the plugin, and warnings
+    Decided  the policy was applied: the grant, with one denial for each thing that was cut
+    Planned  every path was found and judged: mounts, arguments, layers, limits. Nothing has been changed
+    Started  the plugin runs: its processes, clocks, meters and streams
+    Ended    its last process has ended
+
+`runner.outcome.Failure` carries the last stage that was reached. Reports, explanations and messages are made
+from a stage and nothing else.
+
+Loaded, Decided and Planned are plain data: named tuples, text, numbers, bytes. They can be written and read
+back (`encode_planned`, `decode_planned`), and a launch can start from the copy. Code that works on a Planned
+reads all it needs from the Planned itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import Diagnostic
+from sandbox.limits.assign import AssignedLimits
+from sandbox.plan.layers import Layer
+from sandbox.plan.plan import LaunchPlan
+from sandbox.policy.grant import Overrides
+from sandbox.policy.policy import Policy
+from sandbox.spec import Grant
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.launch.inspection import Inspection
+    from runner.launch.stdio import Plumbing
+    from runner.launch.wait import Clocks, End
+    from sandbox.cell.cell import Cell
+    from sandbox.limits.cgroup import OomAround
+    from sandbox.limits.disk import DiskMeter
+    from sandbox.limits.meter import Meter
+    from sandbox.streams.relay import Relay
+
+Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
+
+
+class Invocation(NamedTuple):
+    """What the operator asked for."""
+
+    manifest: str
+    contract: str | None = None
+    server: str | None = None
+    policy: str | None = None
+    state_dir: str | None = None
+    args: tuple[str, ...] = ()
+    overrides: Overrides = Overrides()
+    options: tuple[tuple[str, str], ...] = ()  # the contract's own
+
+
+class Stopwatch:
+    """Measures the phases of one launch. A stage keeps what was measured when it was reached."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._laps: Timings = ()
+
+    def lap(self, phase: str) -> Timings:
+        """End a phase, or a further part of the last one. The answer: all phases so far."""
+        now = time.monotonic()
+        laps, seconds = self._laps, now - self._last
+        if laps and laps[-1][0] == phase:
+            laps, seconds = laps[:-1], laps[-1][1] + seconds
+        self._laps = (*laps, (phase, seconds))
+        self._last = now
+        return self._laps
+
+
+class Loaded(NamedTuple):
+    invocation: Invocation
+    plugin: Plugin
+    diagnostics: tuple[Diagnostic, ...] = ()  # warnings about the manifest
+    timings: Timings = ()
+
+
+class Decided(NamedTuple):
+    """What the plugin gets. The grant may be refused: then nothing is planned."""
+
+    loaded: Loaded
+    policy: Policy
+    grant: Grant
+    state_dir: str | None = None
+    homes: tuple[str, ...] = ()  # home directories, which no plugin gets
+    limits: AssignedLimits = AssignedLimits()  # empty until the machine was looked at
+    timings: Timings = ()
+
+
+class Planned(NamedTuple):
+    """Everything about a launch that can be known before it.
+
+    A plan may be stored. So it never holds what belongs to one process or one moment: descriptors, a leased
+    uid, a cgroup, the runner's own environment. `acquire` gets those. It does hold the values of the
+    variables that were granted, in `plan.env`, in the grant and in the invocation. A stored plan is as
+    secret as they are: keep it in a file that only its owner can read and write.
+    """
+
+    decided: Decided
+    plan: LaunchPlan
+    bwrap: str  # path of the bubblewrap to use; empty: the plugin runs unsandboxed
+    layers: tuple[Layer, ...]
+    limits: AssignedLimits
+    euid: int  # the plan is for this user. Under another uid the same plan would mean other rights
+    timings: Timings = ()
+
+    @property
+    def invocation(self) -> Invocation:
+        return self.decided.loaded.invocation
+
+    @property
+    def plugin(self) -> Plugin:
+        return self.decided.loaded.plugin
+
+    @property
+    def policy(self) -> Policy:
+        return self.decided.policy
+
+    @property
+    def grant(self) -> Grant:
+        return self.decided.grant
+
+    @property
+    def state_dir(self) -> str | None:
+        return self.decided.state_dir
+
+
+class Started(NamedTuple):
+    """A plugin that runs, and what has to be watched meanwhile. Not plain data: it holds open files."""
+
+    planned: Planned  # as it was carried out: with the uid that was leased and the limits the kernel took
+    cell: Cell
+    clocks: Clocks
+    meters: tuple[Meter, ...]
+    plumbing: Plumbing
+    disk: DiskMeter | None = None
+    oom_around: OomAround | None = None
+    timings: Timings = ()
+
+    @property
+    def relay(self) -> Relay | None:
+        """The relay of the plugin's stderr, if output is limited."""
+        return self.plumbing.counter
+
+    @property
+    def inspection(self) -> Inspection | None:
+        return self.plumbing.inspection
+
+
+class Ended(NamedTuple):
+    started: Started
+    end: End
+    stderr_writable: bool = True  # the runner's own stderr: nobody may be reading it
+    timings: Timings = ()
+
+
+Stage = Loaded | Decided | Planned | Started | Ended
+
+
+def ended_of(stage: Stage | None) -> Ended | None:
+    return stage if isinstance(stage, Ended) else None
+
+
+def started_of(stage: Stage | None) -> Started | None:
+    if isinstance(stage, Ended):
+        return stage.started
+    return stage if isinstance(stage, Started) else None
+
+
+def planned_of(stage: Stage | None) -> Planned | None:
+    started = started_of(stage)
+    if started is not None:
+        return started.planned
+    return stage if isinstance(stage, Planned) else None
+
+
+def decided_of(stage: Stage | None) -> Decided | None:
+    planned = planned_of(stage)
+    if planned is not None:
+        return planned.decided
+    return stage if isinstance(stage, Decided) else None
+
+
+def loaded_of(stage: Stage | None) -> Loaded | None:
+    decided = decided_of(stage)
+    if decided is not None:
+        return decided.loaded
+    return stage if isinstance(stage, Loaded) else None
+
+
+def limits_of(stage: Stage | None) -> AssignedLimits:
+    """The limits, each with what enforces it. Empty if the launch was refused before that was known."""
+    planned, decided = planned_of(stage), decided_of(stage)
+    if planned is not None:
+        return planned.limits
+    return decided.limits if decided is not None else AssignedLimits()
+
+
+# --- through bytes ------------------------------------------------------------------------------------------
+
+
+def encode_planned(planned: Planned) -> bytes:
+    """A plan as bytes, for another process or a later launch."""
+    from sandbox.codec import encode
+
+    return encode(planned)
+
+
+def decode_planned(raw: bytes) -> Planned:
+    """Raises ValueError if `encode_planned` did not write this.
+
+    Fields are counted, not judged. Only read what nobody else can have written.
+    """
+    from sandbox.codec import decode
+
+    planned = decode(raw, _planned_classes())
+    if not isinstance(planned, Planned):
+        raise ValueError("not a plan")
+    return planned
+
+
+def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
+    """Every class that can occur in a Planned."""
+    from runner.plugin import Entrypoint
+    from sandbox import spec
+    from sandbox.identity.accounts import Account
+    from sandbox.limits.assign import AssignedLimit
+    from sandbox.limits.cgroup_survey import Site
+    from sandbox.paths.source import FileIdentity
+    from sandbox.plan import plan
+    from sandbox.plan.layers import Layers
+    from sandbox.plan.owners import Decision, Ownership
+    from sandbox.policy import policy
+
+    return (
+        *(Invocation, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic),
+        *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
+        *(policy.CapabilityRule, policy.LimitRule),
+        *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
+        *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest),
+        *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
+        *(LaunchPlan, plan.ShownPath, plan.Idmapped, FileIdentity),
+        *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
+    )

@@ -1,0 +1,137 @@
+"""The sources of a finished plan, opened for one launch.
+
+A plan names each source by path and identity. `reopen` opens the sources of a plan that was made earlier, and
+judges each one again as if it were new. `open_state` opens the state directory, which exists for certain only
+after the launch has claimed it. `with_state` puts what was opened into the plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.source import Missing, OpenSource, Refused, open_source
+from sandbox.plan.plan import Bind, Idmapped, LaunchPlan, OpenPlan, PlanRefused
+from sandbox.spec import Access, Denial, GrantedPath
+
+if TYPE_CHECKING:
+    from sandbox.plan.owners import Decision
+
+_STATE = "state"
+_PLAN_AGAIN = "make the plan again: start the plugin from its manifest"
+
+
+@contextmanager
+def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator[OpenPlan]:
+    """Open every source of `plan` but its state. Raises PlanRefused.
+
+    Denylist and scan judge what is there now. What is there now must also be what the plan was made for: the
+    same real path, device, inode and mode, and the same owner where an owner is mapped. The change time is
+    not compared, because every new file in a folder changes it.
+    """
+    origins = {shown.path: shown.origin for shown in plan.shown}
+    mapped = {each.dest: each.uid for each in plan.idmapped}
+    descriptors: dict[str, int] = {}
+    refusals: list[Denial] = []
+    with ExitStack() as stack:
+        for bind in plan.operations:
+            if not isinstance(bind, Bind) or origins.get(bind.dest) == _STATE:
+                continue
+            trusted = _is_trusted(bind.dest, origins.get(bind.dest, ""))
+            try:
+                source = open_source(
+                    bind.dest,
+                    access="write" if bind.writable else "read",
+                    denylist=denylist,
+                    scan_limit=scan_limit,
+                    trusted=trusted,
+                )
+            except Missing:
+                refusals.append(_changed(bind.dest, f"{bind.dest} does not exist any more"))
+                continue
+            except Refused as refused:
+                refusals.append(Denial(refused.rule, refused.asked, refused.reason, refused.hint))
+                continue
+            stack.callback(os.close, source.fd)
+            if (source.real, *source.identity[:3]) != (bind.real, *bind.identity[:3]):
+                refusals.append(_changed(bind.dest, f"{bind.dest} is not the file the plan was made for"))
+            elif source.uid != mapped.get(bind.dest, source.uid):
+                refusals.append(_changed(bind.dest, f"{bind.dest} has another owner than in the plan"))
+            descriptors[bind.dest] = source.fd
+        if refusals:
+            raise PlanRefused(refusals)
+        yield OpenPlan(plan, descriptors)
+
+
+def _is_trusted(path: str, origin: str) -> bool:
+    """Whether the scan is left out, as it was when the plan was made (plan.py)."""
+    return origin == "the system" or (origin == "the program" and path.startswith("/usr/"))
+
+
+def _changed(path: str, reason: str) -> Denial:
+    return Denial("plan_outdated", path, reason, _PLAN_AGAIN)
+
+
+@contextmanager
+def open_state(
+    plan: LaunchPlan, denylist: Denylist, granted: Sequence[GrantedPath]
+) -> Iterator[Mapping[str, OpenSource]]:
+    """The state directory, or the folders that were asked for in it, by path. Raises PlanRefused."""
+    wanted: dict[str, Access] = {}
+    for shown in plan.shown:
+        if shown.origin == _STATE and wanted.get(shown.path) != "write":
+            wanted[shown.path] = shown.access
+    where = {path.path: path.where for path in granted if path.origin == _STATE}
+    found: dict[str, OpenSource] = {}
+    refusals: list[Denial] = []
+    with ExitStack() as stack:
+        for path, access in wanted.items():
+            place = where.get(path, ())
+            try:
+                source = open_source(path, access=access, denylist=denylist, trusted=True, own_state=True)
+            except Missing:
+                hint = "choose a place for it with --state-dir that nobody else can write"
+                refusals.append(
+                    Denial("missing_path", path, f"{path} does not exist", hint, where=place, origin=_STATE)
+                )
+                continue
+            except Refused as refused:
+                refusals.append(
+                    Denial(
+                        refused.rule, refused.asked, refused.reason, refused.hint, where=place, origin=_STATE
+                    )
+                )
+                continue
+            stack.callback(os.close, source.fd)
+            found[path] = source
+        if refusals:
+            raise PlanRefused(refusals)
+        yield found
+
+
+def with_state(opened: OpenPlan, state: Mapping[str, OpenSource], owners: Decision | None) -> OpenPlan:
+    """The plan with its state directory filled in, and with the owners as they came out."""
+    plan = opened.plan
+    operations = tuple(
+        Bind(op.dest, held.real, held.access == "write", held.identity)
+        if isinstance(op, Bind) and (held := state.get(op.dest)) is not None
+        else op
+        for op in plan.operations
+    )
+    idmapped = [each for each in plan.idmapped if each.dest not in state]
+    if owners is not None and owners.maps_state:
+        idmapped += [Idmapped(path, held.uid, held.gid) for path, held in state.items()]
+    return OpenPlan(
+        plan._replace(
+            operations=operations,
+            shown=tuple(
+                shown._replace(state="bound") if shown.path in state else shown for shown in plan.shown
+            ),
+            owners=owners,
+            idmapped=tuple(idmapped),
+        ),
+        {**opened.descriptors, **{path: held.fd for path, held in state.items()}},
+    )
