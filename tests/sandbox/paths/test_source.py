@@ -337,7 +337,9 @@ MOUNTED = {
     "a directory below": Alias((("bind", "{v}/inner", "{m}"),), "{m}", said="it is a mount of"),
     "a file below": Alias((("bind", "{v}/secret", "{m}/file"),), "{m}/file", said="it is a mount of"),
     "a parent": Alias((("bind", "{b}", "{m}"),), "{m}", said="contains"),
-    "through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault", said="the file or folder it leads to is"),
+    "through a parent": Alias(
+        (("bind", "{b}", "{m}"),), "{m}/vault", said="the file or folder it leads to is"
+    ),
     "below, through a parent": Alias((("bind", "{b}", "{m}"),), "{m}/vault/inner", said="lies below"),
     "a mount of a mount": Alias(
         (("bind", "{v}", "{m}"), ("bind", "{m}/inner", "{s}")), "{s}", said="it is a mount of"
