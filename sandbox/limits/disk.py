@@ -2,9 +2,9 @@
 
 A quota would be the kernel's to enforce, but a folder has none unless its administrator has set one up. So
 the folder is measured, and a plugin that holds more than the limit is ended. Measuring all the time would
-cost more than most plugins do. So we watch a number that costs a microsecond: what the whole filesystem has left.
-As long as the loss since the last measurement leaves the limit unbroken, whoever took it, nothing needs to be
-measured.
+cost more than most plugins do. So we watch a number that costs a microsecond: what the whole filesystem has
+left. As long as the loss since the last measurement leaves the limit unbroken, whoever took it, nothing needs
+to be measured.
 
 When to look at that number again is one fixed rule (`_pause`): as long as the fastest writer would take to
 fill the room that is left, a quarter of that while the filesystem is losing space, and always between 1 and
@@ -411,7 +411,7 @@ class DiskMeter(Meter):
 
 
 def _pause(room: int, writing: bool) -> float:
-    """Seconds until the next look. `room`: bytes up to the limit. `writing`: space was lost since the last."""
+    """Seconds until the next look. `room`: bytes up to the limit. `writing`: space is being lost."""
     seconds = room / _FASTEST_BYTES_PER_SECOND / (_WRITING_FACTOR if writing else 1)
     return min(max(seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
 
