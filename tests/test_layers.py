@@ -71,7 +71,7 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
-    "psutil": Use(("sandbox.plan.find_bwrap",), lazily=True),
+    "psutil": Use(("sandbox.cell.unsandboxed",), lazily=True),
     "prctl": Use(("sandbox.*",), lazily=True),
 }
 
@@ -341,7 +341,8 @@ CLEAN = {
     "runner/contracts/mcp/__init__.py": "",
     "runner/contracts/mcp/manifest.py": "from pydantic import BaseModel\n",
     "sandbox/__init__.py": "",
-    "sandbox/plan/find_bwrap.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
+    "sandbox/cell/unsandboxed.py": "def processes() -> object:\n    import psutil\n    return psutil\n",
+    "sandbox/plan/find_bwrap.py": "",
     "sandbox/plan/plan.py": "from sandbox.plan import find_bwrap as host\nfrom sandbox.spec import Grant\n",
     "sandbox/spawn/spawner.py": "import ctypes\n",
     "sandbox/spec.py": "from dataclasses import dataclass\n",
@@ -384,7 +385,7 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
         ("sandbox/plan/plan.py", "import trio", "imports trio: only"),
         ("runner/cli/exec.py", "import trio.lowlevel", "imports trio: only"),
         ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "imports pyroute2: only nobody may"),
-        ("sandbox/plan/find_bwrap.py", "import psutil", "imports psutil when it is loaded"),
+        ("sandbox/cell/unsandboxed.py", "import psutil", "imports psutil when it is loaded"),
         ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),
         ("sandbox/spawn/spawner.py", "from sandbox import spec", "the standard library only"),
         ("sandbox/spawn/spawner.py", "import prctl", "the standard library only"),

@@ -268,9 +268,14 @@ class Cell:
                 os.close(fd)
 
 
+# By hand, and not with psutil: every launch looks at its children, and importing psutil costs 20 ms.
 def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-        return [int(word) for word in file.read().split()]
+    """The children of a process, whichever of its threads forked them."""
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -23,7 +23,7 @@ from sandbox.spawn.launcher import Verdict, failure, verdict
 from sandbox.spawn.order import CgroupDoors
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
-_PAUSE = 0.005
+_PASS_SECONDS = 0.005  # between two of them
 
 
 class UnsandboxedCell(Cell):
@@ -40,19 +40,14 @@ class UnsandboxedCell(Cell):
             self._hasten()
             self.cgroup.kill()
         for _ in range(_PASSES):
-            found = descendants(os.getpid())
-            if not found:
+            if not _has_children():
                 return
-            for pid in found:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            living = _kill_below(os.getpid())
             if self._exit is not None:
                 _reap_strays()
-            elif all(_is_zombie(pid) for pid in found):
+            elif not living:
                 return
-            time.sleep(_PAUSE)
+            time.sleep(_PASS_SECONDS)
 
     def runs(self) -> bool:
         return True  # by now: its exec was the first thing it did
@@ -82,18 +77,41 @@ class UnsandboxedCell(Cell):
             self._exit = Exit(None if told else code, not told, None, usage, counters=counters)
             self._exit = self._exit._replace(unexecuted=why if why.errno else None)
             self.kill()  # what it left running
-            left = tuple(pid for pid in descendants(os.getpid()) if not _is_zombie(pid))
+            left = tuple(_living_below(os.getpid())) if _has_children() else ()
             expired = self._deadline is not None and time.monotonic() >= self._deadline
             self._exit = self._exit._replace(left=left, expired=expired and code == 128 + signal.SIGKILL)
         return self._exit
 
 
-def _is_zombie(pid: int) -> bool:
+def _has_children() -> bool:
+    """Whether this process has any, also dead ones. Most plugins leave none: then psutil is not loaded."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] == b"Z"
-    except OSError:
-        return True
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _living_below(pid: int) -> list[int]:
+    """All descendants that are not zombies."""
+    import psutil
+
+    living = []
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process.pid)
+    return living
+
+
+def _kill_below(pid: int) -> list[int]:
+    """Kill all descendants, and return those that lived. Not the caller, if it is one of them."""
+    living = [each for each in _living_below(pid) if each != os.getpid()]
+    for each in living:
+        with suppress(OSError):
+            os.kill(each, signal.SIGKILL)
+    return living
 
 
 def _reap_strays() -> None:
@@ -163,13 +181,9 @@ def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
         if cgroup is not None:
             cgroup.kill()
         for _ in range(_PASSES):
-            found = [pid for pid in descendants(runner) if pid != os.getpid() and not _is_zombie(pid)]
-            if not found:
+            if not _kill_below(runner):
                 break
-            for pid in found:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(_PAUSE)
+            time.sleep(_PASS_SECONDS)
     finally:
         os._exit(0)
 

@@ -6,7 +6,6 @@ behind.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -19,13 +18,11 @@ from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_SECCOMP,
     Note,
     drop_to,
     in_child,
+    install_filter,
     note_errno,
-    prctl,
     run_spawned,
     system_call,
     system_call_number,
@@ -83,7 +80,6 @@ _MAP_UIDS = (
     "the policy, or start the runner as an ordinary user"
 )
 _KEYCTL_JOIN_SESSION_KEYRING = 1
-_SECCOMP_MODE_FILTER = 2
 
 
 class Machine(NamedTuple):
@@ -382,12 +378,7 @@ def _filtered_getppid(marker: int, note: Note) -> None:
             (answer, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
         )
     )
-    instructions = ctypes.create_string_buffer(program, len(program))
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if note_errno(
-        note, "install", prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.cast(head, ctypes.c_void_p))
-    ):
+    if note_errno(note, "install", install_filter(program)):
         return
     note("getppid", system_call("getppid"))
 

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,10 +40,8 @@ NAMESPACES = {
     "cgroup": CLONE_NEWCGROUP,
 }
 
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
-PR_SET_SECCOMP = 22
-PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SILENT, MS_SLAVE = 2, 4, 8, 16384, 32768, 1 << 19
 
 # What the kernel itself says to the nonsense that user_namespace tries.
@@ -132,23 +131,33 @@ def mount(source: str, target: str, kind: str | None, flags: int) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def prctl(option: int, argument: int, pointer: ctypes.c_void_p | None = None) -> int:
-    failed = _libc.prctl(option, ctypes.c_ulong(argument), pointer or ctypes.c_void_p(), 0, 0)
+def install_filter(program: bytes) -> int:
+    """Install a seccomp filter; its errno, or 0. By hand: python-prctl knows only the strict mode."""
+    import prctl
+
+    instructions = ctypes.create_string_buffer(program, len(program))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
+    prctl.set_no_new_privs(1)
+    failed = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), head, 0, 0)
     return ctypes.get_errno() if failed < 0 else 0
 
 
 def drop_to(uid: int) -> None:
     """Become `uid` for good, groups and all, as the launch does."""
+    import prctl
+
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     # A change of uid makes the process undumpable: /proc/self then belongs to root and its id maps cannot be
     # written. bwrap is past this, because exec makes it dumpable again.
-    prctl(PR_SET_DUMPABLE, 1)
+    prctl.set_dumpable(True)
 
 
 def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> TrialOutcome:
     """Run `act` in a forked child and collect what it notes."""
+    import prctl  # noqa: F401 -- loaded before the fork: each child needs it
+
     reading, writing = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -159,11 +168,13 @@ def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> TrialOutc
 
 
 def _run_act(act: Callable[[Note], None], writing: int, parent: int) -> None:
+    import prctl
+
     def note(step: str, value: int | str) -> None:
         os.write(writing, json.dumps([step, value]).encode() + b"\n")
 
     try:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl.set_pdeathsig(signal.SIGKILL)
         if os.getppid() == parent:
             act(note)
     except BaseException as failed:  # noqa: BLE001 -- a forked child may never return into its parent's code
@@ -222,6 +233,8 @@ def user_namespace(uid: int | None, note: Note) -> None:
     The steps called nonsense tell who says no. The kernel refuses them with the errno in NONSENSE before it
     asks any sysctl or security module; another answer is a seccomp filter's, which speaks before the kernel.
     """
+    import prctl
+
     if uid is not None:
         drop_to(uid)
     note("clone_nonsense", -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
@@ -245,7 +258,7 @@ def user_namespace(uid: int | None, note: Note) -> None:
     # The pid namespace begins with the next child, and only its own members may mount its procfs.
     first = os.fork()
     if first == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl.set_pdeathsig(signal.SIGKILL)
         os._exit(mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC))
     note("proc", os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
 

@@ -1,20 +1,24 @@
 """The disk limit: how many bytes a plugin may hold in each folder it may write.
 
 A quota would be the kernel's to enforce, but a folder has none unless its administrator has set one up. So
-the folder is measured, and who holds more than the limit is ended. To measure all the time would cost more
-than most plugins do; so we watch a number that costs a microsecond, what the whole filesystem has left. As
-long as what it has lost since the last measurement leaves the limit unbroken, whoever took it, nothing needs
+the folder is measured, and a plugin that holds more than the limit is ended. Measuring all the time would
+cost more than most plugins do. So we watch a number that costs a microsecond: what the whole filesystem has
+left. As long as the loss since the last measurement leaves the limit unbroken, whoever took it, nothing needs
 to be measured.
 
-How far over the limit a plugin can get: as far as it writes between two looks. Near the limit that is a
-fraction of a millisecond for who was seen writing, and a millisecond for who had paused: mostly less than a
-megabyte, a few at most. More only
+When to look at that number again is one fixed rule (`_pause`): as long as the fastest writer would take to
+fill the room that is left, a quarter of that while the filesystem is losing space, and always between 1 and
+250 ms. When to measure is another (`_needed`): at once when the limit may be broken, and otherwise once a
+second, or every 50 ms while the number cannot be trusted.
+
+How far over the limit a plugin can get: as far as it writes between two looks, which near the limit are 1 ms
+apart. That is mostly a few megabytes. It is more only
 - on a machine with more to do than processors: what is written while we wait for our turn;
 - where the filesystem tells late what it has left (btrfs, ZFS, networks): what is written in 50 ms,
   or in ten times the time that a measurement takes;
 - while somebody else frees as much on the same filesystem: the same.
-The kernel holds a single file to RLIMIT_FSIZE meanwhile, and space that is not written cannot be had: see
-sandbox/seccomp/preallocation.py.
+The kernel holds a single file to RLIMIT_FSIZE meanwhile, and space cannot be allocated without writing it:
+see sandbox/seccomp/preallocation.py.
 
 What counts: blocks, not lengths, so holes are free; each file once, whatever the number of its names; each
 name for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped.
@@ -22,9 +26,9 @@ A folder that cannot be measured (a directory closed to us that the plugin can o
 counts as full.
 
 What cannot be seen: deleted files whose descriptors wait in a unix socket, belong to an io_uring or to a
-process that does not let us look. While there are such things for half a second on end, all that the
-filesystem has lost and nobody can explain counts as the plugin's. And if no process lets us look (root in a
-container without CAP_SYS_PTRACE), deleted files do not count at all: `blind` says so.
+process that does not let us look. While such things exist for half a second on end, everything that the
+filesystem has lost and that nobody can explain counts as the plugin's. If no process lets us look (root in a
+container without CAP_SYS_PTRACE), deleted files do not count at all: `blind` is then true.
 """
 
 from __future__ import annotations
@@ -41,27 +45,24 @@ from sandbox.limits.meter import Meter
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
-_FASTEST = 6 << 30  # bytes per second; a single writer was seen to write 5 GB/s into the page cache
-_SHORTEST, _LONGEST = 0.001, 0.25  # seconds between two looks; poll(2) counts milliseconds
-# Who wrote at this speed or faster, lately, is writing; what is not seen again halves in _FADING seconds.
-_SLOWEST, _FADING = 1 << 20, 0.01
-# Who would fill the folder this soon is looked at without a pause: for a tenth of a second, and then not for
-# four, so that who keeps writing and deleting there does not keep us busy.
-_SOON, _AWAKE, _ASLEEP = 0.02, 0.1, 0.4
-_NAP = 0.0001
-# Nothing is measured for a loss smaller than this part of the limit: or who has filled a folder could have
-# us measure it for every byte that is written elsewhere.
+# A single writer was seen to write 5 GB/s into the page cache.
+_FASTEST_BYTES_PER_SECOND = 6 << 30
+# Between two looks. poll(2) counts milliseconds.
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
+# A plugin that is writing is looked at this much more often, because we may be woken late.
+_WRITING_FACTOR = 4
+# Nothing is measured for a loss smaller than this part of the limit. Otherwise a plugin that has filled its
+# folder could make us measure it for every byte that is written elsewhere.
 _GRAIN = 100
-_QUICK = 0.001  # a measurement that nothing much can happen during
-_SLICE = 0.01  # of a longer one, before the caller's other meters have their turn
+_QUICK_SECONDS = 0.001  # a measurement this short leaves no time to change anything
+_SLICE_SECONDS = 0.01  # of a longer one, before the caller's other meters have their turn
 
-# How often to measure in any case, in seconds, and at most in this multiple of what it takes: others may free
-# what the plugin takes. Early, if there is reason to doubt what we see.
-_REGULAR, _REGULAR_SHARE = 1.0, 50
-_EARLY, _EARLY_SHARE = 0.05, 10
-# It is held still for a tenth of the time at most.
-_STILL_SHARE = 10
-_UNSEEN_PATIENCE = 0.5
+# How often to measure in any case, because others may free what the plugin takes: in seconds, and at most in
+# this multiple of what a measurement takes. The first pair holds while the number we watch cannot be trusted.
+_DOUBTFUL_SECONDS, _DOUBTFUL_SHARE = 0.05, 10
+_REGULAR_SECONDS, _REGULAR_SHARE = 1.0, 50
+_HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
+_UNSEEN_SECONDS = 0.5  # after this, what cannot be seen counts
 _UNCOUNTED = "it keeps files open where nobody can count them, and the filesystem has lost as much since"
 
 _EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
@@ -70,7 +71,7 @@ _PROMPT = (_EXT, _XFS, _TMPFS)
 
 
 class _Left(NamedTuple):
-    """Of a filesystem. An empty file takes an inode and nothing else, and counts."""
+    """What a filesystem has left, in bytes. An empty file takes an inode and no space, and counts."""
 
     space: int
     inodes: int  # less than nothing: those in use, since not every filesystem knows how many there could be
@@ -93,7 +94,7 @@ class _Folder:
 
     @property
     def late(self) -> bool:
-        """Whether we watch the wrong number, or one that lags behind."""
+        """Whether the number we watch is the wrong one, or lags behind."""
         return not self.prompt or len(self.devices) > 1
 
     def left(self) -> _Left:
@@ -101,8 +102,8 @@ class _Folder:
         return _Left(status.f_bfree * status.f_frsize, (status.f_ffree - status.f_files) * disk_usage.ENTRY)
 
     def had(self, file: deleted_files.File) -> bool:
-        """Whether a file without a name was in here. The path tells: the caller's standard streams, and
-        libraries that were updated, are deleted files on the same device, too."""
+        """Whether a deleted file was in here. Its path tells: the caller's standard streams and updated
+        libraries are deleted files on the same device, too."""
         if file.device is not None and file.device not in self.devices:
             return False
         return file.path is None or contains(self.path, file.path)
@@ -150,15 +151,14 @@ class DiskMeter(Meter):
         self._quiet_until = 0.0  # no alarm before
         self._free_until = 0.0  # not held before
         self._measured = False
-        self._early = self._regular = 0.0  # when to measure in any case: in doubt, and without
+        self._ended = 0.0  # the last measurement
+        self._cost = 0.0  # and how long it took
 
         self._left: dict[int, _Left] = {}  # at the last look, by device
         self._lost: dict[int, _Left] = {}  # since the last measurement began
         self._given = 0  # bytes given back, by anybody, since then
         self._moved = False  # anything, since then
-        self._sample = (0.0, 0)  # time and loss, for the speed
-        self._speed = 0.0
-        self._awake_until = -math.inf
+        self._loss = 0  # at the last look, since then
         self._reference: _Reference | None = None
         self._unseen_since: float | None = None
         try:
@@ -219,10 +219,11 @@ class DiskMeter(Meter):
         room = self.limit - max(each.used + max(self._lost[each.device]) for each in self._folders)
         full = room < 0 and self._is_worth_it(loss)
         self._alarmed = full and now >= self._quiet_until
-        regular = self._early if self._is_doubtful() else self._regular
+        regular = self._next_measurement()
         if self._alarmed or (self._may_have_changed() and now >= regular):
             return True
-        self.due = self._quiet_until if full else now + self._pause(now, max(0, room), loss)
+        writing, self._loss = loss > self._loss, loss
+        self.due = self._quiet_until if full else now + _pause(max(0, room), writing)
         if self._may_have_changed():
             self.due = min(self.due, regular)
         return False
@@ -231,8 +232,8 @@ class DiskMeter(Meter):
         return loss * _GRAIN >= self.limit
 
     def _is_doubtful(self) -> bool:
-        """Whether what is left on the filesystems is no measure for what the plugin has taken: if some of it
-        is not seen there, or if so much was given back meanwhile that it could hide behind that."""
+        """Whether the space left on the filesystems does not show what the plugin has taken: some of it is
+        not seen there, or so much was freed meanwhile that the plugin's writing could hide behind it."""
         least = min(self.limit - each.used for each in self._folders)
         return self._is_unwatched() or self._given > least
 
@@ -242,30 +243,14 @@ class DiskMeter(Meter):
     def _may_have_changed(self) -> bool:
         return self._moved or self._is_unwatched()
 
-    def _pause(self, now: float, room: int, loss: int) -> float:
-        """As long as the fastest writer takes to fill the room; shorter for who is writing, as we may be
-        woken late. Close to the end no time at all, for a while."""
-        then, before = self._sample
-        if now - then >= _SHORTEST:
-            faded = self._speed / 2 ** ((now - then) / _FADING)
-            self._speed = max((loss - before) / (now - then), faded)
-            self._sample = (now, loss)
-        writing = self._speed > _SLOWEST
-        pause = min(room / _FASTEST / (4 if writing else 1), _LONGEST)
-        if pause >= _SHORTEST:
-            return pause
-        if not writing or self._speed * _SOON < room:
-            return _SHORTEST
-        if now >= self._awake_until + _ASLEEP:
-            self._awake_until = now + _AWAKE
-        if now >= self._awake_until:
-            return _SHORTEST
-        # Not a loop without rest: who uses up its turn waits for the others', and then longer than this.
-        time.sleep(_NAP)
-        return 0.0
+    def _next_measurement(self) -> float:
+        """When to measure in any case."""
+        if self._is_doubtful():
+            return self._ended + max(_DOUBTFUL_SECONDS, self._cost * _DOUBTFUL_SHARE)
+        return self._ended + max(_REGULAR_SECONDS, self._cost * _REGULAR_SHARE)
 
     def _watch(self) -> None:
-        """Add up what the filesystems have lost. What comes back does not make up for it: it may have been
+        """Add up what the filesystems have lost. Space that was freed is not subtracted: it may have been
         somebody else's."""
         left = self._read()
         for device, now in left.items():
@@ -302,19 +287,23 @@ class DiskMeter(Meter):
         self._lost = dict.fromkeys(self._left, _Left(0, 0))
         self._given = 0
         self._moved = False
+        self._loss = 0
         self._measuring = self._measurement(self._left)
 
     def _advance(self, now: float) -> None:
-        """Most folders are measured in less time than it takes to hold anybody. If this one takes longer, or
-        if what is missing is not found, the plugin is held and measured again: it could have moved away from
-        us what we had not counted yet, or deleted what we had."""
+        """Go on with the measurement for one slice.
+
+        Most folders are measured in less time than it takes to freeze a process. If this one takes longer, or
+        the folder seems full, the plugin is held still and measured again: it could have moved files away
+        before we counted them, or deleted files that we had counted.
+        """
         try:
             self._watch_meanwhile()
-            ended = self._step(_QUICK if self._may_hold() else _SLICE)
+            ended = self._step(_QUICK_SECONDS if self._may_hold() else _SLICE_SECONDS)
             if not self._still and (self._is_doubted() if self._is_full() else self._may_hold()):
                 self.where = None
                 self._begin(hold=True)
-                ended = self._step(_SLICE)
+                ended = self._step(_SLICE_SECONDS)
         except BaseException:
             self._stop_measuring()
             raise
@@ -326,7 +315,7 @@ class DiskMeter(Meter):
             self.due = now
 
     def _watch_meanwhile(self) -> None:
-        """It may cross its limit while we measure at leisure."""
+        """The plugin may cross its limit while we measure without holding it."""
         if self._measured and not self._alarmed:
             self._watch()
             over = any(each.at_most + max(self._lost[each.device]) > self.limit for each in self._folders)
@@ -334,8 +323,8 @@ class DiskMeter(Meter):
             self._alarmed = over and self._is_worth_it(loss) and self._began >= self._quiet_until
 
     def _is_doubted(self) -> bool:
-        """Whether there was time for a plugin, if there is one yet, to change what we measured."""
-        return self._measured and time.monotonic() - self._began > _QUICK
+        """Whether the plugin, if it runs yet, had time to change what we measured."""
+        return self._measured and time.monotonic() - self._began > _QUICK_SECONDS
 
     def _may_hold(self) -> bool:
         return self._alarmed and not self._still and time.monotonic() >= self._free_until
@@ -363,19 +352,18 @@ class DiskMeter(Meter):
             pass  # there is no group any more
 
     def _settle(self, ended: float, still: bool) -> None:
-        """After a measurement: when the next one is due."""
+        """After a measurement: decide when the next one, and the next freeze, may come."""
         cost = ended - self._began
-        # If what was lost went to others, they must not have us measure, and hold the plugin, all the time.
+        # Where the loss went to others, their writing must not make us measure, and hold the plugin, all the
+        # time.
         loss = max(each.at_most - each.at_least for each in self._folders)
         theirs = max(each.used - each.at_least for each in self._folders) * 2 < loss
         if still:
-            self._free_until = ended + cost * (_STILL_SHARE - 1) if theirs else 0.0
+            self._free_until = ended + cost * (_HELD_SHARE - 1) if theirs else 0.0
         self._quiet_until = ended + cost if theirs and self._alarmed else 0.0
         self._alarmed = False
         self._measured = True
-        self._early = ended + max(_EARLY, cost * _EARLY_SHARE)
-        self._regular = ended + max(_REGULAR, cost * _REGULAR_SHARE)
-        self._sample = (ended, 0)
+        self._ended, self._cost = ended, cost
         self.due = 0.0
 
     def _measurement(self, left: Mapping[int, _Left]) -> Generator[None, None, None]:
@@ -396,22 +384,22 @@ class DiskMeter(Meter):
         self._explain(unseen, left)
 
     def _explain(self, unseen: bool, left: Mapping[int, _Left]) -> None:
-        """What nobody can see is told by what is missing."""
+        """Charge the plugin for files that nobody can see, by the space that is missing."""
         used = dict.fromkeys(left, 0)
         for each in self._folders:
             used[each.device] += each.used
         now = time.monotonic()
         if not unseen or self._reference is None:
-            # As of now, while `left` is as of before: what came in between is no loss.
+            # Read again, because `left` is from before the measurement: what came in between is no loss.
             self._reference = _Reference(self._read(), used)
         self._unseen_since = (self._unseen_since or now) if unseen else None
-        if self._unseen_since is None or now - self._unseen_since < _UNSEEN_PATIENCE:
+        if self._unseen_since is None or now - self._unseen_since < _UNSEEN_SECONDS:
             return
         for each in self._folders:
             lost = self._reference.lost(each.device, left, used)
             if lost * _GRAIN > self.limit:
                 taken = each.used + lost
-                # Somebody else may have taken it; so we say what we know and no more.
+                # Somebody else may have taken it, so the message says only what we know.
                 self._judge(each, taken, _UNCOUNTED if taken > self.limit else "")
 
     def _judge(self, each: _Folder, used: int, fault: str = "") -> None:
@@ -422,8 +410,14 @@ class DiskMeter(Meter):
             self.why = fault
 
 
+def _pause(room: int, writing: bool) -> float:
+    """Seconds until the next look. `room`: bytes up to the limit. `writing`: space is being lost."""
+    seconds = room / _FASTEST_BYTES_PER_SECOND / (_WRITING_FACTOR if writing else 1)
+    return min(max(seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+
+
 def _filesystem(fd: int) -> int:
-    """The magic number of statfs(2), which Python does not tell."""
+    """The magic number of statfs(2), which Python does not offer."""
     answer = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).fstatfs(fd, answer) != 0:
         return 0

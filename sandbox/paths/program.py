@@ -15,19 +15,14 @@ from sandbox.paths import shims
 from sandbox.paths.executable import ELF_MACHINES, ProgramFault, is_executable, read_head, read_loader
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
+from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
 from sandbox.value import NamedTuple
 
 # What execvp(3) falls back to, and where distributions put programs.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_MAX_LINKS = 40  # the kernel's own limit
 _MAX_INTERPRETERS = 4  # binfmt_script recurses that often
 _SHEBANG_SIZE = 256  # the kernel reads no more of a #! line
-
-
-class Link(NamedTuple):
-    path: str
-    target: str
 
 
 class Program(NamedTuple):
@@ -132,27 +127,22 @@ def _in_proc(path: str) -> ProgramFault:
 
 def follow(path: str) -> tuple[str, tuple[Link, ...]]:
     """The real path behind `path`, and every symbolic link passed on the way."""
-    links: list[Link] = []
-    done = "/"
-    todo = [part for part in path.split("/") if part]
-    while todo:
-        part = todo.pop(0)
-        if part in (".", ".."):
-            done = os.path.dirname(done) if part == ".." else done
-            continue
-        here = os.path.join(done, part)
-        try:
-            target = os.readlink(here)
-        except OSError:
-            done = here
-            continue
-        links.append(Link(here, target))
-        if len(links) > _MAX_LINKS:
-            raise ProgramFault(f"{path} passes through too many links", "remove the loop", found=True)
-        if target.startswith("/"):
-            done = "/"
-        todo[:0] = [step for step in target.split("/") if step]
-    return done, tuple(links)
+    passed: list[Link] = []
+    missing: list[str] = []
+    try:
+        steps = walk(path, follow="all", missing=missing, passed=passed)
+    except TooManyLinks:
+        raise ProgramFault(
+            f"{path} passes through too many links",
+            "remove the loop, or name the program's real path",
+            found=True,
+        ) from None
+    except OSError:  # a component that cannot be opened: the rest is taken as it is written
+        return os.path.realpath(path), tuple(passed)
+    try:
+        return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
+    finally:
+        close(steps)
 
 
 def resolve(

@@ -1,7 +1,8 @@
-"""A path is walked one component at a time, from the root, and every directory on the way stays open.
+"""The one way in which this package follows symbolic links: one component at a time, from the root.
 
-Whoever may change a link, or put one in the place of a directory, decides where a path leads. So links are
-followed only where nobody but root (or, if asked for, the caller) could have made them.
+Every directory on the way stays open, so what was judged is what is used. Whoever may change a link, or put
+one in the place of a directory, decides where a path leads. So links are followed only where nobody but root
+(or, if asked for, the caller) could have made them; "all" is for callers that judge the result instead.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# Which links are followed. "system": root's, in directories that only root can change. "own": for the places
-# a caller's own environment names; for an ordinary user their own links besides. "none": not one.
-Follow = Literal["system", "own", "none"]
+# Which links are followed. "system": root's, in directories that only root can change. "own": also the links
+# of an ordinary user, for places that the user's own environment names. "none": not one. "all": each one.
+Follow = Literal["system", "own", "none", "all"]
+
+
+class Link(NamedTuple):
+    """A symbolic link, and what is written in it."""
+
+    path: str
+    target: str
 
 
 class Step(NamedTuple):
@@ -56,12 +64,14 @@ def walk(
     check: Callable[[list[Step], bool], None] | None = None,
     missing: list[str] | None = None,
     make: int | None = None,
+    passed: list[Link] | None = None,
 ) -> list[Step]:
     """Open absolute `path` and every directory it is reached through, outermost first, links resolved.
 
-    `check` sees the steps after each one, and whether it was the last. `missing` takes the components from
-    the first that does not exist. `make` is the mode of directories that are made where there are none; the
-    last one is made with 0700. Raises OSError, LinkRefused and TooManyLinks; the caller closes the steps.
+    `check` is called with the steps after each one, and whether it was the last. `missing` receives the
+    components from the first that does not exist on. `make` is the mode of directories that are made where
+    there are none; the last one is made with 0700. `passed` receives each link that was followed. Raises
+    OSError, LinkRefused and TooManyLinks; the caller closes the steps.
     """
     steps: list[Step] = []
     todo = parts(path)
@@ -95,8 +105,11 @@ def walk(
             links += 1
             if links > LINK_LIMIT:
                 raise TooManyLinks
+            link = real_path(steps).rstrip("/") + "/" + name
             if not _is_followed(follow, step, steps[-1]):
-                raise LinkRefused(real_path(steps).rstrip("/") + "/" + name, target, todo[::-1])
+                raise LinkRefused(link, target, todo[::-1])
+            if passed is not None:
+                passed.append(Link(link, target))
             if target.startswith("/"):
                 while len(steps) > 1:
                     os.close(steps.pop().fd)
@@ -151,6 +164,8 @@ def real_path(steps: list[Step]) -> str:
 
 def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
     owner = link.status.st_uid
+    if follow == "all":
+        return True
     if above.system and owner == 0:
         return follow != "none"
     # Links of root's in a place where others can move them about say nothing of who put them there.

@@ -1,7 +1,6 @@
-"""This machine, as far as every launch has to know it: which bwrap may be trusted.
+"""Which bwrap may be trusted: every launch asks.
 
-Everything in this module runs on the launch path, so it starts no process and imports nothing heavy.
-What `runner doctor` tries out at leisure stands in sandbox/probes.py.
+So this module starts no process and imports nothing heavy. What `runner doctor` tries is in doctor/probes.py.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import stat
 from collections.abc import Mapping
 from typing import Literal
 
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
 from sandbox.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"
 # Never PATH and never the working directory: whoever can put a program there would choose the cage.
 BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")
-
-_LINKS_FOLLOWED = 40  # the kernel's own limit (MAXSYMLINKS)
 
 Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabilities"]
 
@@ -101,61 +99,49 @@ def trusted_program(path: str) -> str:
 
 def _walk(path: str) -> tuple[str, os.stat_result]:
     """Follow `path` one name at a time from the root, judging each step."""
-    pending = _names(path)
-    real = "/"
-    found = _judged(real)
-    links = 0
-    while pending:
-        name = pending.pop(0)
-        if name == "..":
-            real = os.path.dirname(real)
-            continue
-        step = f"{real.rstrip('/')}/{name}"
-        found = _judged(step)
-        if not stat.S_ISLNK(found.st_mode):
-            real = step
-            continue
-        links += 1
-        if links > _LINKS_FOLLOWED:
-            raise BwrapUnusable("path", f"{path}: too many symbolic links", "name the program's real path")
-        target = os.readlink(step)
-        if target.startswith("/"):
-            real = "/"
-        pending = _names(target) + pending
-    return real, os.lstat(real)
-
-
-def _names(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
-
-
-def _judged(path: str) -> os.stat_result:
+    _judge("/", os.lstat("/"))
     try:
-        found = os.lstat(path)
+        steps = walk(
+            path, follow="system", check=lambda steps, last: _judge(real_path(steps), steps[-1].status)
+        )
+    except LinkRefused as refused:  # the directories above it were judged: it is the link that is not root's
+        raise _foreign(refused.link, os.lstat(refused.link).st_uid) from None
+    except TooManyLinks:
+        raise BwrapUnusable(
+            "path", f"{path}: too many symbolic links", "name the program's real path"
+        ) from None
     except OSError as failed:
         if failed.errno in (errno.ENOENT, errno.ENOTDIR):
             raise BwrapUnusable(
                 "missing", f"{path} does not exist", f"install bubblewrap, or correct {BWRAP_VARIABLE}"
             ) from None
         raise BwrapUnusable("path", f"{path}: {failed.strerror}", "name a path this user can reach") from None
+    try:
+        return real_path(steps), steps[-1].status
+    finally:
+        close(steps)
+
+
+def _judge(path: str, found: os.stat_result) -> None:
+    """Raise BwrapUnusable if others than root can change `path`."""
     if found.st_uid != 0:
-        if found.st_uid == _overflow_uid() and not _root_is_mapped():
-            raise BwrapUnusable(
-                "owner",
-                f"{path} has an owner unknown in this user namespace",
-                "start the runner outside this user namespace, or map the machine's root into it",
-            )
-        raise BwrapUnusable(
-            "owner", f"{path} is owned by uid {found.st_uid}, not by root", f"chown root:root {path}"
-        )
-    # A link's own mode means nothing: only who may replace it counts, and that is its directory's mode.
-    if not stat.S_ISLNK(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _foreign(path, found.st_uid)
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BwrapUnusable(
             "writable",
             f"{path} can be changed by others than root (mode {found.st_mode & 0o7777:o})",
             f"chmod go-w {path}",
         )
-    return found
+
+
+def _foreign(path: str, uid: int) -> BwrapUnusable:
+    if uid == _overflow_uid() and not _root_is_mapped():
+        return BwrapUnusable(
+            "owner",
+            f"{path} has an owner unknown in this user namespace",
+            "start the runner outside this user namespace, or map the machine's root into it",
+        )
+    return BwrapUnusable("owner", f"{path} is owned by uid {uid}, not by root", f"chown -h root:root {path}")
 
 
 def _overflow_uid() -> int:

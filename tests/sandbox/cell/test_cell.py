@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,23 @@ def test_a_process_that_vanishes_while_it_is_looked_at(monkeypatch: pytest.Monke
 def test_processes_nested_deeper_than_pythons_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "children", lambda pid: [pid + 1] if pid < 5000 else [])
     assert len(cell.descendants(0)) == 5000
+
+
+def test_children_of_any_thread_are_found() -> None:
+    """The kernel lists the children of each thread apart."""
+    fork = (
+        "import os, threading, time\n"
+        "def fork():\n"
+        "    child = os.fork()\n"
+        "    if child: print(child, flush=True)\n"
+        "    time.sleep(1000)\n"
+        "threading.Thread(target=fork).start()"
+    )
+    with subprocess.Popen(["/usr/bin/python3", "-c", fork], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert cell.children(process.pid) == cell.descendants(process.pid) == [child]
+        finally:
+            os.kill(child, 9)
+            process.kill()

@@ -526,7 +526,7 @@ def test_a_cgroup_is_frozen_while_it_is_measured_and_never_after(
     with running("time.sleep(600)", place) as process:
         (frozen.path / "cgroup.procs").write_text(str(process.pid))
         with meter([place], processes=lambda: [process.pid], freeze=frozen) as made:
-            monkeypatch.setattr("sandbox.limits.disk._SLICE", 0)
+            monkeypatch.setattr("sandbox.limits.disk._SLICE_SECONDS", 0)
             assert not made.measure()
             assert not frozen.is_on()  # only for an alarm
             alarmed(made, place)
@@ -559,7 +559,7 @@ def test_without_a_cgroup_processes_are_stopped_and_go_on(
         child = int(elsewhere.line(init))
         try:
             with meter([place], processes=lambda: [init.pid, child]) as made:
-                monkeypatch.setattr("sandbox.limits.disk._SLICE", 0)
+                monkeypatch.setattr("sandbox.limits.disk._SLICE_SECONDS", 0)
                 assert not made.measure()
                 alarmed(made, place)
                 assert _becomes(lambda: state(child) == "T")
@@ -586,7 +586,7 @@ def test_who_had_time_to_change_things_is_measured_again(
     with meter([place], freeze=freeze) as made:
         assert not made.measure()
         (place / "after").write_bytes(b"x" * 10 * MIB)
-        monkeypatch.setattr("sandbox.limits.disk._QUICK", 0)  # as if it had taken long
+        monkeypatch.setattr("sandbox.limits.disk._QUICK_SECONDS", 0)  # as if it had taken long
         assert not made.measure()
         assert held == [True, False]
         (place / "more").write_bytes(b"x" * 10 * MIB)
@@ -600,10 +600,10 @@ def test_who_crosses_its_limit_while_it_is_measured_is_held_from_then_on(
     many(place, 3000)
     held: list[bool] = []
     with meter([place], limit=256 * MIB, freeze=held.append) as made:
-        monkeypatch.setattr("sandbox.limits.disk._SLICE", 0)
+        monkeypatch.setattr("sandbox.limits.disk._SLICE_SECONDS", 0)
         assert not made.measure()
         (place.parent / "noise").write_bytes(b"x" * 65536)
-        made._regular = 0
+        made._ended = -1000.0
         assert made.look({}, time.monotonic()) is None
         assert made._measures() and held == []
         (place.parent / "noise").write_bytes(b"x" * 300 * MIB)
@@ -651,7 +651,7 @@ def test_the_closer_to_the_end_the_more_often(place: Path) -> None:
             (place / "f").write_bytes(b"x" * size * MIB)
             assert not made.measure()
             now = time.monotonic() + 1  # whatever was written, it was a while ago
-            made._early = made._regular = now + 1
+            made._ended = now
             assert made.look({}, now) is None
             pauses.append(made.due - now)
     assert pauses == sorted(pauses, reverse=True)

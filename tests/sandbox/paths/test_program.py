@@ -12,7 +12,8 @@ import pytest
 
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.installation import is_runtime, package_of
-from sandbox.paths.program import Link, Program, Sight, follow, resolve
+from sandbox.paths.program import Program, Sight, follow, resolve
+from sandbox.paths.walk import Link
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
 
