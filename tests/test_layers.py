@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.protocol.observer",),
     ("runner.protocol.dialect", "runner.protocol.memory", "runner.protocol.jsonrpc"),
     ("runner.protocol.frames", "runner.protocol.schema", "runner.protocol.wire"),
+    ("runner.protocol.schema_cost",),
     ("runner.manifest.cache",),
     ("runner.manifest.plugin_codec",),
     ("runner.manifest.sandbox_request",),
