@@ -55,7 +55,7 @@ class SchemaFault(ValueError):
 # --- size ------------------------------------------------------------------------------------------------
 
 
-class Size(NamedTuple):
+class DocumentSize(NamedTuple):
     nodes: int
     text: int  # characters of all strings and keys
 
@@ -65,7 +65,7 @@ class Size(NamedTuple):
         return 64 * self.nodes + self.text
 
 
-def measure(document: Any, most_nodes: int, most_text: int, what: str) -> Size:
+def measure(document: Any, most_nodes: int, most_text: int, what: str) -> DocumentSize:
     """Raises SchemaFault if it is larger, nested deeper than MOST_DEPTH, or not JSON."""
     nodes = text = 0
     level = [document]
@@ -89,7 +89,7 @@ def measure(document: Any, most_nodes: int, most_text: int, what: str) -> Size:
                     f"{what} is too large: more than {most_nodes} values or {most_text} characters"
                 )
         if not inner:
-            return Size(nodes, text)
+            return DocumentSize(nodes, text)
         level = inner
     raise SchemaFault(f"{what} is nested more than {MOST_DEPTH} levels deep")
 
