@@ -1,4 +1,9 @@
-"""runner completion: a script for the shell, made from the options themselves."""
+"""runner completion: a script for the shell, made from the options themselves.
+
+By hand and not with shtab (tried with 1.13): there an option completes words or files, but --policy takes the
+name of a policy or a file; and it puts a space behind `memory=`, where the value of --limit goes on. Both can
+be had from it only with functions written by hand for each shell, which would be as long as this module.
+"""
 
 from __future__ import annotations
 

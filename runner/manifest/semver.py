@@ -1,4 +1,9 @@
-"""Semantic versions, and the requirements Cargo writes about them (`>=0.1.0`, `^0.2`, `1.*`)."""
+"""Semantic versions, and the requirements Cargo writes about them (`>=0.1.0`, `^0.2`, `1.*`).
+
+By hand, because no library reads them as Cargo does. semantic-version 2.10 takes a bare `1.2.3` for that very
+version where Cargo takes it for `^1.2.3`, refuses `>=0.1.0, <0.3` and `>= 0.1.0` for their spaces, and reads
+`^0.0` (SimpleSpec) or `=0.2.0-rc1` (NpmSpec) as other versions. packaging knows Python's versions only.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ _COMPARATOR = re.compile(
     rf"(-(?:{_TAIL}))?(?:\+(?:{_TAIL}))?",
     re.ASCII,
 )
-_COMPARATORS = 32
+_MOST_COMPARATORS = 32
 _END: Triple = (1 << 64, 0, 0)
 
 
@@ -27,8 +32,8 @@ def admits(requirement: str, version: Triple) -> bool:
     if not requirement.strip() or len(requirement) > 1024:
         raise ValueError("is not a version requirement")
     parts = requirement.split(",")
-    if len(parts) > _COMPARATORS:
-        raise ValueError(f"has more than {_COMPARATORS} parts")
+    if len(parts) > _MOST_COMPARATORS:
+        raise ValueError(f"has more than {_MOST_COMPARATORS} parts")
     met = [low <= version < high for low, high in map(_interval, parts)]
     return all(met)
 

@@ -31,37 +31,37 @@ MOST_ERRORS = 64
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
 
-class Request(NamedTuple):
+class RpcRequest(NamedTuple):
     ticket: int  # ours, for the answer
     method: str
     params: Any
 
 
-class Notification(NamedTuple):
+class RpcNotification(NamedTuple):
     method: str
     params: Any
 
 
-class Result(NamedTuple):
+class RpcResult(NamedTuple):
     token: Hashable
     value: Any
 
 
-class Error(NamedTuple):
+class RpcError(NamedTuple):
     token: Hashable
     code: int
     message: str
     data: Any = None
 
 
-class Stray(NamedTuple):
+class RpcStray(NamedTuple):
     """A message nobody waits for, or none at all."""
 
     why: Literal["late", "unknown", "not_rpc", "too_many", "echo"]
     detail: str = ""
 
 
-Incoming = Request | Notification | Result | Error | Stray
+Incoming = RpcRequest | RpcNotification | RpcResult | RpcError | RpcStray
 
 
 class Peer:
@@ -156,54 +156,54 @@ class Peer:
 
     def receive(self, message: Any) -> Incoming:
         if not isinstance(message, dict):
-            return Stray("not_rpc", "not an object")
+            return RpcStray("not_rpc", "not an object")
         method = message.get("method")
         if isinstance(method, str) and method:
             params = message.get("params")
             if "id" not in message:
-                return Notification(method, params)
+                return RpcNotification(method, params)
             return self._request(message["id"], method, params)
         if "id" in message and ("result" in message or "error" in message):
             return self._response(message)
-        return Stray("not_rpc", "neither a request nor an answer")
+        return RpcStray("not_rpc", "neither a request nor an answer")
 
     def _request(self, plugin_id: Any, method: str, params: Any) -> Incoming:
         # Without params it may be the plugin's own: both sides have a ping, and both count from one.
         if type(plugin_id) is int and params and self._questions.get(plugin_id) == (method, params):
-            return Stray("echo", "our own question came back")
+            return RpcStray("echo", "our own question came back")
         key = wire.encode(plugin_id)
         if len(self._asked) >= MOST_TICKETS:
-            return Stray("too_many", f"{MOST_TICKETS} questions are open")
+            return RpcStray("too_many", f"{MOST_TICKETS} questions are open")
         if self._id_bytes + len(key) > MOST_IDS:
-            return Stray("too_many", f"the ids of its open questions have more than {MOST_IDS} bytes")
+            return RpcStray("too_many", f"the ids of its open questions have more than {MOST_IDS} bytes")
         self._id_bytes += len(key)
         self._tickets += 1
         self._asked[self._tickets] = plugin_id
         self._tickets_of.setdefault(key, []).append(self._tickets)
-        return Request(self._tickets, method, params)
+        return RpcRequest(self._tickets, method, params)
 
     def _response(self, message: dict[str, Any]) -> Incoming:
         number = message["id"]
         # Neither true nor 1.0 is 1 here, although Python thinks so.
         if type(number) is not int or not self._first <= number < self._next:
             self.unknown += 1
-            return Stray("unknown")
+            return RpcStray("unknown")
         if number not in self._pending:
             self.late += 1
-            return Stray("late", str(number))
+            return RpcStray("late", str(number))
         if (number, message.get("error")) in self._errors:
-            return Stray("echo", "our own error came back as an answer")
+            return RpcStray("echo", "our own error came back as an answer")
         token = self._pending.pop(number)
         del self._questions[number]
         if self._numbers.get(token) == number:
             del self._numbers[token]
         error = message.get("error")
         if error is None:
-            return Result(token, message.get("result"))
+            return RpcResult(token, message.get("result"))
         if not isinstance(error, dict):
-            return Error(token, INTERNAL_ERROR, "an error that is no object", error)
+            return RpcError(token, INTERNAL_ERROR, "an error that is no object", error)
         code, text = error.get("code"), error.get("message")
-        return Error(
+        return RpcError(
             token,
             code if type(code) is int else INTERNAL_ERROR,
             text if isinstance(text, str) else "",

@@ -57,7 +57,7 @@ _ID_KEY, _RESULT_KEY, _ERROR_KEY = (
 _SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """The plugin asks or tells its host something."""
 
     method: str
@@ -73,10 +73,10 @@ class Answered(NamedTuple):
     error: Any  # None: there is none
 
 
-Heard = Asked | Answered
+Heard = Question | Answered
 
 
-class Overheard:
+class Observer:
     """`words`: the contract's own keys in the parts of a message. A host that ignores case would
     find them under other names. `methods`: those the contract acts on, likewise."""
 
@@ -93,7 +93,7 @@ class Overheard:
     def stray(self, kind: str) -> None:
         self._strays[kind] = self._strays.get(kind, 0) + 1
 
-    def host(self, raw: bytes | None) -> list[Asked]:
+    def host(self, raw: bytes | None) -> list[Question]:
         """What the host says, as far as it is for us to understand: its faults are its own."""
         if raw is None:
             return []
@@ -103,7 +103,7 @@ class Overheard:
             return []
         return [asked for one in said if (asked := self._from_host(one)) is not None]
 
-    def _from_host(self, message: Any) -> Asked | None:
+    def _from_host(self, message: Any) -> Question | None:
         if not isinstance(message, dict) or not isinstance(method := message.get("method"), str):
             return None
         number = message.get("id")
@@ -114,7 +114,7 @@ class Overheard:
             self._open[type(number), number] = method
             if len(self._open) > MOST_OPEN:
                 del self._open[next(iter(self._open))]
-        return Asked(method, message.get("params"), "id" in message)
+        return Question(method, message.get("params"), "id" in message)
 
     def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
         """`batch`: how many messages may come in one array; 0: there are no such arrays."""
@@ -176,7 +176,7 @@ class Overheard:
         for message in messages:
             method = message.get("method") if isinstance(message, dict) else None
             if isinstance(method, str) and method:
-                yield Asked(method, message.get("params"), "id" in message)
+                yield Question(method, message.get("params"), "id" in message)
             elif (
                 isinstance(message, dict) and "id" in message and ("result" in message or "error" in message)
             ):

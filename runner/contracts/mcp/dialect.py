@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from runner.contracts.mcp import CONTRACT, pending_call, versions
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
-from runner.contracts.mcp.pending_call import Ask, Flight, More, Step
+from runner.contracts.mcp.pending_call import Ask, More, PendingCall, Step
 from runner.contracts.mcp.tools import Catalogue
 from runner.outcome import Code
 from runner.protocol import wire
@@ -41,12 +41,12 @@ from runner.protocol.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     MOST_TICKETS,
-    Error,
-    Notification,
     Peer,
-    Request,
-    Result,
-    Stray,
+    RpcError,
+    RpcNotification,
+    RpcRequest,
+    RpcResult,
+    RpcStray,
 )
 from runner.protocol.memory import STANDING, Share
 
@@ -77,11 +77,11 @@ _CHANGED: Final = {
 _SUBSCRIPTION: Final = "subscriptions/listen"
 
 
-def make(setting: Setting) -> Mcp:
-    return Mcp(setting)
+def make(setting: Setting) -> McpDialect:
+    return McpDialect(setting)
 
 
-class Mcp:
+class McpDialect:
     one_shot = False
 
     def __init__(self, setting: Setting) -> None:
@@ -90,7 +90,7 @@ class Mcp:
         self._handshake = Handshake(setting, self._peer)
         self._standing = Share(STANDING)
         self._catalogue = Catalogue(self._standing)
-        self._flights: dict[int, Flight] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._questions: dict[tuple[type, Any], int] = {}  # the plugin's id -> ticket
         # Inputs of a modern server are no requests: their tickets count down, those of requests up.
         self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
@@ -140,7 +140,7 @@ class Mcp:
 
     def call(self, token: int, call: Call) -> list[Event]:
         agreed = self._handshake.era
-        if agreed is None or token in self._flights:
+        if agreed is None or token in self._pending:
             message = (
                 "called before the handshake" if agreed is None else f"call {token} is on its way already"
             )
@@ -149,7 +149,7 @@ class Mcp:
             raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
             raise CallRefused(unknown)
-        started = Flight(token, call, agreed, self._standing)
+        started = PendingCall(token, call, agreed, self._standing)
         try:
             sent = self._request(started, started.params)
         except ValueError as error:
@@ -157,11 +157,11 @@ class Mcp:
             raise CallRefused(
                 Refusal(token, str(INVALID_PARAMS), f"the input cannot be sent: {error}", "invalid_arguments")
             ) from None
-        self._flights[token] = started
+        self._pending[token] = started
         return [sent]
 
     def cancel(self, token: int, reason: str) -> list[Event]:
-        started = self._flights.pop(token, None)
+        started = self._pending.pop(token, None)
         if started is None:
             return []
         started.release()
@@ -200,7 +200,7 @@ class Mcp:
     def emit(self, ticket: int, value: Any) -> list[Event]:
         return []  # answers come whole here
 
-    def _request(self, started: Flight, params: Mapping[str, Any] | None) -> Send:
+    def _request(self, started: PendingCall, params: Mapping[str, Any] | None) -> Send:
         """Raises ValueError for what is no JSON."""
         agreed = self._handshake.era
         assert agreed is not None
@@ -241,21 +241,21 @@ class Mcp:
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
             return self._noise("not_rpc", value)
         match self._peer.receive(value):
-            case Request() as request:
+            case RpcRequest() as request:
                 return self._asked(request)
-            case Notification() as notification:
+            case RpcNotification() as notification:
                 return self._notified(notification.method, notification.params)
-            case Result() | Error() as incoming:
+            case RpcResult() | RpcError() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
                     return self._shaken(incoming, weight)
                 return self._answered(incoming, weight)
-            case Stray(why="too_many", detail=detail):
+            case RpcStray(why="too_many", detail=detail):
                 return [Violation("malformed_response", f"the plugin asks on unanswered: {detail}", "flood")]
-            case Stray(why="echo", detail=detail):
+            case RpcStray(why="echo", detail=detail):
                 code: Code = "handshake_failed" if self._handshake.era is None else "malformed_response"
                 text = f"the server sends back what it is sent: {detail}"
                 return [Violation(code, text, "echo", "is this program an MCP server?")]
-            case Stray(why="not_rpc"):
+            case RpcStray(why="not_rpc"):
                 return self._noise("not_rpc", value)
             case _:
                 return []  # late and unknown answers: counted by the peer
@@ -270,23 +270,23 @@ class Mcp:
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    def _shaken(self, incoming: Result | Error, weight: int) -> list[Event]:
+    def _shaken(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
         """What it says of itself is kept as long as it lives."""
         if self._standing.take(weight):
             return self._handshake.feed(incoming)
         text = f"what the server says of itself takes more than {STANDING >> 20} MiB of memory"
         return [Violation("handshake_failed", text, "too_large", "shorten its instructions or capabilities")]
 
-    def _answered(self, incoming: Result | Error, weight: int) -> list[Event]:
+    def _answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
         token = incoming.token
-        started = self._flights.get(token) if isinstance(token, int) else None
+        started = self._pending.get(token) if isinstance(token, int) else None
         if started is None:
             return []
-        if isinstance(incoming, Error):
+        if isinstance(incoming, RpcError):
             return self._done(started, started.failed(incoming.code, incoming.message, incoming.data))
         return self._step(started, started.result(incoming.value, weight))
 
-    def _step(self, started: Flight, step: Step) -> list[Event]:
+    def _step(self, started: PendingCall, step: Step) -> list[Event]:
         if isinstance(step, Ask):
             return self._ask(started, step)
         if not isinstance(step, More):
@@ -298,8 +298,8 @@ class Mcp:
             text = "the host's answer to the server's question cannot be sent"
             return self._done(started, Violation("internal", text, "bad_answer", call=started.token))
 
-    def _done(self, started: Flight, event: Reply | Refusal | Violation) -> list[Event]:
-        del self._flights[started.token]
+    def _done(self, started: PendingCall, event: Reply | Refusal | Violation) -> list[Event]:
+        del self._pending[started.token]
         weight = started.weight
         started.release()
         events = self._drop_inputs(started.token)
@@ -311,7 +311,7 @@ class Mcp:
 
     # --- questions of a modern server: answered before the call goes on -------------------------------------
 
-    def _ask(self, started: Flight, ask: Ask) -> list[Event]:
+    def _ask(self, started: PendingCall, ask: Ask) -> list[Event]:
         if len(self._inputs) + len(ask.inputs) > MOST_TICKETS:
             return self._done(started, started.malformed("flood", f"{MOST_TICKETS} questions are open"))
         events: list[Event] = []
@@ -323,7 +323,7 @@ class Mcp:
 
     def _input(self, ticket: int, answer: Answer) -> list[Event]:
         token, key, method = self._inputs.pop(ticket, (0, "", ""))
-        started = self._flights.get(token)
+        started = self._pending.get(token)
         if started is None or not method:
             return []
         if answer.error is not None:
@@ -340,7 +340,7 @@ class Mcp:
 
     # --- requests of a legacy server ------------------------------------------------------------------------
 
-    def _asked(self, request: Request) -> list[Event]:
+    def _asked(self, request: RpcRequest) -> list[Event]:
         plugin_id = self._peer.asked_as(request.ticket)
         if type(plugin_id) not in (int, str) or (isinstance(plugin_id, str) and len(plugin_id) > ID_LIMIT):
             self._peer.drop(plugin_id)
@@ -382,7 +382,7 @@ class Mcp:
             return [Notice("log", {key: given[key] for key in keys if key in given})]
         if method in _CHANGED:
             self._catalogue.changed(_CHANGED[method])
-            for started in self._flights.values():
+            for started in self._pending.values():
                 started.stale = True
             return [Notice("changed", {"list": _CHANGED[method]})]
         if method == "notifications/resources/updated":
@@ -391,7 +391,7 @@ class Mcp:
 
     def _progress(self, params: Mapping[str, Any]) -> list[Event]:
         token, progress = params.get("progressToken"), params.get("progress")
-        if type(token) is not int or token not in self._flights or type(progress) not in (int, float):
+        if type(token) is not int or token not in self._pending or type(progress) not in (int, float):
             self._counted["stray_progress"] += 1  # after a cancel, servers go on for a while
             return []
         keys = ("progress", "total", "message")
@@ -409,7 +409,7 @@ class Mcp:
 
     def _unsubscribed(self, request_id: Any) -> list[Event]:
         """The one use a modern server has for it: a subscription of ours is over."""
-        for token, started in self._flights.items():
+        for token, started in self._pending.items():
             if started.method == _SUBSCRIPTION and self._peer.waits_for(token) == request_id:
                 self._peer.forget(token)
                 return self._done(started, Reply(token, {}))

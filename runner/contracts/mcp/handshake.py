@@ -18,7 +18,7 @@ from runner.contracts.mcp import versions
 from runner.contracts.mcp.versions import Era
 from runner.protocol.dialect import Event, Identity, Ready, Send, Setting, Violation
 from runner.protocol.frames import line
-from runner.protocol.jsonrpc import Error, Peer, Result
+from runner.protocol.jsonrpc import Peer, RpcError, RpcResult
 from sandbox.document.diagnostic import printable, quoted
 
 # Interpreters that load some hundred files from a cold disk are slow to say the first word.
@@ -74,18 +74,18 @@ class Handshake:
             return self._failed()
         return []
 
-    def feed(self, incoming: Result | Error) -> list[Event]:
+    def feed(self, incoming: RpcResult | RpcError) -> list[Event]:
         """An answer to one of the two questions, as long as it is waited for."""
         if incoming.token == DISCOVER:
             return self._probed(incoming)
-        if isinstance(incoming, Error):
+        if isinstance(incoming, RpcError):
             return self._refused(incoming)
         return self._initialized(incoming.value)
 
     # --- the probe ----------------------------------------------------------------------------------------
 
-    def _probed(self, incoming: Result | Error) -> list[Event]:
-        if isinstance(incoming, Result):
+    def _probed(self, incoming: RpcResult | RpcError) -> list[Event]:
+        if isinstance(incoming, RpcResult):
             identity = versions.discovered(self._setting.plugin.id, incoming.value)
             return self._not_modern() if identity is None else self._ready(identity, modern=True)
         if incoming.code == MISSING_CAPABILITY:
@@ -122,7 +122,7 @@ class Handshake:
         done = Send(line(self._peer.notification("notifications/initialized")))
         return [done, *self._ready(identity, modern=False)]
 
-    def _refused(self, error: Error) -> list[Event]:
+    def _refused(self, error: RpcError) -> list[Event]:
         message = f"the server refused initialize: {_said(error)}"
         self._refusal = Violation("handshake_failed", message, f"initialize:{error.code}")
         self._stage = "last"
@@ -176,10 +176,10 @@ class Handshake:
         self._peer.forget(INITIALIZE)
 
 
-def _supported(error: Error) -> list[Any] | None:
+def _supported(error: RpcError) -> list[Any] | None:
     found = error.data.get("supported") if isinstance(error.data, dict) else None
     return found if isinstance(found, list) else None
 
 
-def _said(error: Error) -> str:
+def _said(error: RpcError) -> str:
     return f"{error.code} {printable(error.message[:200])}".strip()

@@ -14,7 +14,7 @@ from runner.contracts.mcp import versions as era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
 from runner.contracts.mcp.handshake import SECONDS
 from runner.protocol.dialect import Setting, Violation
-from runner.protocol.observer import Answered, Overheard
+from runner.protocol.observer import Answered, Observer
 
 # What is read of an answer that makes a conversation.
 _WORDS = frozenset(("protocolVersion", "capabilities", "serverInfo", "supportedVersions"))
@@ -31,7 +31,7 @@ class Inspector:
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
-        self._overheard = Overheard(_WORDS, frozenset((DISCOVER, INITIALIZE)))
+        self._observer = Observer(_WORDS, frozenset((DISCOVER, INITIALIZE)))
         self._batches = False
         self.handshaken = False
         self.awaiting = False
@@ -42,17 +42,17 @@ class Inspector:
 
     @property
     def strays(self) -> Mapping[str, int]:
-        return self._overheard.strays
+        return self._observer.strays
 
     def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._overheard.host(raw):
+        for asked in self._observer.host(raw):
             if asked.method == INITIALIZE:
                 self.awaiting = asked.is_question and not self.handshaken
             elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
                 self.handshaken = True  # the host does without
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        heard = self._overheard.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
+        heard = self._observer.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
         if isinstance(heard, Violation):
             return heard
         for one in heard:

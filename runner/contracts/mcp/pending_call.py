@@ -111,7 +111,7 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
             raise _unfit(token, f"MCP servers have no {call.kind}: tool, prompt, resource, method")
 
 
-class Flight:
+class PendingCall:
     """A call that was sent and is not answered yet."""
 
     def __init__(self, token: int, call: Call, era: Era, standing: Share) -> None:

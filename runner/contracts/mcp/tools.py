@@ -70,7 +70,8 @@ class Catalogue:
 
     def _compile(self, name: str, document: Any) -> list[Event]:
         """A schema we cannot use is no fault of a result. It is said once, and the results go unchecked."""
-        from runner.protocol.schema import Schema, SchemaFault  # few tools have one
+        from runner.protocol.schema import Schema  # few tools have one
+        from runner.protocol.schema_cost import SchemaFault
 
         try:
             schema = Schema(document)

@@ -34,7 +34,7 @@ RESERVED = ("initialize", "shutdown")
 DEFAULT_AGENT = "runner"
 
 
-class Request(NamedTuple):
+class MethodCall(NamedTuple):
     method: str
     params: Any
     streams: bool = False
@@ -56,13 +56,13 @@ def listed(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
     return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
 
 
-def request(token: int, call: Call, plugin: Plugin) -> Request:
+def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
     """Everything but tools, whose catalogue the conversation knows. Raises CallRefused."""
     exports = dict(plugin.exports)
     if call.kind == "hook":
         name = _declared(token, "hook", call.name, exports.get("hooks", ()))
         event = {} if call.input is None else call.input
-        return Request("hook.on_hook", {"plugin_id": plugin.id, "hook_name": name, "event": event})
+        return MethodCall("hook.on_hook", {"plugin_id": plugin.id, "hook_name": name, "event": event})
     if call.kind == "channel":
         return _channel(token, call, exports.get("channels", ()))
     if call.kind == "llm":
@@ -76,7 +76,7 @@ def request(token: int, call: Call, plugin: Plugin) -> Request:
         streams = (
             call.name == "llm.chat" and isinstance(call.input, dict) and call.input.get("stream") is True
         )
-        return Request(call.name, call.input, streams)
+        return MethodCall(call.name, call.input, streams)
     if call.kind == "event":
         message = "an event has no answer to wait for: it is told, as the notification broker.event"
         raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
@@ -84,7 +84,7 @@ def request(token: int, call: Call, plugin: Plugin) -> Request:
     raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
 
 
-def tool(call: Call, plugin: Plugin, method: str) -> Request:
+def tool(call: Call, plugin: Plugin, method: str) -> MethodCall:
     """For a tool that is known to be there, with arguments that are known to be right."""
     params: dict[str, Any] = {
         "plugin_id": plugin.id,
@@ -94,7 +94,7 @@ def tool(call: Call, plugin: Plugin, method: str) -> Request:
     }
     if "policy" in call.context:
         params["policy"] = call.context["policy"]
-    return Request(method, params)
+    return MethodCall(method, params)
 
 
 def arguments(call: Call) -> Any:
@@ -119,7 +119,7 @@ def is_stream(call: Call) -> bool:
     return named and isinstance(call.input, Mapping) and call.input.get("stream") is True
 
 
-def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> Request:
+def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> MethodCall:
     verb = call.name.removeprefix("channel.")
     if verb not in _CHANNEL_VERBS:
         raise _unknown(token, "channel call", call.name, _CHANNEL_VERBS)
@@ -129,13 +129,13 @@ def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> Request:
         if not isinstance(given.get("msg"), Mapping):
             message = "channel.send_outbound needs the message as an object under msg"
             raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
-        return Request("channel.send_outbound", {**given, "kind": kind})
+        return MethodCall("channel.send_outbound", {**given, "kind": kind})
     if verb == "start":
         given = {"instance": None, **given}
-    return Request(f"channel.{verb}", {**given, "kind": kind})
+    return MethodCall(f"channel.{verb}", {**given, "kind": kind})
 
 
-def _llm(token: int, call: Call, providers: tuple[str, ...]) -> Request:
+def _llm(token: int, call: Call, providers: tuple[str, ...]) -> MethodCall:
     given = dict(_object(token, call))
     if call.name in providers:
         given["provider"] = call.name
@@ -154,16 +154,16 @@ def _llm(token: int, call: Call, providers: tuple[str, ...]) -> Request:
     if not isinstance(model, str):
         raise CallRefused(Refusal(token, "-32602", "llm.chat needs the name of a model", "invalid_params"))
     params = {"provider": provider, "model": model, "stream": streams, "request": {"model": model, **inner}}
-    return Request("llm.chat", params, streams)
+    return MethodCall("llm.chat", params, streams)
 
 
-def _memory(token: int, call: Call, backends: tuple[str, ...]) -> Request:
+def _memory(token: int, call: Call, backends: tuple[str, ...]) -> MethodCall:
     verb = call.name.removeprefix("memory.")
     if verb not in _MEMORY_VERBS:
         raise _unknown(token, "memory call", call.name, _MEMORY_VERBS)
     given = _object(token, call)
     backend = _chosen(token, "memory backend", "backend", given, backends)
-    return Request(f"memory.{verb}", {**given, "backend": backend})
+    return MethodCall(f"memory.{verb}", {**given, "backend": backend})
 
 
 def _object(token: int, call: Call) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class NexoDialect:
         self._config = setting.config
         self._on_hook_failure = setting.on_hook_failure
         self._stamps = stamps
-        self._clocks = timeouts.of(setting.environ)
+        self._timeouts = timeouts.of(setting.environ)
         self._topics = topics.of(setting.plugin)
         self._configuration = exports.configuration_of(setting.plugin)
         self._peer = jsonrpc.Peer()
@@ -101,14 +101,14 @@ class NexoDialect:
 
     @property
     def handshake_seconds(self) -> float:
-        seconds = self._clocks.seconds("initialize")
-        return seconds + self._clocks.seconds("plugin.configure") if self._configures else seconds
+        seconds = self._timeouts.seconds("initialize")
+        return seconds + self._timeouts.seconds("plugin.configure") if self._configures else seconds
 
     @property
     def patience(self) -> float | None:
         """With a configuration the handshake is two calls, and each has a clock of its own."""
         waits = self._stage == "initialize" and self._configures
-        return self._clocks.seconds("initialize") if waits else None
+        return self._timeouts.seconds("initialize") if waits else None
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -128,15 +128,15 @@ class NexoDialect:
         if self._stage != "initialize":
             return ()
         self._stage = "over"
-        amount = format_limit("handshake", self._clocks.seconds("initialize"))
+        amount = format_limit("handshake", self._timeouts.seconds("initialize"))
         hint = "NEXO_PLUGIN_INIT_TIMEOUT_MS gives it more time, if it deserves more"
         return (Violation("timeout", f"there was no answer to initialize within {amount}", "deadline", hint),)
 
     def seconds(self, call: Call) -> float:
         if call.kind == "tool" and call.name in self._tools:
             tool = self._tools[call.name]
-            return self._clocks.seconds("tool.invoke") if tool.seconds is None else tool.seconds
-        return self._clocks.seconds(timeouts.STREAM if calls.is_stream(call) else calls.method_of(call))
+            return self._timeouts.seconds("tool.invoke") if tool.seconds is None else tool.seconds
+        return self._timeouts.seconds(timeouts.STREAM if calls.is_stream(call) else calls.method_of(call))
 
     # --- the handshake --------------------------------------------------------------------------------------
 
@@ -210,13 +210,13 @@ class NexoDialect:
             # An answer without a result is an answer with none.
             value = value if "error" in value else {"result": None, **value}
         heard = self._peer.receive(value)
-        if isinstance(heard, jsonrpc.Result):
+        if isinstance(heard, jsonrpc.RpcResult):
             return self._answered(heard.token, heard.value, message.weight)
-        if isinstance(heard, jsonrpc.Error):
+        if isinstance(heard, jsonrpc.RpcError):
             return self._refused(heard)
-        if isinstance(heard, jsonrpc.Request):
+        if isinstance(heard, jsonrpc.RpcRequest):
             return self._asked(heard)
-        if isinstance(heard, jsonrpc.Notification):
+        if isinstance(heard, jsonrpc.RpcNotification):
             return self._told(heard.method, heard.params)
         if heard.why == "not_rpc":
             return self._not_ours(message)
@@ -246,7 +246,7 @@ class NexoDialect:
             return self._stood_in(number, known.hook, why)
         return (Reply(number, value),)
 
-    def _refused(self, error: jsonrpc.Error) -> Events:
+    def _refused(self, error: jsonrpc.RpcError) -> Events:
         said = f"{printable(error.message[:500])} ({error.code})"
         if error.token == _INITIALIZE:
             return self._failed("refused", f"it refuses to be initialized: {said}")
@@ -265,7 +265,7 @@ class NexoDialect:
             return self._stood_in(number, known.hook, f"it answered with an error: {said}")
         return (errors.of(number, known.family, error.code, error.message, error.data),)
 
-    def _asked(self, question: jsonrpc.Request) -> Events:
+    def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if not self._wired:
             return self._reply(question.ticket, Answer(error=(jsonrpc.INTERNAL_ERROR, "not yet wired", None)))
         if question.method == "broker.publish":
@@ -440,7 +440,7 @@ class NexoDialect:
             return Farewell(exit=EXIT_SECONDS)
         self._stage = "leaving"
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {"reason": SHUTDOWN_REASON}))
-        return Farewell((frame,), self._clocks.seconds("shutdown"), EXIT_SECONDS)
+        return Farewell((frame,), self._timeouts.seconds("shutdown"), EXIT_SECONDS)
 
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)

@@ -14,7 +14,8 @@ from runner.contracts.nexo import tools as catalogue
 from runner.plugin import Plugin
 from runner.protocol import wire
 from runner.protocol.dialect import Identity
-from runner.protocol.schema import Schema, SchemaFault
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.value import NamedTuple
 

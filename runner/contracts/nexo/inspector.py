@@ -8,7 +8,7 @@ from typing import Any
 from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
-from runner.protocol.observer import Answered, Overheard, odd_key
+from runner.protocol.observer import Answered, Observer, odd_key
 from sandbox.document.diagnostic import quoted
 
 # What is read of the plugin's messages, here and in handshake.py.
@@ -26,7 +26,7 @@ class Inspector:
     spare = 0
 
     def __init__(self, setting: Setting) -> None:
-        self._overheard = Overheard(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
+        self._observer = Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
         self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
         # The host's variables are the runner's: it was started by it.
@@ -36,15 +36,15 @@ class Inspector:
 
     @property
     def strays(self) -> Mapping[str, int]:
-        return self._overheard.strays
+        return self._observer.strays
 
     def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._overheard.host(raw):
+        for asked in self._observer.host(raw):
             if asked.method == INITIALIZE and asked.is_question and not self.handshaken:
                 self.awaiting = True
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        heard = self._overheard.plugin(raw)
+        heard = self._observer.plugin(raw)
         if isinstance(heard, Violation):
             return heard
         for one in heard:
@@ -82,7 +82,7 @@ class Inspector:
         if odd := odd_key(event, _WORDS):
             return Violation("malformed_response", odd, "ambiguous")
         if not isinstance(topic, str) or not topic:
-            self._overheard.stray("no_topic")  # which no host can publish
+            self._observer.stray("no_topic")  # which no host can publish
             return None
         # A host that goes by the event's own word would publish there.
         inner = event.get("topic", topic) if isinstance(event, dict) else topic

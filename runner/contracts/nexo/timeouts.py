@@ -32,7 +32,7 @@ _OTHER = 60.0
 _MOST_MS = 2**64 - 1  # what the reference host can read
 
 
-class Clocks(NamedTuple):
+class Timeouts(NamedTuple):
     overrides: Mapping[str, float] = {}
 
     def seconds(self, method: str) -> float:
@@ -40,11 +40,11 @@ class Clocks(NamedTuple):
         return self.overrides.get(word, seconds)
 
 
-def of(environ: Mapping[str, str]) -> Clocks:
+def of(environ: Mapping[str, str]) -> Timeouts:
     """As the variables are now. One that is no number is as good as none."""
     words = sorted({word for _, word in _METHODS.values() if word})
     found = {word: _milliseconds(environ.get(f"NEXO_PLUGIN_{word}_TIMEOUT_MS", "")) for word in words}
-    return Clocks({word: seconds for word, seconds in found.items() if seconds is not None})
+    return Timeouts({word: seconds for word, seconds in found.items() if seconds is not None})
 
 
 def _milliseconds(text: str) -> float | None:

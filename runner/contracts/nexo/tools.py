@@ -10,7 +10,8 @@ from runner.plugin import Plugin
 from runner.protocol import wire
 from runner.protocol.dialect import CallRefused, Refusal, Violation
 from runner.protocol.memory import Shelf
-from runner.protocol.schema import Schema, SchemaFault
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 

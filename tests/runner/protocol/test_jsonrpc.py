@@ -13,58 +13,58 @@ from runner.protocol import jsonrpc
 from runner.protocol.jsonrpc import (
     INTERNAL_ERROR,
     MOST_TICKETS,
-    Error,
     Incoming,
-    Notification,
     Peer,
-    Request,
-    Result,
-    Stray,
+    RpcError,
+    RpcNotification,
+    RpcRequest,
+    RpcResult,
+    RpcStray,
 )
 
 
-def asked(peer: Peer, plugin_id: Any, method: str = "m") -> Request:
+def asked(peer: Peer, plugin_id: Any, method: str = "m") -> RpcRequest:
     incoming = peer.receive({"jsonrpc": "2.0", "id": plugin_id, "method": method})
-    assert isinstance(incoming, Request)
+    assert isinstance(incoming, RpcRequest)
     return incoming
 
 
 @pytest.mark.parametrize(
     ("message", "incoming"),
     [
-        ({"id": 1, "result": 5}, Result("token", 5)),
-        ({"id": 1, "result": None}, Result("token", None)),
-        ({"id": 1, "result": 5, "error": None}, Result("token", 5)),
-        ({"id": 1, "error": {"code": -1, "message": "no"}}, Error("token", -1, "no")),
-        ({"id": 1, "result": 5, "error": {"code": -1, "message": "no"}}, Error("token", -1, "no")),
-        ({"id": 1, "error": {"code": -1, "message": "no", "data": [1]}}, Error("token", -1, "no", [1])),
-        ({"id": 1, "error": {"code": True, "message": 5}}, Error("token", INTERNAL_ERROR, "")),
-        ({"id": 1, "error": {}}, Error("token", INTERNAL_ERROR, "")),
-        ({"id": 1, "error": "no"}, Error("token", INTERNAL_ERROR, "an error that is no object", "no")),
-        ({"id": 1, "error": False}, Error("token", INTERNAL_ERROR, "an error that is no object", False)),
-        ({"id": 2, "result": 5}, Stray("unknown")),
-        ({"id": 0, "result": 5}, Stray("unknown")),
-        ({"id": -1, "result": 5}, Stray("unknown")),
-        ({"id": 2**64, "result": 5}, Stray("unknown")),
-        ({"id": 1.0, "result": 5}, Stray("unknown")),
-        ({"id": True, "result": 5}, Stray("unknown")),
-        ({"id": "1", "result": 5}, Stray("unknown")),
-        ({"id": None, "error": {"code": -32700, "message": "parse"}}, Stray("unknown")),
-        ({"id": [1], "result": 5}, Stray("unknown")),
-        ({"id": {}, "result": 5}, Stray("unknown")),
-        ({"id": 1, "method": "m"}, Request(1, "m", None)),
-        ({"id": 1, "method": "m", "params": {"a": 1}, "result": 5}, Request(1, "m", {"a": 1})),
-        ({"id": None, "method": "m"}, Request(1, "m", None)),
-        ({"method": "m", "params": [1]}, Notification("m", [1])),
-        ({"method": "m", "result": 1}, Notification("m", None)),
-        ({"id": 1, "method": ""}, Stray("not_rpc", "neither a request nor an answer")),
-        ({"id": 1, "method": 5}, Stray("not_rpc", "neither a request nor an answer")),
-        ({"id": 1}, Stray("not_rpc", "neither a request nor an answer")),
-        ({"result": 1}, Stray("not_rpc", "neither a request nor an answer")),
-        ({}, Stray("not_rpc", "neither a request nor an answer")),
-        ([{"id": 1, "result": 5}], Stray("not_rpc", "not an object")),
-        (None, Stray("not_rpc", "not an object")),
-        ("id", Stray("not_rpc", "not an object")),
+        ({"id": 1, "result": 5}, RpcResult("token", 5)),
+        ({"id": 1, "result": None}, RpcResult("token", None)),
+        ({"id": 1, "result": 5, "error": None}, RpcResult("token", 5)),
+        ({"id": 1, "error": {"code": -1, "message": "no"}}, RpcError("token", -1, "no")),
+        ({"id": 1, "result": 5, "error": {"code": -1, "message": "no"}}, RpcError("token", -1, "no")),
+        ({"id": 1, "error": {"code": -1, "message": "no", "data": [1]}}, RpcError("token", -1, "no", [1])),
+        ({"id": 1, "error": {"code": True, "message": 5}}, RpcError("token", INTERNAL_ERROR, "")),
+        ({"id": 1, "error": {}}, RpcError("token", INTERNAL_ERROR, "")),
+        ({"id": 1, "error": "no"}, RpcError("token", INTERNAL_ERROR, "an error that is no object", "no")),
+        ({"id": 1, "error": False}, RpcError("token", INTERNAL_ERROR, "an error that is no object", False)),
+        ({"id": 2, "result": 5}, RpcStray("unknown")),
+        ({"id": 0, "result": 5}, RpcStray("unknown")),
+        ({"id": -1, "result": 5}, RpcStray("unknown")),
+        ({"id": 2**64, "result": 5}, RpcStray("unknown")),
+        ({"id": 1.0, "result": 5}, RpcStray("unknown")),
+        ({"id": True, "result": 5}, RpcStray("unknown")),
+        ({"id": "1", "result": 5}, RpcStray("unknown")),
+        ({"id": None, "error": {"code": -32700, "message": "parse"}}, RpcStray("unknown")),
+        ({"id": [1], "result": 5}, RpcStray("unknown")),
+        ({"id": {}, "result": 5}, RpcStray("unknown")),
+        ({"id": 1, "method": "m"}, RpcRequest(1, "m", None)),
+        ({"id": 1, "method": "m", "params": {"a": 1}, "result": 5}, RpcRequest(1, "m", {"a": 1})),
+        ({"id": None, "method": "m"}, RpcRequest(1, "m", None)),
+        ({"method": "m", "params": [1]}, RpcNotification("m", [1])),
+        ({"method": "m", "result": 1}, RpcNotification("m", None)),
+        ({"id": 1, "method": ""}, RpcStray("not_rpc", "neither a request nor an answer")),
+        ({"id": 1, "method": 5}, RpcStray("not_rpc", "neither a request nor an answer")),
+        ({"id": 1}, RpcStray("not_rpc", "neither a request nor an answer")),
+        ({"result": 1}, RpcStray("not_rpc", "neither a request nor an answer")),
+        ({}, RpcStray("not_rpc", "neither a request nor an answer")),
+        ([{"id": 1, "result": 5}], RpcStray("not_rpc", "not an object")),
+        (None, RpcStray("not_rpc", "not an object")),
+        ("id", RpcStray("not_rpc", "not an object")),
     ],
 )
 def test_what_is_heard(message: Any, incoming: Incoming) -> None:
@@ -72,8 +72,8 @@ def test_what_is_heard(message: Any, incoming: Incoming) -> None:
     peer.request("token", "method")
     assert peer.receive(message) == incoming
     # Only its own answer ends a call.
-    assert (peer.waits_for("token") is None) is isinstance(incoming, Result | Error)
-    assert (peer.late, peer.unknown) == (0, int(incoming == Stray("unknown")))
+    assert (peer.waits_for("token") is None) is isinstance(incoming, RpcResult | RpcError)
+    assert (peer.late, peer.unknown) == (0, int(incoming == RpcStray("unknown")))
 
 
 def test_what_is_said() -> None:
@@ -97,7 +97,7 @@ def test_one_number_in_two_directions_is_two_calls() -> None:
     peer = Peer()
     peer.request("ours", "m")
     ticket = asked(peer, 1).ticket
-    assert peer.receive({"id": 1, "result": "theirs"}) == Result("ours", "theirs")
+    assert peer.receive({"id": 1, "result": "theirs"}) == RpcResult("ours", "theirs")
     assert json.loads(peer.result(ticket, "ours") or b"")["id"] == 1
 
 
@@ -106,10 +106,10 @@ def test_late_is_known_from_unknown() -> None:
     peer.request("a", "m")
     peer.request("b", "m")
     assert peer.forget("a") == 1 and peer.forget("a") is None
-    assert peer.receive({"id": 1, "result": 0}) == Stray("late", "1")
-    assert peer.receive({"id": 2, "result": 0}) == Result("b", 0)
-    assert peer.receive({"id": 2, "result": 0}) == Stray("late", "2")  # answered twice
-    assert peer.receive({"id": 3, "result": 0}) == Stray("unknown")
+    assert peer.receive({"id": 1, "result": 0}) == RpcStray("late", "1")
+    assert peer.receive({"id": 2, "result": 0}) == RpcResult("b", 0)
+    assert peer.receive({"id": 2, "result": 0}) == RpcStray("late", "2")  # answered twice
+    assert peer.receive({"id": 3, "result": 0}) == RpcStray("unknown")
     assert (peer.late, peer.unknown) == (2, 1)
 
 
@@ -118,7 +118,7 @@ def test_a_token_can_be_used_again() -> None:
     peer.request("ping", "m")
     peer.request("ping", "m")
     assert peer.waits_for("ping") == 2
-    assert peer.receive({"id": 1, "result": 0}) == Result("ping", 0)
+    assert peer.receive({"id": 1, "result": 0}) == RpcResult("ping", 0)
     assert peer.waits_for("ping") == 2
     assert peer.forget("ping") == 2
 
@@ -168,8 +168,8 @@ def test_too_many_questions() -> None:
     tickets = [asked(peer, number).ticket for number in range(MOST_TICKETS)]
     assert len(set(tickets)) == MOST_TICKETS
     for _ in range(2):
-        assert peer.receive({"id": "more", "method": "m"}) == Stray("too_many", "1024 questions are open")
-    assert peer.receive({"method": "m"}) == Notification("m", None)  # keeps nothing
+        assert peer.receive({"id": "more", "method": "m"}) == RpcStray("too_many", "1024 questions are open")
+    assert peer.receive({"method": "m"}) == RpcNotification("m", None)  # keeps nothing
     assert peer.result(tickets[500], None) is not None
     assert asked(peer, "more").ticket not in tickets
 
@@ -179,7 +179,7 @@ def test_long_ids_do_not_fill_memory() -> None:
     long = "x" * (jsonrpc.MOST_IDS // 4 - 2)
     tickets = [asked(peer, long).ticket for _ in range(4)]
     stray = peer.receive({"id": 1, "method": "m"})
-    assert isinstance(stray, Stray) and stray.why == "too_many"
+    assert isinstance(stray, RpcStray) and stray.why == "too_many"
     assert peer.result(tickets[0], 1) is not None
     assert asked(peer, 1)
 
@@ -204,9 +204,9 @@ def test_any_messages_have_an_outcome(several: list[Any]) -> None:
     ended = []
     for message in several:
         incoming = peer.receive(message)
-        if isinstance(incoming, Result | Error):
+        if isinstance(incoming, RpcResult | RpcError):
             ended.append(incoming.token)
-        elif isinstance(incoming, Request):
+        elif isinstance(incoming, RpcRequest):
             assert peer.asked_as(incoming.ticket) == message["id"]
     assert len(ended) == len(set(ended))
     assert [token for token in range(3) if peer.waits_for(token) is None] == sorted(map(int, map(str, ended)))
@@ -220,15 +220,17 @@ def test_our_own_words_are_no_answer() -> None:
 
     peer = Peer()
     peer.request("a", "initialize", {"version": "1"})
-    assert peer.receive(ask(1, "initialize", {"version": "1"})) == Stray("echo", "our own question came back")
-    assert isinstance(peer.receive(ask(1, "initialize", {"version": "2"})), Request)
+    assert peer.receive(ask(1, "initialize", {"version": "1"})) == RpcStray(
+        "echo", "our own question came back"
+    )
+    assert isinstance(peer.receive(ask(1, "initialize", {"version": "2"})), RpcRequest)
     peer.error(1, -32603, "not yet wired")
     echo = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "not yet wired"}}
-    assert peer.receive(echo) == Stray("echo", "our own error came back as an answer")
+    assert peer.receive(echo) == RpcStray("echo", "our own error came back as an answer")
     assert peer.waits_for("a") == 1
-    assert peer.receive({**echo, "error": {"code": -32603, "message": "its own"}}) == Error(
+    assert peer.receive({**echo, "error": {"code": -32603, "message": "its own"}}) == RpcError(
         "a", -32603, "its own"
     )
     peer.request("b", "ping")
-    assert isinstance(peer.receive(ask(2, "ping")), Request)  # as both sides may
-    assert peer.receive({"jsonrpc": "2.0", "id": 2, "result": {}}) == Result("b", {})
+    assert isinstance(peer.receive(ask(2, "ping")), RpcRequest)  # as both sides may
+    assert peer.receive({"jsonrpc": "2.0", "id": 2, "result": {}}) == RpcResult("b", {})

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.contracts.mcp import dialect as mcp_dialect
-from runner.protocol import jsonrpc, memory, schema, wire
+from runner.protocol import jsonrpc, memory, schema, schema_cost, wire
 from runner.protocol.dialect import Notice
 from runner.protocol.host_services import Services
 from runner.protocol.memory import Charge, Share, Shelf, size_of
@@ -247,8 +247,8 @@ def test_the_shares_are_within_the_bound() -> None:
     assert memory.IDS == jsonrpc.MOST_IDS
     assert outbox.MOST_REPLY_BYTES + MEBI <= memory.REPLIES
     assert memory.FRAME >= wire.MOST_MEMORY + 3 * mcp_dialect.FRAME_LIMIT
-    largest = schema._NODE * schema.MOST_NODES + schema._CHARACTER * schema.MOST_TEXT
-    assert largest + schema._PATTERN * schema.MOST_PATTERNS <= memory.COMPILED
+    largest = schema.NODE_BYTES * schema_cost.MOST_NODES + schema.CHARACTER_BYTES * schema_cost.MOST_TEXT
+    assert largest + schema.PATTERN_BYTES * schema.MOST_PATTERNS <= memory.COMPILED
 
 
 def test_the_documents_have_the_number() -> None:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.protocol import schema as schemas
-from runner.protocol.schema import MOST_FAULTS, Schema, SchemaFault
+from runner.protocol.schema import MOST_FAULTS, Schema
+from runner.protocol.schema_cost import SchemaFault
 from tests.conftest import ROOT
 
 TREE = {
@@ -201,7 +202,7 @@ def test_a_pattern_that_is_not_linear_is_left_out_and_said(pattern: str) -> None
         (chain(20), listed(120), ""),
         ({"items": {"$ref": "#"}}, listed(100), ""),
         ({"items": {"$ref": "#"}}, listed(100_000), "nested"),
-        ({"items": {"$ref": "#"}}, [listed(1)] * 200_000, "cannot be checked"),
+        ({"items": {"$ref": "#"}}, [listed(1)] * 200_000, ""),
         ({"items": {"type": "string"}}, [1] * 500_000, "too large to say where"),
         ({"items": {"type": "integer"}}, [1] * 500_000, ""),
         ({"allOf": [{"type": "string"}] * 1000}, ["x" * 1000] * 4000, "too large to say where"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.contracts.mcp.dialect import Mcp
+from runner.contracts.mcp.dialect import McpDialect
 from runner.exceptions import PluginFailure
 from runner.launch import forkserver
 from runner.launch.stages import Invocation
@@ -929,15 +929,15 @@ async def test_a_large_answer_holds_nobody_up(
     """While 4 MiB are read, which is made to last until then, another session is asked and answers."""
     code = 'hello()\nm = hear()\nsay(id=m["id"], result=text("x" * (4 << 20)))\nhear()\n'
     reading, go_on = threading.Event(), threading.Event()
-    read = Mcp.read
+    read = McpDialect.read
 
-    def slowly(self: Mcp, raw: bytes) -> Message:
+    def slowly(self: McpDialect, raw: bytes) -> Message:
         if len(raw) > MEBI:
             reading.set()
             assert go_on.wait(SECONDS)
         return read(self, raw)
 
-    monkeypatch.setattr(Mcp, "read", slowly)
+    monkeypatch.setattr(McpDialect, "read", slowly)
     folder = plugin_dir / "other"
     folder.mkdir()
     other = misbehaviour.plugin(folder, "good", "mcp")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner import __version__
 from runner.contracts.mcp import dialect as mcp
 from runner.contracts.mcp import handshake, pending_call
-from runner.contracts.mcp.dialect import FRAME_LIMIT, Mcp
+from runner.contracts.mcp.dialect import FRAME_LIMIT, McpDialect
 from runner.protocol.dialect import (
     Answer,
     Call,
@@ -71,7 +71,7 @@ def said(events: Sequence[Event]) -> list[Any]:
     return shown
 
 
-def hear(dialect: Mcp, *messages: Any) -> list[Any]:
+def hear(dialect: McpDialect, *messages: Any) -> list[Any]:
     """What comes of these; bytes are taken as they are."""
     found: list[Any] = []
     for message in messages:
@@ -93,14 +93,14 @@ def error(number: Any, code: int, message: str = "no", data: Any = None) -> Said
     }
 
 
-def modern(*services: str) -> Mcp:
+def modern(*services: str) -> McpDialect:
     dialect = mcp.make(setting(services))
     dialect.opening()
     assert isinstance(hear(dialect, result(1, DISCOVERED))[0], Ready)
     return dialect
 
 
-def legacy(*services: str, version: str = LEGACY) -> Mcp:
+def legacy(*services: str, version: str = LEGACY) -> McpDialect:
     dialect = mcp.make(setting(services))
     dialect.opening()
     hear(dialect, error(1, -32601))
@@ -111,10 +111,10 @@ def legacy(*services: str, version: str = LEGACY) -> Mcp:
 # The number of the first call's request.
 FIRST = {modern: 2, legacy: 3}
 ERAS = (modern, legacy)
-Maker = Callable[..., Mcp]
+Maker = Callable[..., McpDialect]
 
 
-def asked(dialect: Mcp, kind: Kind, name: str, given: Any = None, token: int = 7) -> Said:
+def asked(dialect: McpDialect, kind: Kind, name: str, given: Any = None, token: int = 7) -> Said:
     (sent,) = said(dialect.call(token, Call(kind, name, given)))
     assert isinstance(sent, dict)
     return sent
@@ -147,7 +147,7 @@ def initialize(number: int = 2, version: str = LEGACY) -> Said:
 SILENCE = "silence"
 
 
-def shake(*steps: Any) -> tuple[Mcp, list[Any]]:
+def shake(*steps: Any) -> tuple[McpDialect, list[Any]]:
     """The opening, and what came of each step: a message, or silence."""
     dialect = mcp.make(setting())
     found = said(dialect.opening())
@@ -646,7 +646,7 @@ def test_pages_become_one_list(era: Maker) -> None:
     assert hear(dialect, page(first + 2, "d")) == [Reply(7, [{"name": name} for name in "abcd"])]
 
 
-def pages(dialect: Mcp, answer: Callable[[int], Said]) -> tuple[str, int]:
+def pages(dialect: McpDialect, answer: Callable[[int], Said]) -> tuple[str, int]:
     """How a list without an end ends, and after how many pages."""
     number = asked(dialect, "list", "tools")["id"]
     for count in range(1, 1000):
@@ -725,7 +725,7 @@ def test_what_a_server_says_of_itself_is_bounded() -> None:
             assert (event.code, event.cause) == (code, "too_large")
 
 
-def listed(dialect: Mcp, *tools: Said) -> None:
+def listed(dialect: McpDialect, *tools: Said) -> None:
     number = asked(dialect, "list", "tools", token=1000)["id"]
     (event,) = hear(dialect, result(number, {"tools": list(tools)}))
     assert isinstance(event, Reply)

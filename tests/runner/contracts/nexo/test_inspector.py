@@ -446,7 +446,7 @@ def test_what_is_remembered_of_the_host_is_bounded() -> None:
     for number in range(2, 10_000):
         inspector.host_frame(line(id=number, method="m" * 1000))
     inspector.host_frame(line(id="i" * 100_000, method="m"))
-    assert len(inspector._overheard._open) <= 4096
-    assert sum(len(method) for method in inspector._overheard._open.values()) <= 4096 * 256
+    assert len(inspector._observer._open) <= 4096
+    assert sum(len(method) for method in inspector._observer._open.values()) <= 4096 * 256
     assert inspector.plugin_frame(line(id=9_999, result=1)) is None and not inspector.strays
     assert inspector.plugin_frame(line(id=2, result=1)) is None and inspector.strays == {"unasked": 1}
