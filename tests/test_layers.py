@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.launch.stages",),
     ("runner.launch.stdio", "runner.launch.wait"),
     ("runner.launch.inspection",),
+    ("runner.launch.inspected_streams",),
     ("runner.contracts.*",),
     ("runner.protocol.host_services",),
     ("runner.protocol.observer",),
@@ -68,6 +69,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.identity.all_states",),
     ("sandbox.network.*", "sandbox.limits.cgroup", "sandbox.secrets", "sandbox.identity.state"),
     ("sandbox.limits.disk", "sandbox.streams.feed", "sandbox.streams.relay"),
+    ("sandbox.streams.pump",),
     ("sandbox.streams.handover", "sandbox.streams.endpoints"),
     (
         "sandbox.limits.block_devices",
