@@ -110,7 +110,7 @@ def _detach(orders: socket.socket) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in any Python process: EFBIG, not death
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _set_name("runner-fork server")
+    _set_name("runner-forksrv")  # the kernel keeps 15 bytes
 
 
 def _set_name(name: str) -> None:

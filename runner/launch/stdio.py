@@ -128,8 +128,8 @@ def connect_caller(
             stdout = stderr if both else _relay(stack, 1, Limits())
         passed: list[tuple[int, Way] | None] = [
             None if feed is None else (feed.end, "relayed"),
-            None if stdout is None else (stdout.source, "relayed"),
-            None if stderr is None else (stderr.source, "relayed"),
+            None if stdout is None else (stdout.end, "relayed"),
+            None if stderr is None else (stderr.end, "relayed"),
         ]
         if inspection is not None:
             passed[:2] = ((end, "inspected") for end in inspection.ends)

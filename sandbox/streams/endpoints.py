@@ -1,6 +1,7 @@
 """The caller's own streams, written to and read from without ever waiting.
 
-And without O_NONBLOCK: that flag belongs to the open file description, which the caller and others still use.
+O_NONBLOCK is not set on them: that flag belongs to the open file description, which the caller and others
+still use.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import os
 import select
 import stat
 
-# For one write. A pipe takes this much whole or not at all, so its other writers cannot tear it.
+# Bytes of one write. A pipe takes this much whole or not at all, so other writers cannot tear it.
 PIECE = select.PIPE_BUF
 
 _TIOCGDEV = 0x80045432
-_PTMX = os.makedev(5, 2)  # to open it is to make a new terminal
+_PTMX = os.makedev(5, 2)  # opening it makes a new terminal
 
 
 class Sink:
     """A descriptor of the caller's to write to.
 
-    This one is for what has no better way: files and devices, a terminal of somebody else's. It asks first.
-    A file is always ready, and a disk that hangs would hang the plugin too. Such a terminal can be stopped
-    between question and write, and then we wait for whoever stopped it.
+    This class is for files, devices, and a terminal that we may not open. It polls before each write. A file
+    is always ready, and a disk that hangs would hang the plugin too. Such a terminal can be stopped (^S)
+    between poll and write; then the write waits until it goes on.
     """
 
-    final = False  # a reader that is gone will not come back
+    final = False  # True: when the reader has closed its end, no other reader can come
+    piece = PIECE  # the most that one write takes
 
     def __init__(self, fd: int) -> None:
         self.fd = fd  # to poll
@@ -43,20 +45,21 @@ class Sink:
 
 
 class _Unwritable(Sink):
-    """Given to us for reading only. It would never be ready; the error comes at once."""
+    """Open for reading only. A poll would never report it ready; the write fails at once."""
 
     def write(self, data: bytes) -> int:
         return os.write(self.fd, data)
 
 
-class _Own(Sink):
-    """The same pipe or terminal by a description of our own, which does not block. Others can fill the pipe
-    or stop the terminal after we were told it is ready: whoever presses ^S, or the plugin, whose stdout may
-    be the same one."""
+class OwnSink(Sink):
+    """A pipe or terminal through a file description of our own, which does not block. After a poll says that
+    it is ready, others may fill the pipe or stop the terminal: a person with ^S, or the plugin, whose stdout
+    may be the same one."""
 
-    def __init__(self, fd: int, final: bool) -> None:
+    def __init__(self, fd: int, *, final: bool, piece: int = PIECE) -> None:
         super().__init__(fd)
         self.final = final
+        self.piece = piece
 
     def write(self, data: bytes) -> int:
         return os.write(self.fd, data)
@@ -68,9 +71,9 @@ class _Own(Sink):
 
 
 class _ForeignPipe(Sink):
-    """A pipe that another user made: we may write to it, but not open it. Between pipes splice() can be told
-    not to wait. Second choice: each call takes a slot of the pipe, however little it puts there, so a pipe
-    that is not read holds less."""
+    """A pipe that another user made: we may write to it, but not open it. splice(2) between pipes can be told
+    not to wait. It is the second choice: each call takes a whole slot of the pipe, however few bytes it
+    writes, so a pipe that nobody reads holds less."""
 
     def __init__(self, fd: int, final: bool) -> None:
         super().__init__(fd)
@@ -95,7 +98,7 @@ class _ForeignPipe(Sink):
 
 
 class _Socket(Sink):
-    """What node gives its children for pipes, and systemd its services."""
+    """A socket. Node gives its children sockets instead of pipes, and systemd its services."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -122,33 +125,34 @@ def sink_for(fd: int) -> Sink:
     if stat.S_ISSOCK(status.st_mode):
         return _Socket(fd)
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        return _Unwritable(fd)  # and not opened anew: then it might be writable
+        return _Unwritable(fd)  # not opened anew: the new description could be writable
     if stat.S_ISFIFO(status.st_mode):
-        # One with a name may find another reader.
+        # A FIFO with a name may get another reader.
         final = _name(fd).startswith("pipe:[")
         own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
-        return _ForeignPipe(fd, final) if own is None else _Own(own, final)
+        return _ForeignPipe(fd, final) if own is None else OwnSink(own, final=final)
     if os.isatty(fd) and status.st_rdev != _PTMX:
         own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
         if own is None:
-            # After su the terminal still belongs to whoever logged in. /dev/tty is for everybody.
+            # After su(1) the terminal still belongs to the user who logged in. Everybody may open /dev/tty.
             own = _opened("/dev/tty", os.O_WRONLY)
             if own is not None and _device(own) != _device(fd):
                 os.close(own)
                 own = None
         if own is not None:
-            return _Own(own, final=False)
+            return OwnSink(own, final=False)
     return Sink(fd)
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-class Source:
-    """A descriptor of the caller's to read from. This one is for files and devices; see Sink."""
+class StreamSource:
+    """A descriptor of the caller's to read from. This class is for files and devices; see Sink."""
 
     def __init__(self, fd: int) -> None:
-        # To poll. Always the caller's own: one opened anew does not know that a named pipe has ended before.
+        # To poll. Always the caller's own: a FIFO that ended before it was opened anew seems not to have
+        # ended.
         self.fd = fd
 
     def read(self, size: int) -> bytes:
@@ -163,8 +167,8 @@ class Source:
         pass
 
 
-class _OwnSource(Source):
-    """Others may read the same pipe or terminal, and be quicker than we are after a poll."""
+class _OwnSource(StreamSource):
+    """A pipe or terminal through a description of our own. Another reader may be quicker after a poll."""
 
     def __init__(self, fd: int, own: int) -> None:
         super().__init__(fd)
@@ -179,7 +183,7 @@ class _OwnSource(Source):
             self._own = -1
 
 
-class _ForeignPipeSource(Source):
+class _ForeignPipeSource(StreamSource):
     """See _ForeignPipe."""
 
     def __init__(self, fd: int) -> None:
@@ -197,7 +201,7 @@ class _ForeignPipeSource(Source):
             self._in = -1
 
 
-class _SocketSource(Source):
+class _SocketSource(StreamSource):
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
         import _socket
@@ -217,12 +221,13 @@ class _SocketSource(Source):
         self._socket.close()
 
 
-def source_for(fd: int) -> Source:
+def source_for(fd: int) -> StreamSource:
     status = os.fstat(fd)
     if stat.S_ISSOCK(status.st_mode):
         return _SocketSource(fd)
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
-        # It would never be ready. There is nothing to read; and not opened anew: then there might be.
+        # There is nothing to read, and a poll would never report it ready. Not opened anew: the new
+        # description could be readable.
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return _OwnSource(null, null)
     pipe = stat.S_ISFIFO(status.st_mode)
@@ -232,7 +237,7 @@ def source_for(fd: int) -> Source:
             return _OwnSource(fd, own)
         if pipe:
             return _ForeignPipeSource(fd)
-    return Source(fd)
+    return StreamSource(fd)
 
 
 # -----------------------------------------------------------------------------------------------------------

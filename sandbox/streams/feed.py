@@ -1,8 +1,8 @@
-"""The caller's stdin on its way to the plugin: a pipe that the runner fills.
+"""The caller's stdin on its way to the plugin, through a pipe that the runner fills.
 
-For a terminal, which the plugin is not to get itself, and where somebody reads along. Each piece is passed on
-as it arrives. Of a terminal no more is read than the plugin has taken before: what nobody reads stays there
-for the next program.
+For a terminal, which the plugin does not get itself, and for an inspected plugin. Each piece is passed on
+as it arrives. From a terminal no more is read than the plugin has taken before: what nobody reads stays
+there for the next program.
 """
 
 from __future__ import annotations
@@ -13,123 +13,111 @@ import os
 import select
 from collections.abc import Callable, Mapping
 
-from sandbox.limits.meter import Meter
-from sandbox.streams.endpoints import source_for
+from sandbox.streams.endpoints import OwnSink, source_for
+from sandbox.streams.pump import BUFFER, Pump
 
-_BUFFER = 64 << 10
-# When to try again, if there is something to read and we are in the background.
+# In the background a terminal cannot be read. How long until the next attempt.
 _BACKGROUND_SECONDS = 0.5
 
 
-class Feed(Meter):
-    """`end` is for the plugin; `release` it when the plugin has it. Then only the plugin holds it: when it
-    closes its stdin, or ends, `forget` is called once, so that whoever writes to us learns it too."""
+class Feed(Pump):
+    """`end` is for the plugin; `release` it when the plugin has it. Then only the plugin holds it. When the
+    plugin closes its stdin, or ends, `forget` is called once, so that the writer at our stdin learns it
+    too."""
 
     def __init__(self, stdin: int, forget: Callable[[int], None] = lambda fd: None) -> None:
-        self.passed = 0  # bytes the plugin's pipe has taken
-        self.is_deaf = False  # the plugin has closed its stdin
+        self.stream_closed = False  # by the plugin: its stdin
         self._stdin = stdin
         self._forget = forget
-        self._buffer = b""
-        self._ended = False
+        self._ended = False  # the caller's stdin
         self._terminal = os.isatty(stdin)
-        self._room = True  # in the plugin's pipe
+        self._pipe_empty = True  # a terminal is read only when the plugin has taken everything
         self._source = source_for(stdin)
         try:
-            self.end, self._write = os.pipe2(os.O_CLOEXEC)  # -1 when closed
+            self.end, write = os.pipe2(os.O_CLOEXEC)  # -1 when closed
         except OSError:
             self._source.close()
             raise
-        os.set_blocking(self._write, False)  # of this end alone: each end is a description of its own
+        os.set_blocking(write, False)  # of this end alone: each end has its own file description
+        super().__init__(OwnSink(write, final=True, piece=BUFFER))
+        self._read = self._source.fd
         if self._terminal:
             # A pipe of one page takes something only when it is empty.
-            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
-
-    def interest(self) -> Mapping[int, int]:
-        if self._write < 0:
-            return {}
-        if self._buffer or not self._room:
-            return {self._write: select.POLLOUT}
-        if self.due != math.inf:
-            return {self._write: 0}
-        return {self._write: 0, self._source.fd: select.POLLIN}  # that nobody reads is told unasked
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        if self._write < 0:
+        if self._sink.fd < 0:
             return None
-        events = ready.get(self._write, 0)
-        if events & select.POLLERR:
-            if not self._buffer and not self._terminal:
-                self._take(now)  # who reads along is to know what it was not told
-            self._drop()
-            return None
-        self._room = self._room or bool(events & select.POLLOUT)
-        if now >= self.due:
-            self.due = math.inf
-        if not self._buffer and self._room and self._source.fd in ready:
-            self._take(now)
-        if self._buffer:
-            self._pass_on()
+        self._pipe_empty = self._pipe_empty or bool(ready.get(self._sink.fd, 0) & select.POLLOUT)
+        super().look(ready, now)
         if self._ended and not self._buffer:
-            self._close_write()
+            self._close_sink()
         return None
 
     def release(self) -> None:
+        """Close our copy of the plugin's end."""
         if self.end >= 0:
             os.close(self.end)
             self.end = -1
 
     def close(self) -> None:
         self.release()
-        self._close_write()
+        self._close_sink()
         self._source.close()
 
     def _heard(self, data: bytes) -> None:
-        """What is about to be passed on. Nothing: it has ended."""
+        """`data` is about to be passed on. Empty: the caller's stdin has ended."""
 
-    def _take(self, now: float) -> None:
+    def _may_read(self) -> bool:
+        return self._read >= 0 and not self._buffer and self._pipe_empty and self.due == math.inf
+
+    def _wants_room(self) -> bool:
+        return self._sink.fd >= 0 and (bool(self._buffer) or not self._pipe_empty)
+
+    def _take(self, now: float) -> bool:
         try:
-            data = self._source.read(select.PIPE_BUF if self._terminal else _BUFFER)
+            data = self._source.read(select.PIPE_BUF if self._terminal else BUFFER)
         except BlockingIOError:
-            return
-        except OSError:  # a terminal that hung up, a connection that broke, nothing to read from at all
+            return False
+        except (
+            OSError
+        ):  # a terminal that hung up, a connection that broke, a stdin that cannot be read at all
             if self._terminal and self._in_background():
                 self.due = now + _BACKGROUND_SECONDS
-                return
+                return False
             data = b""
         self._ended = not data
-        self._buffer = data
+        if self._ended:
+            self._read = -1
+        self.bytes += len(data)
+        self._buffer += data
         self._heard(data)
+        return bool(data)
 
     def _in_background(self) -> bool:
-        """Another job has the terminal. SIGTTIN is ignored (by the runner), so reading is an error."""
+        """Whether another job has the terminal. The runner ignores SIGTTIN, so reading is an error then."""
         try:
             return os.tcgetpgrp(self._stdin) != os.getpgrp()
-        except OSError:  # not our controlling terminal, or gone
+        except OSError:  # not our controlling terminal, or hung up
             return False
 
-    def _pass_on(self) -> None:
-        try:
-            count = os.write(self._write, self._buffer)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._drop()
-            return
-        self.passed += count
-        self._buffer = self._buffer[count:]
-        self._room = not self._terminal
+    def _note_passed(self, count: int) -> None:
+        if count:
+            self._pipe_empty = not self._terminal
 
-    def _drop(self) -> None:
-        """Nobody is left to read. Whoever writes to us is to find that out as if we were not here."""
-        self.is_deaf = True
-        self._buffer = b""
-        self._close_write()
+    def _abandon(self) -> None:
+        """The plugin reads no more. The writer at our stdin is to notice as if we were not between them."""
+        if self._sink.fd < 0:
+            return
+        if not self._buffer and not self._terminal and self._read >= 0:
+            self._take(0.0)  # an inspection is to know what the plugin was not told
+        self.stream_closed = True
+        self._close_sink()
         self._source.close()
         self._forget(self._stdin)
 
-    def _close_write(self) -> None:
+    def _close_sink(self) -> None:
         self.due = math.inf
-        if self._write >= 0:
-            os.close(self._write)
-            self._write = -1
+        self._read = -1
+        self._buffer.clear()
+        self._sink.close()

@@ -77,7 +77,7 @@ class Between:
 
     def _progress(self) -> tuple[Any, ...]:
         up, down = self.inspection.to_plugin, self.inspection.to_host
-        return up._taken, up.passed, up._write, down.bytes, down.passed, down._read
+        return up._taken, up.passed, up._sink.fd, down.bytes, down.passed, down._read
 
     def finish(self) -> None:
         self.inspection.finish(0.1)
@@ -430,7 +430,7 @@ def test_limits_of_output_count_both_streams(limits: Limits, name: str, most: in
     relay = Relay(void, size=limits.output, lines=limits.output_lines)
     try:
         with between(nexo(), limits, beside=relay) as both:
-            os.write(relay.source, b"err\n")
+            os.write(relay.end, b"err\n")
             os.write(both.plugin_out, b"abcde\n")
             for _ in range(2):
                 poll = select.poll()

@@ -299,7 +299,7 @@ def failed(manifest: str, policy: str, state: str | None) -> list[Any]:
     except Failure as failure:
         return [failure.outcome.code, failure.outcome.phase, type(failure.stage).__name__]
     try:
-        planned.plan = None  # type: ignore[misc,assignment]  # what a frozen value refuses
+        setattr(planned, "plan", None)  # noqa: B010 -- a frozen value refuses it
     except AttributeError:
         return ["ok", "plan", type(planned).__name__]
     return ["changed"]

@@ -98,7 +98,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
                 "grouped": bounds[0].cgroup is not None,
                 "unified": bool(bounds[0].cgroup) and bounds[0].cgroup.memory_with_sockets() is None,
                 "groups": [group.path for group in acquired.cgroup.groups] if acquired.cgroup else [],
-                "source": None if found.relay is None else found.relay.source,
+                "source": None if found.relay is None else found.relay.end,
             }
             if given["how"] == "accident":
                 raise KeyError("ours")

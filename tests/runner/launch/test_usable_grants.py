@@ -228,7 +228,7 @@ def test_a_placeholder_cannot_make_an_argument_too_long(
 ) -> None:
     manifest = shell(plugin_dir, write_file, "exit 0", "${plugin_dir}" * 10000)
     said = runner_as("exec", manifest)
-    assert said.returncode == 126 and "once its folders are filled in" in said.stderr
+    assert said.returncode == 126 and "are filled in" in said.stderr
 
 
 def test_only_these_are_filled_in(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.streams.endpoints import Source, source_for
+from sandbox.streams.endpoints import StreamSource, source_for
 
 Make = Callable[[Path], tuple[int, int]]  # where to read, where to write
 
@@ -40,7 +40,7 @@ def terminal(tmp_path: Path) -> tuple[int, int]:
 
 
 @pytest.fixture(params=[pipe, fifo, connection, terminal])
-def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Source, int, int, str]]:
+def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[StreamSource, int, int, str]]:
     read, write = request.param(tmp_path)
     source = source_for(read)
     yield source, read, write, request.param.__name__
@@ -50,13 +50,13 @@ def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sourc
             os.close(fd)
 
 
-def is_ready(source: Source, seconds: float = 10.0) -> bool:
+def is_ready(source: StreamSource, seconds: float = 10.0) -> bool:
     poll = select.poll()
     poll.register(source.fd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
-def test_nothing_is_waited_for(ends: tuple[Source, int, int, str]) -> None:
+def test_nothing_is_waited_for(ends: tuple[StreamSource, int, int, str]) -> None:
     source, read, write, _ = ends
     with pytest.raises(BlockingIOError):
         source.read(10)
@@ -67,7 +67,7 @@ def test_nothing_is_waited_for(ends: tuple[Source, int, int, str]) -> None:
     assert os.get_blocking(read)  # the caller's own, and others rely on it
 
 
-def test_somebody_else_was_quicker(ends: tuple[Source, int, int, str]) -> None:
+def test_somebody_else_was_quicker(ends: tuple[StreamSource, int, int, str]) -> None:
     source, read, write, _ = ends
     os.write(write, b"hello\n")
     assert is_ready(source)
@@ -76,7 +76,7 @@ def test_somebody_else_was_quicker(ends: tuple[Source, int, int, str]) -> None:
         source.read(10)
 
 
-def test_the_end(ends: tuple[Source, int, int, str]) -> None:
+def test_the_end(ends: tuple[StreamSource, int, int, str]) -> None:
     source, _, write, kind = ends
     os.write(write, b"last\n")
     os.close(write)

@@ -89,7 +89,7 @@ def test_every_byte_and_then_the_end(piped: tuple[Fed, int]) -> None:
     fed.turn()
     assert fed.got() == b"last, without a newline"
     assert (fed.got(), fed.feed.interest(), fed.feed.passed) == (b"", {}, len(said) + 23)
-    assert not fed.feed.is_deaf and fed.forgotten == []
+    assert not fed.feed.stream_closed and fed.forgotten == []
 
 
 def test_a_plugin_that_closes_its_stdin_is_seen_without_writing(piped: tuple[Fed, int]) -> None:
@@ -98,7 +98,7 @@ def test_a_plugin_that_closes_its_stdin_is_seen_without_writing(piped: tuple[Fed
     os.close(fed.plugin)
     fed.plugin = -1
     assert fed.turn() == 1
-    assert fed.feed.is_deaf and len(fed.forgotten) == 1 and fed.feed.interest() == {}
+    assert fed.feed.stream_closed and len(fed.forgotten) == 1 and fed.feed.interest() == {}
     os.write(write, b"nobody takes this")
     assert fed.turn() == 0 and len(fed.forgotten) == 1
 

@@ -77,7 +77,7 @@ def watch(relay: Relay, process: subprocess.Popen[bytes]) -> tuple[str | None, i
 @contextlib.contextmanager
 def plugin(relay: Relay, *argv: str, **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose stderr the relay carries."""
-    process = subprocess.Popen(argv, stderr=relay.source, **popen)
+    process = subprocess.Popen(argv, stderr=relay.end, **popen)
     relay.release()
     with process:
         try:
@@ -230,7 +230,7 @@ def test_exactly_the_limit_however_it_is_cut(
     relay = Relay(write, size=size, lines=lines)
     verdict = None
     for chunk, look in zip(chunks, looks, strict=False):
-        os.write(relay.source, chunk)
+        os.write(relay.end, chunk)
         if look:
             verdict = settle(relay)
     assert relay.finish(60)
@@ -282,7 +282,7 @@ def test_peaks_are_of_the_limits_that_are_set() -> None:
     seen = []
     for size, lines in [(None, None), (10, None), (None, 10), (10, 10)]:
         relay = Relay(null, size=size, lines=lines)
-        os.write(relay.source, b"a\nb\nc")
+        os.write(relay.end, b"a\nb\nc")
         relay.finish(60)
         seen.append(relay.peaks())
     os.close(null)
@@ -323,12 +323,12 @@ def test_byte_for_byte(sink: Sink, tmp_path: Path) -> None:
 
 def test_the_plugins_end_blocks_and_neither_end_is_inherited(sink: Sink) -> None:
     relay = Relay(sink.fd, size=1, lines=None)
-    assert os.get_blocking(relay.source)
+    assert os.get_blocking(relay.end)
     read = next(iter(relay.interest()))
-    assert not os.get_inheritable(relay.source) and not os.get_inheritable(read)
+    assert not os.get_inheritable(relay.end) and not os.get_inheritable(read)
     relay.close()
     relay.close()
-    assert (relay.interest(), relay.source) == ({}, -1)
+    assert (relay.interest(), relay.end) == ({}, -1)
 
 
 def test_a_file_is_written_where_the_others_stand(tmp_path: Path) -> None:
@@ -337,10 +337,10 @@ def test_a_file_is_written_where_the_others_stand(tmp_path: Path) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT)
     relay = Relay(log, size=None, lines=100)
     os.write(log, b"one\n")
-    os.write(relay.source, b"two\n")
+    os.write(relay.end, b"two\n")
     settle(relay)
     os.write(log, b"three\n")
-    os.write(relay.source, b"four\n")
+    os.write(relay.end, b"four\n")
     assert relay.finish(60)
     os.close(log)
     assert path.read_text() == "one\ntwo\nthree\nfour\n"
@@ -364,7 +364,7 @@ def test_a_sink_that_is_not_for_writing_is_not_opened_for_it(make: MakeSink, tmp
         f"/proc/self/fd/{ends.other if make is pipe_sink else ends.fd}", os.O_RDONLY | os.O_NOCTTY
     )
     relay = Relay(given, size=100, lines=None)
-    os.write(relay.source, b"hello")
+    os.write(relay.end, b"hello")
     assert relay.finish(60)
     assert (relay.bytes, relay.passed, relay.dropped) == (5, 0, 5)
     assert not select.select([ends.other], [], [], 0)[0]
@@ -379,7 +379,7 @@ def test_a_new_terminal_is_not_made_by_writing_to_a_master() -> None:
     before = set(os.listdir("/dev/pts"))
     relay = Relay(master, size=100, lines=None)
     assert set(os.listdir("/dev/pts")) == before
-    os.write(relay.source, b"typed")
+    os.write(relay.end, b"typed")
     assert relay.finish(60)
     assert read_exactly(slave, 5) == b"typed"
     os.close(master)
@@ -391,12 +391,12 @@ def test_a_new_terminal_is_not_made_by_writing_to_a_master() -> None:
 
 def test_a_sink_that_nobody_reads_stops_the_plugin_and_loses_nothing(sink: Sink) -> None:
     relay = Relay(sink.fd, size=1 << 30, lines=None)
-    os.set_blocking(relay.source, False)  # so that the test sees what would block a plugin
+    os.set_blocking(relay.end, False)  # so that the test sees what would block a plugin
     data = os.urandom(1 << 20)
     written = 0
     while True:
         try:
-            written += os.write(relay.source, data[written : written + 4096])
+            written += os.write(relay.end, data[written : written + 4096])
         except BlockingIOError:
             before = relay.bytes
             settle(relay)
@@ -415,7 +415,7 @@ def test_small_writes_fill_a_pipe_as_densely_as_ever(sink: Sink) -> None:
     """A caller may wait for the end first and read then: what fitted into its pipe must still fit."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
     for _ in range(1000):
-        os.write(relay.source, b"a log line\n")
+        os.write(relay.end, b"a log line\n")
         settle(relay)
     assert relay.passed == 11_000
     assert relay.finish(0)
@@ -427,7 +427,7 @@ def test_a_terminal_that_has_room_for_a_part_takes_a_part(sink: Sink) -> None:
     """It says that it is ready when it has room for one character; a write of more would wait."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
     data = os.urandom(BUFFER)
-    os.write(relay.source, data)
+    os.write(relay.end, data)
     settle(relay)
     assert 0 < relay.passed < len(data)
     reader = Reader(sink.other)
@@ -457,7 +457,7 @@ def test_a_sink_that_somebody_else_filled_after_the_poll(sink: Sink) -> None:
     relay = Relay(sink.fd, size=100, lines=None)
     (read,) = (fd for fd, events in relay.interest().items() if events == select.POLLIN)
     filling = fill(sink.fd)
-    os.write(relay.source, b"late")
+    os.write(relay.end, b"late")
     relay.look({read: select.POLLIN}, 0.0)
     ((fd, events),) = ((fd, events) for fd, events in relay.interest().items() if fd != read)
     assert events == select.POLLOUT
@@ -514,7 +514,7 @@ def test_finish_gives_up_on_a_reader_that_is_stuck(sink: Sink, stuck: bool) -> N
     if stuck:
         fill(sink.fd)
     relay = Relay(sink.fd, size=1 << 20, lines=None)
-    os.write(relay.source, b"unread")
+    os.write(relay.end, b"unread")
     assert relay.finish(0.05 if stuck else 60) is not stuck
     assert (relay.bytes, relay.passed, relay.dropped) == ((6, 0, 6) if stuck else (6, 6, 0))
 
@@ -522,10 +522,10 @@ def test_finish_gives_up_on_a_reader_that_is_stuck(sink: Sink, stuck: bool) -> N
 @pytest.mark.parametrize("sink", [socket_sink], indirect=True)
 def test_finish_gives_up_on_a_socket_too(sink: Sink) -> None:
     relay = Relay(sink.fd, size=1 << 30, lines=None)
-    os.set_blocking(relay.source, False)
+    os.set_blocking(relay.end, False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            os.write(relay.source, b"x" * 4096)
+            os.write(relay.end, b"x" * 4096)
             settle(relay)
     assert relay.finish(0.05) is False
     assert 0 < relay.passed < relay.bytes == relay.passed + relay.dropped
@@ -595,13 +595,13 @@ def test_a_reader_that_goes_in_the_middle(sink: Sink) -> None:
 def test_a_named_pipe_may_find_another_reader(tmp_path: Path) -> None:
     ends = fifo_sink(tmp_path)
     relay = Relay(ends.fd, size=100, lines=None)
-    os.write(relay.source, b"one")
+    os.write(relay.end, b"one")
     settle(relay)
     assert os.read(ends.other, 100) == b"one"
     os.close(ends.other)
     settle(relay)
     again = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-    os.write(relay.source, b"two")
+    os.write(relay.end, b"two")
     assert relay.finish(60)
     assert os.read(again, 100) == b"two"
     os.close(ends.fd)
@@ -624,12 +624,12 @@ def relay_to_foreign(fd: int) -> list[Any]:
     except PermissionError:
         pass
     relay = Relay(fd, size=1 << 30, lines=None)
-    os.set_blocking(relay.source, False)
+    os.set_blocking(relay.end, False)
     data = bytes(range(256)) * 1200
     written = 0
     while True:
         try:
-            written += os.write(relay.source, data[written : written + 4096])
+            written += os.write(relay.end, data[written : written + 4096])
         except BlockingIOError:
             before = relay.bytes
             # All of it, always: ready when it was polled, and full since.
@@ -671,7 +671,7 @@ def lose_foreign(fd: int) -> list[Any]:
     from sandbox.streams.relay import Relay
 
     relay = Relay(fd, size=100, lines=None)
-    os.write(relay.source, b"hello")
+    os.write(relay.end, b"hello")
     before = list(relay.interest())
     relay.look({before[0]: select.POLLIN}, 0.0)
     print(relay.passed, flush=True)  # noqa: T201
@@ -681,7 +681,7 @@ def lose_foreign(fd: int) -> list[Any]:
         poll.register(each, events)
     relay.look(dict(poll.poll(30000)), time.monotonic())
     try:
-        os.write(relay.source, b"more")
+        os.write(relay.end, b"more")
     except BrokenPipeError:
         return ["broken"]
     return ["not broken"]
@@ -723,7 +723,7 @@ def relay_after_su(fd: int) -> list[Any]:
     relay = Relay(fd, size=100, lines=None)
     (read,) = relay.interest()
     termios.tcflow(fd, termios.TCOOFF)
-    os.write(relay.source, b"hello")
+    os.write(relay.end, b"hello")
     relay.look({read: select.POLLIN}, 0.0)
     (sink,) = (each for each, events in relay.interest().items() if events == select.POLLOUT)
     relay.look({sink: select.POLLOUT}, 0.0)
@@ -853,8 +853,8 @@ def test_a_gibibyte_that_is_granted_passes_without_growing_us() -> None:
 def test_one_look_does_a_bounded_amount_of_work() -> None:
     null = os.open("/dev/null", os.O_WRONLY)
     relay = Relay(null, size=1 << 20, lines=None)
-    fcntl.fcntl(relay.source, fcntl.F_SETPIPE_SZ, 1 << 20)  # which a plugin may do
-    os.write(relay.source, b"\n" * (1 << 20))
+    fcntl.fcntl(relay.end, fcntl.F_SETPIPE_SZ, 1 << 20)  # which a plugin may do
+    os.write(relay.end, b"\n" * (1 << 20))
     turn(relay)
     assert relay.bytes == relay.passed == BUFFER
     assert relay.finish(60)
@@ -865,16 +865,16 @@ def test_one_look_does_a_bounded_amount_of_work() -> None:
 def test_packets_are_read_whole(sink: Sink) -> None:
     """A plugin can put its end into packet mode, where a read that is too short loses the rest."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
-    fcntl.fcntl(relay.source, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
+    fcntl.fcntl(relay.end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
     packets = [bytes([n]) * 4001 for n in range(64)]
     sent = []
     for packet in packets:
         try:
-            os.write(relay.source, packet)
+            os.write(relay.end, packet)
         except BlockingIOError:
             settle(relay)
             try:
-                os.write(relay.source, packet)
+                os.write(relay.end, packet)
             except BlockingIOError:
                 break
         sent.append(packet)
@@ -892,7 +892,7 @@ def tail_of(parts: Sequence[bytes], size: int | None = None) -> str:
     null = os.open("/dev/null", os.O_WRONLY)
     relay = Relay(null, size=size, lines=None)
     for part in parts:
-        os.write(relay.source, part)
+        os.write(relay.end, part)
         settle(relay)
     relay.finish(60)
     os.close(null)

@@ -1,0 +1,212 @@
+"""One direction of a stream through the runner: read once, pass on what the sink takes, never wait.
+
+Relay, Feed and the two directions of an inspection are pumps. They differ in what they do with the bytes on
+the way, and in what they do when one end closes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import time
+from collections.abc import Collection, Mapping
+
+from sandbox.limits.meter import Meter
+from sandbox.streams.endpoints import Sink, sink_for
+
+# The most that is read at once, and the most a relay holds.
+BUFFER = 64 << 10
+# A sink that reports itself ready and then takes nothing is left alone for this long.
+_PAUSE_SECONDS = 0.05
+
+
+class Pump(Meter):
+    """From the descriptor `_read` to `sink`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.bytes = 0  # read
+        self.passed = 0  # bytes that the sink has taken
+        self._buffer = bytearray()
+        self._sink = sink
+        self._read = -1  # to poll for input; -1 when closed
+
+    # --- what each pump decides itself ---
+
+    def _may_read(self) -> bool:
+        raise NotImplementedError
+
+    def _take(self, now: float) -> bool:
+        """Read once, and put into the buffer what may pass. False if there was nothing to read."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """The sink's reader has closed its end: nothing can be passed on any more."""
+        raise NotImplementedError
+
+    def _wants_room(self) -> bool:
+        """Whether to poll the sink for room."""
+        return bool(self._buffer)
+
+    def _note_passed(self, count: int) -> None:
+        """So many bytes at the start of the buffer have been passed on."""
+
+    def _flush(self) -> None:
+        """Everything was read: put a last unfinished piece into the buffer, if there is one."""
+
+    # --- while the plugin runs ---
+
+    def interest(self) -> Mapping[int, int]:
+        wanted: dict[int, int] = {}
+        if self._read >= 0:
+            if self._may_read():
+                wanted[self._read] = select.POLLIN
+            if self._sink.final:
+                wanted[self._sink.fd] = 0  # poll reports errors and hang-ups without being asked
+        if self._wants_room() and self.due == math.inf:
+            wanted[self._sink.fd] = select.POLLOUT
+        return wanted
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        self.notice(ready)
+        events = ready.get(self._sink.fd, 0)
+        if now >= self.due:
+            self.due = math.inf
+        first = not self._buffer
+        if self._read in ready and self._may_read():
+            self._take(now)
+        if self._buffer and (first or events) and not self._pass_on() and events:
+            self.due = now + _PAUSE_SECONDS
+        return None
+
+    def notice(self, ready: Mapping[int, int]) -> None:
+        """Notice that nobody reads the sink any more."""
+        if self._sink.final and ready.get(self._sink.fd, 0) & (select.POLLERR | select.POLLHUP):
+            self._abandon()
+
+    def _pass_on(self) -> bool:
+        """Write what the sink takes now. False if it takes nothing."""
+        start, piece = 0, self._sink.piece
+        for _ in range(BUFFER // piece):  # the loop has other descriptors to look after
+            if start == len(self._buffer):
+                break
+            try:
+                start += self._sink.write(bytes(self._buffer[start : start + piece]))
+            except BlockingIOError:
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                self._drop_passed(start)
+                self._abandon()
+                return True
+            except OSError:
+                # A full disk, or a terminal that hung up. The plugin would have got this error and most
+                # likely ignored it. We cannot hand it over, and breaking the plugin's pipe would kill it.
+                self._drop_passed(start)
+                self._buffer.clear()
+                return True
+        self._drop_passed(start)
+        return start > 0
+
+    def _drop_passed(self, count: int) -> None:
+        self.passed += count
+        self._note_passed(count)
+        del self._buffer[:count]
+
+    # --- when it has ended ---
+
+    def drain(self, seconds: float, stop: Collection[int] = ()) -> bool:
+        """Pass on what is still on its way. False if the sink took nothing for `seconds`, or one of `stop`
+        became readable before everything was passed on.
+
+        The pipe is read until it is empty, and not until it ends: the plugin may have passed its own end to
+        another process. And no more is read than a pipe holds: that process may still write.
+        """
+        until = time.monotonic() + seconds
+        most = self.bytes + (fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ) if self._read >= 0 else 0)
+        while True:
+            more = self.bytes < most and self._may_read() and self._take(time.monotonic())
+            if not more and not self._buffer:
+                self._flush()
+            if not self._buffer:
+                if more:
+                    continue
+                return True
+            passed = self._pass_on()
+            now = time.monotonic()
+            if passed:
+                until = now + seconds
+            elif now >= until or self._waits_for_sink(until - now, stop):
+                return False
+
+    def _waits_for_sink(self, seconds: float, stop: Collection[int]) -> bool:
+        """Wait until the sink has room. True if one of `stop` became readable."""
+        poll = select.poll()
+        poll.register(self._sink.fd, select.POLLOUT)
+        for fd in stop:
+            poll.register(fd, select.POLLIN)
+        ready = poll.poll(None if seconds == math.inf else seconds * 1000 + 1)
+        return any(fd in stop for fd, _ in ready)
+
+
+class PipePump(Pump):
+    """From a pipe that the plugin writes to. `end` is for the plugin; `release` it when the plugin has it."""
+
+    def __init__(self, sink: int) -> None:
+        super().__init__(sink_for(sink))
+        self.lines = 0  # newlines that were read
+        try:
+            self._read, self.end = os.pipe2(os.O_CLOEXEC)  # -1 when closed
+        except OSError:
+            self._sink.close()
+            raise
+        os.set_blocking(self._read, False)  # of this end alone: each end has its own file description
+
+    def _accept(self, data: bytes) -> None:
+        """Put into the buffer what may pass of `data`."""
+        raise NotImplementedError
+
+    def _see_closed(self) -> None:
+        """The plugin, and whoever had its end, closed the pipe."""
+
+    def _take(self, now: float) -> bool:
+        try:
+            data = os.read(self._read, self._room())
+        except BlockingIOError:
+            return False
+        if not data:
+            self._see_closed()
+            self._close_read()
+            return False
+        self._accept(data)
+        self.bytes += len(data)
+        self.lines += data.count(b"\n")
+        return True
+
+    def _room(self) -> int:
+        """How much may be read at once."""
+        return BUFFER
+
+    def release(self) -> None:
+        """Close our copy of the plugin's end. While we hold it, the pipe does not end."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+
+    def close(self) -> None:
+        """At once. What is on its way is lost."""
+        self.release()
+        self._abandon()
+        self._sink.close()
+
+    def _abandon(self) -> None:
+        """Break the plugin's pipe: its next write fails, and brings it SIGPIPE, as if it wrote there
+        itself."""
+        self._buffer.clear()
+        self.due = math.inf
+        self._close_read()
+
+    def _close_read(self) -> None:
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1
