@@ -78,7 +78,8 @@ MAY_IMPORT: Mapping[str, Use] = {
 # The public face of a package: it names what is above it, for type checkers only, and imports it when asked.
 FACES = ("runner",)
 
-# Runs between fork and exec, alone in its process: the standard library, and of ours only each other.
+# Runs between fork and exec, alone in its process: the standard library, and of ours only each other and the
+# named tuples of sandbox/value.py, which import nothing of ours.
 STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner", "sandbox.spawn.init", "sandbox.spawn.order")
 
 
@@ -111,7 +112,9 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     source, top = imported.module, imported.target.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith("sandbox.spawn."):
+    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith(
+        ("sandbox.spawn.", "sandbox.value.")
+    ):
         return f"{source} imports {imported.target}: it may use the standard library only"
     if top not in PACKAGES:
         return _third_party_fault(imported, top)

@@ -22,9 +22,10 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, SpawnOrder, folder_path
+from sandbox.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_INTO_CGROUP = 0x200000000

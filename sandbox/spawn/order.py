@@ -1,14 +1,15 @@
 """What the spawner is told, and what it tells: values only.
 
-Like all of this package it imports nothing but the standard library: parts of it run between a clone and an
-exec.
+Like all of this package it imports nothing but the standard library and sandbox/value.py: parts of it run
+between a clone and an exec.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from typing import NamedTuple
+
+from sandbox.value import NamedTuple
 
 # Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but
 # not its inodes. The mounts exist only in the mount namespace of the cell's init, where nothing reads /sys.
