@@ -49,7 +49,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     errors, saved = os.pipe(), [os.dup(fd) for fd in (0, 1, 2)]  # `runner exec` gives 0 and 1 away
     os.set_blocking(errors[0], False)
     bounds: list[Any] = []
-    real: Any = getattr(start, "launched")  # noqa: B009 -- imported there, not exported
+    real: Any = getattr(start, "launch")  # noqa: B009 -- imported there, not exported
 
     @contextmanager
     def nowhere(self: Cgroup) -> Iterator[CgroupDoors]:
@@ -63,7 +63,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         bounds.append(words[3])
         return real(*words)
 
-    setattr(start, "launched", noted)  # noqa: B010
+    setattr(start, "launch", noted)  # noqa: B010
     invocation = Invocation(
         given["folder"],
         policy=given["policy"],
