@@ -279,4 +279,4 @@ def test_without_a_cage_limits_that_are_walls_are_gone(
     policy = write_file(plugin / "policy.toml", 'version = 1\nunsandboxed = "allow"\n')
     runner_as_user.give(policy)
     rows = limits(runner_as_user("explain", "--policy", policy, plugin).stdout)
-    assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: there is no cage"]
+    assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: the plugin runs without a cage"]

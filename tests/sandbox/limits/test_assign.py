@@ -293,7 +293,7 @@ def test_nobody_is_given_more_than_the_runner_has(
 def test_without_a_cage() -> None:
     found = assign(granted(unsandboxed=True), policy(), V1)
     assert {each.name: each.detail for each in found.all if each.degraded} == dict.fromkeys(
-        ("tmp", "shm", "disk"), "there is no cage"
+        ("tmp", "shm", "disk"), "the plugin runs without a cage"
     )
     assert all(one(found, name).effective is None for name in ("tmp", "shm", "disk"))
     assert one(found, "memory").enforced_by == "cgroup v1"  # a group needs no cage

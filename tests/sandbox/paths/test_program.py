@@ -814,7 +814,7 @@ def test_a_shim_of_a_version_manager_is_passed_over(
         write_file(shim, script, 0o755)
     program = found("python3", path=f"{shim.parent}:{SYSTEM_PATH}")
     assert program.argv == ("/usr/bin/python3",)
-    reason = f"it is a shim of {manager}, whose files are not in the cage"
+    reason = f"it is a shim of {manager}, and {manager}'s files are not in the cage"
     assert program.notes == (f"{shim} is passed over ({reason}); /usr/bin/python3 is used instead",)
     # Where there is no other, and where somebody names it.
     for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
