@@ -88,7 +88,7 @@ def interpreters(environ: Mapping[str, str]) -> list[Finding]:
                 Finding(
                     f"interpreter_{name}",
                     "degraded",
-                    f"{found} is a shim of {manager}, and {manager}'s files are not in the cage: "
+                    f"{found} is a shim of {manager}, whose files are not in the cage: "
                     f"no plugin can use it{instead}",
                     remedy=shims.remedy(name, manager),
                     cause="shim",

@@ -124,7 +124,7 @@ def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) ->
             detail=_NO_DISK,
         )
     if site is not None:
-        detail = "reads, and writes that bypass the page cache" if name == "io" and site.version == 1 else ""
+        detail = "reads and synchronous writes only" if name == "io" and site.version == 1 else ""
         return limit._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
     reason = survey.lack(name).reason
     if name == "memory":

@@ -177,7 +177,7 @@ def resolve(
             )
         if manager := shims.manager_of(path):
             raise ProgramFault(
-                f"{path} is a shim of {manager}, and {manager}'s files are not in the cage",
+                f"{path} is a shim of {manager}, whose files are not in the cage",
                 shims.remedy(os.path.basename(path), manager),
                 found=True,
             )
@@ -223,7 +223,7 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
             continue
         reason = search.sight.denied(os.path.realpath(path))
         if reason is None and (manager := shims.manager_of(path)):
-            reason = f"it is a shim of {manager}, and {manager}'s files are not in the cage"
+            reason = f"it is a shim of {manager}, whose files are not in the cage"
             hint = shims.remedy(command, manager)
         if reason is None:
             if refused:

@@ -254,7 +254,9 @@ def test_what_holds_each_limit_is_what_a_launch_reports(
         ] or (not limit["degraded"] and not limit["detail"])
     if weak:
         assert told["degraded"] == ["memory", "pids", "cpu"]
-        assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith("DEGRADED: each process")
+        assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith(
+            "DEGRADED: for each process"
+        )
         assert rows["cpu"][2] == "nothing"
 
 

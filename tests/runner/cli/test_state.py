@@ -205,7 +205,10 @@ def test_a_range_full_of_states(plugins: Plugins, narrow: Path) -> None:
     places = set(os.listdir("/var/lib/runner/plugins"))
     done = plugins.exec(three, *policy)
     assert done.returncode == 125
-    assert "for plugins with state are reserved; remove states (runner state list" in done.stderr
+    assert (
+        "for plugins with state are reserved; remove states that nobody needs (runner state list"
+        in done.stderr
+    )
     assert {name for name in set(os.listdir("/var/lib/runner/plugins")) - places if "kept." in name} == set()
     chosen = plugins.folder / "not/made"
     assert plugins.exec(three, *policy, "--state-dir", chosen).returncode == 125

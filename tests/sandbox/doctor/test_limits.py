@@ -140,7 +140,7 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
     assert told(limits.limits(REQUIRED))["io_limit"].status == "ok"  # the control
     monkeypatch.setattr(limits, "whole_disks", lambda devices: ())
     found = told(limits.limits(REQUIRED))["io_limit"]
-    assert (found.status, "no disk of their own" in found.summary) == ("missing", True)
+    assert (found.status, "not on a disk that" in found.summary) == ("missing", True)
 
 
 # --- what goes wrong ---
