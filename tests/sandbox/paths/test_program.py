@@ -822,7 +822,7 @@ def test_a_shim_of_a_version_manager_is_passed_over(
     for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
         assert f"a shim of {manager}, whose files are not in the cage" in str(refused)
         assert refused.hint == (
-            f"name the program itself in the manifest: '{manager} which python3' tells where it is"
+            f"write the program's own path in the manifest; '{manager} which python3' prints it"
         )
 
 
