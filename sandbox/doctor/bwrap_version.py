@@ -21,7 +21,7 @@ _FLAWS = (
         (0,),
         (0, 12),
         "follows links in mount destinations onto the host",
-        "no destination of ours lies below a folder a plugin can write",
+        "the runner never mounts below a folder that a plugin can write",
     ),
     Flaw(
         "CVE-2026-41163",

@@ -24,13 +24,14 @@ _INTERPRETERS = ("python3", "node")
 def core_dumps() -> Finding:
     pattern = sysctl("kernel.core_pattern") or ""
     if not pattern.startswith("|"):
-        return Finding("core_dumps", "ok", "a crash starts no program of the host")
+        return Finding("core_dumps", "ok", "a crashing plugin starts no program of the host")
     return Finding(
         "core_dumps",
         "degraded",
         f"a crashing plugin starts a program of the host as root: {pattern[1:].split()[0]}",
-        "core_pattern is a pipe, which RLIMIT_CORE=0 does not stop",
-        "as root: sysctl -w kernel.core_pattern=core, unless that program is trusted with hostile core dumps",
+        "kernel.core_pattern is a pipe, and RLIMIT_CORE=0 does not stop pipes",
+        "as root: sysctl -w kernel.core_pattern=core; leave it only if that program can be trusted with "
+        "hostile core dumps",
     )
 
 
@@ -39,10 +40,12 @@ def protected_links() -> list[Finding]:
         _protection(
             "hard_links",
             "fs.protected_hardlinks",
-            "anyone can make a second name for a file that is not theirs",
+            "any user can hard-link a file that belongs to somebody else",
         ),
         _protection(
-            "symlinks", "fs.protected_symlinks", "links of others are followed in shared folders such as /tmp"
+            "symlinks",
+            "fs.protected_symlinks",
+            "symbolic links of other users are followed in shared folders such as /tmp",
         ),
     ]
 
@@ -57,7 +60,8 @@ def _protection(layer: str, name: str, danger: str) -> Finding:
         layer,
         "degraded",
         f"{name} = 0: {danger}",
-        "the cage does not depend on it: paths are opened link by link and judged by what they are",
+        "the cage does not depend on it: it opens paths component by component and judges the files it "
+        "opened",
         sysctl_remedy(name, "1"),
     )
 
@@ -120,14 +124,16 @@ def remembered() -> Finding:
     """What a launch saves by what the last one worked out: more than half of its time."""
     place = cache.directory()
     if place is None:
-        return Finding("cache", "info", "none: RUNNER_CACHE=off, or nobody knows this user's home")
+        return Finding(
+            "cache", "info", "no cache: RUNNER_CACHE=off is set, or this user has no home directory"
+        )
     if why := cache.unusable(place):
         return Finding(
             "cache",
             "degraded",
             f"{place} is not used: {why}",
-            "manifest and policy are read anew at each launch, which takes two to three times as long",
-            f"make a directory writable for this user: {_CACHE_PLACES}",
+            "every launch reads manifest and policy again, and takes two to three times as long",
+            f"make one of these directories writable for this user: {_CACHE_PLACES}",
         )
     return Finding("cache", "ok", place)
 
@@ -135,13 +141,13 @@ def remembered() -> Finding:
 def surroundings(around: Surroundings) -> Finding:
     seen = [f"looks like a {around.container} container" if around.container else "no sign of a container"]
     if around.seccomp == _SECCOMP_MODE_FILTER:
-        seen.append("a seccomp filter stands around this process")
+        seen.append("this process runs under a seccomp filter")
     if around.no_new_privileges:
         seen.append("no_new_privs is set")
     if around.label:
         seen.append(f"AppArmor label {around.label}")
     if around.masked_proc:
-        seen.append(f"{len(around.masked_proc)} mounts over parts of /proc")
+        seen.append(f"{len(around.masked_proc)} parts of /proc are masked")
     return Finding("surroundings", "info", "; ".join(seen))
 
 
@@ -159,12 +165,18 @@ def landlock() -> Finding:
 
 def switches() -> list[Finding]:
     told_by = {
-        "ptrace_scope": ("kernel.yama.ptrace_scope", "plugins cannot trace: the filter refuses ptrace"),
+        "ptrace_scope": (
+            "kernel.yama.ptrace_scope",
+            "plugins cannot trace processes: their seccomp filter refuses ptrace",
+        ),
         "terminal_injection": (
             "dev.tty.legacy_tiocsti",
-            "plugins cannot inject: own session, and the filter refuses TIOCSTI",
+            (
+                "plugins cannot type into a terminal: they have a session of their own, and their seccomp "
+                "filter refuses TIOCSTI"
+            ),
         ),
-        "memfd_exec": ("vm.memfd_noexec", "running code from memory is no escape"),
+        "memfd_exec": ("vm.memfd_noexec", "a plugin that runs code from memory is still in its cage"),
     }
     return [
         Finding(

@@ -23,8 +23,8 @@ def uid_range(uid: int, first: int, last: int) -> list[Finding]:
                 "uid_range",
                 "degraded",
                 f"uids {first}-{last} for plugins contain accounts of this machine: {', '.join(taken)}",
-                "plugins do not get these uids",
-                "choose a range without accounts: [user] uids in the policy",
+                "no plugin is given one of these uids",
+                "choose a range without accounts with [user] uids in the policy",
             )
         ]
     if shared := subordinate_within(first, last):
@@ -34,8 +34,9 @@ def uid_range(uid: int, first: int, last: int) -> list[Finding]:
                 "degraded",
                 f"uids {first}-{last} for plugins are also given to containers of {', '.join(shared)} "
                 "(/etc/subuid)",
-                "who owns such a range can become each of its uids",
-                "remove [user] uids from the policy, or name a range there that nobody has",
+                "the owner of such a range can become any uid in it",
+                "remove [user] uids from the policy to use the default range, or choose a range that "
+                "nobody else has",
             )
         ]
     if first <= DYNAMIC_USER_RANGE[1] and last >= DYNAMIC_USER_RANGE[0] and _may_meet_services():
@@ -43,12 +44,14 @@ def uid_range(uid: int, first: int, last: int) -> list[Finding]:
             Finding(
                 "uid_range",
                 "degraded",
-                f"uids {first}-{last} for plugins are also those of systemd's services with DynamicUser=",
-                "a launch passes over a uid that a service has; a service started later may get a plugin's",
-                "remove [user] uids from the policy; in a container, map 2147483648 ids",
+                f"uids {first}-{last} for plugins are also used by systemd for services with DynamicUser=",
+                "a launch skips a uid that a service has, but a service that starts later may get the "
+                "uid of a plugin",
+                "remove [user] uids from the policy to use the default range; in a container, map "
+                "2147483648 ids",
             )
         ]
-    return [Finding("uid_range", "ok", f"uids {first}-{last} for plugins are nobody else's")]
+    return [Finding("uid_range", "ok", f"uids {first}-{last} are used by plugins only")]
 
 
 def _may_meet_services() -> bool:
@@ -61,19 +64,19 @@ def uid_pool(uid: int, first: int, last: int) -> list[Finding]:
         return []
     full = occupancy(first, last)
     summary = (
-        f"{full.reserved} of {full.for_states} uids are reserved for plugins with state, "
-        f"{full.running} of {full.for_others} for others are in use"
+        f"{full.reserved} of {full.for_states} uids for plugins with state are reserved, "
+        f"{full.running} of {full.for_others} uids for plugins without state are in use"
     )
     if full.elsewhere:
-        summary += f"; {full.elsewhere} states have uids of another range"
+        summary += f"; {full.elsewhere} states have uids outside of this range"
     if full.reserved >= full.for_states * _NEARLY_FULL:
         return [
             Finding(
                 "uid_pool",
                 "degraded",
                 summary,
-                "a plugin that has no uid yet and asks for state is not started when none is left",
-                "remove states of plugins that are gone (runner state list, runner state remove), "
+                "when none is left, a plugin that asks for state for the first time is not started",
+                "remove states that nobody needs (runner state remove --orphaned, runner state remove NAME), "
                 "or widen [user] uids in the policy",
                 "reservations",
             )
@@ -85,8 +88,9 @@ def uid_pool(uid: int, first: int, last: int) -> list[Finding]:
     ]
     running = sum(map(is_leased, old))
     detail = (
-        f"{len(old)} states of an earlier version ({running} running) have uids that systemd may give to a "
-        "service (DynamicUser=); such a plugin is not started while a service has its uid"
+        f"{len(old)} states of an earlier version ({running} running) have uids that systemd may also "
+        "give to a "
+        "service (DynamicUser=); such a plugin cannot start while a service has its uid"
         if old
         else ""
     )

@@ -12,7 +12,7 @@ from sandbox.plan.bwrap import LAUNCHER
 from sandbox.spawn import launcher
 
 _REMEDY = (
-    "let bubblewrap execute files without a name: an allowlist of programs (fapolicyd, IMA, a profile of "
+    "let bubblewrap execute a memfd: an allowlist of programs (fapolicyd, IMA, a profile of "
     "SELinux or AppArmor) refuses them; the kernel log (journalctl -k) names the denial"
 )
 
@@ -25,11 +25,15 @@ def launching(bwrap: str, uid: int | None) -> Finding:
     said = os.memfd_create("said")
     try:
         file = launcher.executable()
-        path, detail, own = launcher.PATH.format(file), "a program without a name", file
+        path, detail, own = launcher.PATH.format(file), "executed from memory", file
     except PermissionError:
         file = os.memfd_create("launcher")
         options += ["--perms", "0555", "--file", str(file), LAUNCHER]
-        path, detail, own = LAUNCHER, "a program with a name: vm.memfd_noexec lets no other be executed", -1
+        path, detail, own = (
+            LAUNCHER,
+            "executed from a file in the cage, because vm.memfd_noexec forbids executing memory",
+            -1,
+        )
     try:
         write_all(file, launcher.image(streams, own, said))
         os.lseek(file, 0, os.SEEK_SET)
@@ -40,12 +44,17 @@ def launching(bwrap: str, uid: int | None) -> Finding:
         for fd in (null, *streams, said, file):
             os.close(fd)
     if run.worked and verdict.executed:
-        return Finding("launcher", "ok", "what puts a plugin's streams in place runs in a cage", detail)
+        return Finding(
+            "launcher",
+            "ok",
+            "the launcher, which connects a plugin's standard streams, runs in a cage",
+            detail,
+        )
     why = f"it could not execute a shell: {os.strerror(verdict.errno)}" if verdict.errno else told(run)
     return Finding(
         "launcher",
         "missing",
-        f"what puts a plugin's streams in place does not run in a cage: {why}",
+        f"the launcher, which connects a plugin's standard streams, does not run in a cage: {why}",
         detail,
         _REMEDY,
         "launcher",

@@ -39,13 +39,14 @@ LAYERS = frozenset((*(f"{name}_limit" for name in TRIED), "limits"))
 
 _GRANT = Grant("", False, (), Network(), (), "default", _LIMITS, (), ())
 _MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED))
-_NO_MEMBERS = "a process may not be moved"
+_NO_MEMBERS = "no process can be moved into"
 _SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 # By version of cgroups. What a container's root can write in v1 reaches beyond the container.
 _AS_A_WHOLE = "and limit the container as a whole: docker run --memory … --pids-limit …"
 _SWAP = Lack(
-    "swap is on and this kernel does not count it by group: who has no memory left would be given disk",
+    "swap is on and this kernel does not count it per cgroup: a plugin at its memory limit would go on "
+    "into swap",
     "swapoff -a, or start the kernel with swapaccount=1",
 )
 
@@ -95,7 +96,10 @@ def put_to_the_test(mounts: Mounts) -> Trial:
     for directory, controllers, message in _faults(outcome):
         gone = next((site.controllers for site in found.sites if site.directory == directory), frozenset())
         gone = gone if controllers is None else controllers
-        lack = Lack(f"cgroup {message}", "see what else makes or removes groups there, and try again")
+        lack = Lack(
+            message if message.startswith(_NO_MEMBERS) else f"cgroup {message}",
+            "find out what else makes or removes cgroups there, and run runner doctor again",
+        )
         if any(name in message for name in _SWAP_FILES):
             lack = _SWAP
             causes["memory"] = "swap"
@@ -122,7 +126,7 @@ def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
                 note("freezes", int(cgroup.can_freeze))
             return
         except CgroupFault as fault:
-            whole = str(fault).startswith((f"{fault.site.directory}: ", f"{_NO_MEMBERS}: "))
+            whole = str(fault).startswith((f"{fault.site.directory}: ", f"{_NO_MEMBERS} "))
             names = "*" if whole else ",".join(sorted(fault.controllers))
             note(f"fault {number}", f"{fault.site.directory}\n{names}\n{fault}")
             lack = Lack(str(fault), "")
@@ -146,7 +150,7 @@ def _join(cgroup: Cgroup) -> None:
             code = os.waitstatus_to_exitcode(os.waitpid(member, 0)[1])
             if code:
                 number = code if code > 0 else errno.EIO
-                raise CgroupFault(group.site, group.site.controllers, f"{_NO_MEMBERS}: {group.path}", number)
+                raise CgroupFault(group.site, group.site.controllers, f"{_NO_MEMBERS} {group.path}", number)
 
 
 def _faults(outcome: TrialOutcome) -> Iterator[tuple[str, frozenset[str] | None, str]]:
@@ -184,8 +188,10 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
     if not limit.degraded:
         summary = f"held by {limit.enforced_by}" + (f": {limit.detail}" if limit.detail else "")
         if name in trial.later:
-            summary += ", once a launch has handed the controller down"
-            return Finding(layer, "ok", summary, "not tried: it would change a group that others may use")
+            summary += ", after a launch has enabled the controller for its group"
+            return Finding(
+                layer, "ok", summary, "not tried, because that would change a cgroup that others may use"
+            )
         return Finding(layer, "ok", summary)
     required = rule.required(trial.survey.delegated)
     status: Status = "info" if rule.default is None else "missing" if required else "degraded"
@@ -200,14 +206,14 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
     remedies = [lack.remedy]
     if required:
         remedies.append(
-            f'or say mode = "prefer" under [limits.{name}] in a policy, to make do with {instead},'
+            f'or say mode = "prefer" under [limits.{name}] in a policy, which then has only {instead};'
         )
-        remedies.append(_AS_A_WHOLE if cause == "read_only" else "which every report will say")
+        remedies.append(_AS_A_WHOLE if cause == "read_only" else "every report then says so")
     return Finding(
         layer,
         status,
         f"cannot be held in full: {lack.reason}",
-        f"a plugin that has this limit {'is not started' if required else f'makes do with {instead}'}",
+        f"a plugin that has this limit {'is not started' if required else f'has only {instead}'}",
         "\n".join(filter(None, remedies)),
         cause,
     )
@@ -215,29 +221,31 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
 
 def _swap(memory: Finding) -> Finding:
     if not has_swap():
-        return Finding("swap", "info", "there is none")
+        return Finding("swap", "info", "this machine has no swap")
     if memory.status == "ok":
-        return Finding("swap", "ok", "on; who has a memory limit gets none of it")
-    return Finding("swap", "info", "on; a plugin can be pushed out to it", "see the memory limit")
+        return Finding("swap", "ok", "on; a plugin with a memory limit gets no swap")
+    return Finding("swap", "info", "on; a plugin's memory can be swapped out", "see the memory limit")
 
 
 def _killing(trial: Trial) -> Finding:
     if trial.kills:
-        return Finding("cgroup_kill", "ok", "all processes of a plugin can be killed at once")
+        return Finding("cgroup_kill", "ok", "the kernel can kill all processes of a plugin at once")
     return Finding(
         "cgroup_kill",
         "info",
-        "no group with cgroup.kill (cgroup v2, Linux 5.14): the end of its pid namespace kills a plugin",
+        "no cgroup.kill here (it needs cgroup v2 and Linux 5.14): a plugin is killed by ending its pid "
+        "namespace",
     )
 
 
 def _freezing(trial: Trial, disk: LimitRule) -> Finding:
     if trial.freezes:
-        return Finding("cgroup_freeze", "ok", "a plugin can be held still while its folders are measured")
+        return Finding("cgroup_freeze", "ok", "a plugin can be frozen while its folders are measured")
     return Finding(
         "cgroup_freeze",
         "info" if disk.default is None else "degraded",
-        "no group with cgroup.freeze (cgroup v2): SIGSTOP holds a plugin still while folders are measured",
-        "one of many processes may write on meanwhile, beyond its disk limit",
+        "no cgroup.freeze here (it needs cgroup v2): a plugin is stopped with SIGSTOP while its folders "
+        "are measured",
+        "one of many processes may go on writing meanwhile, beyond the disk limit",
         DELEGATE,
     )

@@ -76,7 +76,7 @@ REQUIRED = frozenset(
 # dying. CHOWN and FOWNER: to give it a state directory. DAC_OVERRIDE: to look into that, and into /proc.
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 _MAP_UIDS = (
-    "map them (podman: --uidmap, --gidmap; 65536 ids are enough), choose a mapped range with [user] uids in "
+    "map them (podman: --uidmap, --gidmap; 65536 ids are enough), name a mapped range with [user] uids in "
     "the policy, or start the runner as an ordinary user"
 )
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -174,7 +174,7 @@ def guarded(
 
 def _broken(layer: str, failed: Exception) -> Finding:
     return Finding(
-        layer, "missing", f"the probe failed: {type(failed).__name__}: {failed}", cause="probe_failed"
+        layer, "missing", f"this check itself failed: {type(failed).__name__}: {failed}", cause="probe_failed"
     )
 
 
@@ -182,9 +182,9 @@ def _broken(layer: str, failed: Exception) -> Finding:
 
 
 def _trusted(bwrap: Bwrap) -> Finding:
-    detail = "; ".join(f"passed over: {fault}" for fault in bwrap.faults)
+    detail = "; ".join(f"skipped: {fault}" for fault in bwrap.faults)
     return Finding(
-        "bwrap", "ok", f"{bwrap.path}, only root can change it, not setuid, no file capabilities", detail
+        "bwrap", "ok", f"{bwrap.path}, which only root can change; not setuid, no file capabilities", detail
     )
 
 
@@ -209,7 +209,7 @@ def bwrap_version(machine: Machine) -> list[Finding]:
         Finding(
             "bwrap_version",
             "degraded",
-            f"{version} has {', '.join(flaw.cve for flaw in flaws)}, on which the cage does not depend",
+            f"{version} has {', '.join(flaw.cve for flaw in flaws)}; the cage is not affected",
             "\n".join(f"{flaw.cve}: {flaw.what}; {flaw.why_not_ours}" for flaw in flaws),
             f"update bubblewrap to {'.'.join(map(str, max(flaw.fixed for flaw in flaws)))} or newer "
             "(distributions also patch older versions without changing the number)",
@@ -226,7 +226,7 @@ def user_namespaces(machine: Machine) -> list[Finding]:
     who = f"uid {machine.around.uid if uid is None else uid}"
     path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
     refused = refusal(in_child(lambda note: user_namespace(uid, note)), machine.around, path)
-    works = Finding("user_namespaces", "ok", f"{who} made one, mapped its ids and mounted in it")
+    works = Finding("user_namespaces", "ok", f"{who} made a user namespace, mapped its ids and mounted in it")
     if refused is None:
         return [works]
     if (
@@ -236,7 +236,7 @@ def user_namespaces(machine: Machine) -> list[Finding]:
         and _bwrap_may(machine.bwrap.path, uid)
     ):
         # Under root only bwrap itself asks for one after the uid is dropped, and a profile may allow it that.
-        allowed = "an AppArmor profile allows them to bwrap"
+        allowed = "an AppArmor profile allows them for bwrap"
         return [Finding("user_namespaces", "ok", allowed, refused.sentence)]
     fault = (refused.sentence, f"tried as {who}", refused.remedy, refused.cause)
     if refused.step == "proc":
@@ -252,8 +252,8 @@ def pid_namespace(machine: Machine) -> Finding:
     """The outer one, made by our own spawner: with its first process dies everything."""
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
-        return Finding("pid_namespace", "ok", "the spawner gave a program a pid namespace of its own")
-    remedy = "see the remedies for user namespaces, fresh proc and uid drop"
+        return Finding("pid_namespace", "ok", "a program got a pid namespace of its own")
+    remedy = "follow the remedies for user namespaces, fresh proc and uid drop"
     return Finding("pid_namespace", "missing", told(run), remedy=remedy, cause="spawner")
 
 
@@ -263,8 +263,8 @@ def cage(machine: Machine) -> list[Finding]:
             Finding(
                 "cage",
                 "missing",
-                "not tried: there is no usable bwrap",
-                remedy="see the remedy for bwrap",
+                "not tried, because there is no usable bwrap",
+                remedy="follow the remedy for bwrap",
                 cause="bwrap",
             )
         ]
@@ -288,21 +288,28 @@ def uid_drop(machine: Machine) -> Finding:
             "uid_drop",
             "info",
             f"not root: plugins run as uid {machine.around.uid}, mapped to nobody inside",
-            "outside, plugins of this user share one uid, by which the kernel counts processes and watches",
+            "all plugins of this user have the same uid outside, by which the kernel counts processes "
+            "and inotify watches",
         )
     if fault := _cannot_drop(machine):
         return Finding("uid_drop", "missing", fault[0], remedy=fault[1], cause=fault[2])
     outcome = in_child(lambda note: _dropped(last, note))
     if outcome.error or outcome.signal or outcome.late:
         return Finding(
-            "uid_drop", "missing", f"becoming uid {last} failed: {outcome.error or outcome}", cause="uid_drop"
+            "uid_drop",
+            "missing",
+            f"changing to uid {last} failed: {outcome.error or outcome}",
+            cause="uid_drop",
         )
-    for step, sentence in (("regain", "root could be taken back"), ("shadow", "/etc/shadow could be read")):
+    for step, sentence in (
+        ("regain", "the process could become root again"),
+        ("shadow", "/etc/shadow could be read"),
+    ):
         if outcome.number(step) == 0:
             return Finding(
-                "uid_drop", "missing", f"after becoming uid {last}, {sentence}", cause="ineffective"
+                "uid_drop", "missing", f"after changing to uid {last}, {sentence}", cause="ineffective"
             )
-    return Finding("uid_drop", "ok", f"became uid {last}, and root was out of reach")
+    return Finding("uid_drop", "ok", f"a process changed to uid {last} and could not become root again")
 
 
 def _dropped(uid: int, note: Note) -> None:
@@ -333,13 +340,16 @@ def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
         named = " and ".join(f"CAP_{name}" for name in lacking)
         options = " ".join(f"--cap-add {name}" for name in lacking)
         return (
-            f"this root lacks {named}: it cannot run plugins with a uid of their own, and end them",
-            f"give it back (docker: {options}; systemd: CapabilityBoundingSet=), or be an ordinary user",
+            f"this root lacks {named}: it cannot run plugins with uids of their own and end them",
+            (
+                f"give them to the runner (docker: {options}; systemd: CapabilityBoundingSet=), or start it "
+                "as an ordinary user"
+            ),
             "capabilities",
         )
     if usable_range(machine.uid_range) is None:
         return (
-            f"uids {first}-{last} for plugins are not mapped in the user namespace this process is in",
+            f"uids {first}-{last} for plugins are not mapped in the user namespace that this process runs in",
             _MAP_UIDS,
             "unmapped_uid",
         )
@@ -347,7 +357,11 @@ def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
     while not os.path.exists(place):
         place = os.path.dirname(place)
     if not os.access(place, os.W_OK):
-        return (f"uids cannot be leased: {place} cannot be written", f"make {place} writable", "leases")
+        return (
+            f"no uid can be leased, because {place} cannot be written",
+            f"make {place} writable",
+            "leases",
+        )
     return None
 
 
@@ -357,14 +371,16 @@ def seccomp(machine: Machine) -> Finding:
     marker = errno.ENOTUNIQ  # an errno nothing else would give here
     outcome = in_child(lambda note: _filtered_getppid(marker, note))
     if outcome.number("getppid") == -marker:
-        return Finding("seccomp", "ok", "a filter was installed and acted")
+        return Finding("seccomp", "ok", "a seccomp filter was installed and had its effect")
     number = outcome.number("install") or 0
     what = errno.errorcode.get(number, "") or outcome.error or f"signal {outcome.signal}"
     if number == errno.EINVAL:
         remedy = "use a kernel built with CONFIG_SECCOMP_FILTER=y"
     else:
-        remedy = "start the runner without the seccomp filter around it that refuses prctl(PR_SET_SECCOMP)"
-    return Finding("seccomp", "missing", f"no filter can be installed ({what})", remedy=remedy, cause=what)
+        remedy = "start the runner without the outer seccomp filter that refuses prctl(PR_SET_SECCOMP)"
+    return Finding(
+        "seccomp", "missing", f"no seccomp filter can be installed ({what})", remedy=remedy, cause=what
+    )
 
 
 def _filtered_getppid(marker: int, note: Note) -> None:
@@ -395,7 +411,7 @@ def session_keyring(machine: Machine) -> Finding:
         return Finding(
             "session_keyring",
             "missing",
-            "this kernel has no keyrings, or a filter hides them (ENOSYS)",
+            "this kernel has no keyrings, or a seccomp filter hides them (ENOSYS)",
             remedy="use a kernel built with CONFIG_KEYS=y",
             cause="kernel",
         )
@@ -403,10 +419,11 @@ def session_keyring(machine: Machine) -> Finding:
     return Finding(
         "session_keyring",
         "missing",
-        f"no new session keyring can be joined: keyctl is answered with {what}"
+        f"no new session keyring can be joined: keyctl fails with {what}"
         + (", most likely by the seccomp filter around this process" if machine.around.seccomp else ""),
         remedy=(
-            "for EDQUOT raise kernel.keys.maxkeys; else a filter around the runner refuses keyctl: in a "
+            "for EDQUOT, raise kernel.keys.maxkeys; otherwise a seccomp filter around the runner refuses "
+            "keyctl: in a "
             f"container --security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
         ),
         cause="keyring",

@@ -101,8 +101,8 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
             Finding(
                 "cage",
                 "missing",
-                f"bwrap cannot build even the simplest cage: {told(bare)}",
-                remedy="see the remedies above",
+                f"bwrap cannot build even the smallest cage: {told(bare)}",
+                remedy="follow the remedies above",
                 cause="cage",
             )
         ]
@@ -111,23 +111,30 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
     ]
     if all(finding.status == "ok" for finding in findings):
         findings.append(
-            Finding("cage", "missing", f"each layer works alone, but not together: {told(whole)}")
+            Finding(
+                "cage", "missing", f"each layer works alone, but all of them together do not: {told(whole)}"
+            )
         )
     return findings
 
 
 def _from_inside(group: LayerOptions, facts: Facts) -> Finding:
-    problem = group.problem(facts) if "end" in facts else "the look from inside broke off"
+    problem = group.problem(facts) if "end" in facts else "the check from inside the cage did not finish"
     if problem:
         return Finding(
-            group.layer, "missing", f"bwrap accepted it, but it does not hold: {problem}", cause="ineffective"
+            group.layer,
+            "missing",
+            f"bwrap accepted the options, but they have no effect: {problem}",
+            cause="ineffective",
         )
-    return Finding(group.layer, "ok", group.holds, "tried in a cage and seen from inside")
+    return Finding(group.layer, "ok", group.holds, "tried in a cage, and checked from inside")
 
 
 def _alone(group: LayerOptions, run: Run) -> Finding:
     if run.worked:
-        return Finding(group.layer, "ok", group.holds, "tried alone: the whole cage could not be built")
+        return Finding(
+            group.layer, "ok", group.holds, "tried alone, because the whole cage could not be built"
+        )
     return Finding(
         group.layer,
         "missing",
@@ -143,7 +150,7 @@ def _remedy(group: LayerOptions, run: Run) -> str:
         return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
     if group.layer == "masked_proc":
         return "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL)"
-    return "see the remedies above; the kernel log (journalctl -k) names the denial"
+    return "follow the remedies above; the kernel log (journalctl -k) names the denial"
 
 
 def told(run: Run) -> str:
@@ -151,10 +158,14 @@ def told(run: Run) -> str:
     if run.stage:
         return f"could not {run.stage}: {os.strerror(run.number)}"
     if run.late:
-        return "it did not end in time"
+        return "it took longer than 10 s"
     if run.signal:
         return f"the spawner was ended by signal {run.signal}"
-    return run.complaint.splitlines()[-1] if run.complaint else f"it ended with {run.code} and said nothing"
+    return (
+        run.complaint.splitlines()[-1]
+        if run.complaint
+        else f"bwrap exited with {run.code} and without a message"
+    )
 
 
 def read_facts(output: str) -> Facts:
@@ -201,14 +212,16 @@ def _groups(usr: int, seccomp: int) -> list[LayerOptions]:
         ),
         LayerOptions(
             "nested_user_namespaces",
-            "no further user namespaces inside (bwrap tried one and was refused)",
+            "no further user namespaces inside (bwrap tried to make one and was refused)",
             ("--disable-userns", "--assert-userns-disabled"),
             lambda facts: "",
         ),
         LayerOptions(
             "identity", f"uid and gid {INSIDE_ID} inside", ("--uid", INSIDE_ID, "--gid", INSIDE_ID), _identity
         ),
-        LayerOptions("capabilities", "no capabilities, none to be had", ("--cap-drop", "ALL"), _capabilities),
+        LayerOptions(
+            "capabilities", "no capabilities, and no way to get one", ("--cap-drop", "ALL"), _capabilities
+        ),
         LayerOptions(
             "session",
             "own session, empty environment, no descriptors but 0-2, no new privileges",
@@ -223,14 +236,14 @@ def _groups(usr: int, seccomp: int) -> list[LayerOptions]:
         ),
         LayerOptions(
             "masked_proc",
-            "fresh /proc, its dangerous files masked, no /sys",
+            "fresh /proc with its dangerous files masked, and no /sys",
             ("--proc", "/proc", *masks),
             _masked,
             along=("--unshare-pid",),  # without, bwrap binds the host's /proc instead of mounting one
         ),
         LayerOptions(
             "scratch",
-            "private, sized /tmp and /dev/shm",
+            "private /tmp and /dev/shm with a size limit",
             (
                 "--dev",
                 "/dev",

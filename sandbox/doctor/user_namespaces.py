@@ -144,10 +144,12 @@ def refusal(
 ) -> NamespaceRefusal | None:
     """Why the steps of trial.user_namespace did not all work; None if they did."""
     if outcome.signal == signal.SIGSYS:
-        return _seccomp("kills who asks for a user namespace", around)
+        return _seccomp("kills a process that asks for a user namespace", around)
     if outcome.late:
         return NamespaceRefusal(
-            "timeout", "the attempt did not end in time", "see what holds this machine up, and try again"
+            "timeout",
+            "the attempt took longer than 10 s",
+            "find out what keeps this machine busy, and run runner doctor again",
         )
     if outcome.error:
         return NamespaceRefusal("error", outcome.error, "")
@@ -186,7 +188,8 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
     if step == "proc" and number == errno.EPERM and around.masked_proc:
         return NamespaceRefusal(
             "container",
-            f"a fresh /proc may not be mounted ({name}): {len(around.masked_proc)} parts of the visible one "
+            f"the kernel does not let this process mount a fresh /proc ({name}): "
+            f"{len(around.masked_proc)} parts of the visible /proc "
             f"are masked, e.g. {around.masked_proc[0]}",
             container_remedy(around.container),
         )
@@ -202,19 +205,19 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
         if number == errno.EPERM and around.userns_clone == 0:
             return NamespaceRefusal(
                 "sysctl:kernel.unprivileged_userns_clone",
-                "kernel.unprivileged_userns_clone = 0 keeps user namespaces from ordinary users",
+                "kernel.unprivileged_userns_clone = 0 forbids user namespaces to ordinary users",
                 sysctl_remedy("kernel.unprivileged_userns_clone", "1"),
             )
         if number == errno.EPERM and around.chrooted:
             return NamespaceRefusal(
                 "chroot",
-                "the kernel gives no user namespace to a process in a chroot",
+                "the kernel refuses user namespaces to a process in a chroot",
                 "enter the tree with pivot_root (bwrap, systemd-nspawn, a container) instead of chroot",
             )
         if number == errno.EPERM and not around.uid_mapped:
             return NamespaceRefusal(
                 "unmapped_uid",
-                f"uid {around.uid} has no mapping in the user namespace this process already is in",
+                f"uid {around.uid} has no mapping in the user namespace that this process runs in",
                 "map this uid in the outer user namespace",
             )
     if (
@@ -226,7 +229,7 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
         return NamespaceRefusal(
             "capabilities",
             "root without CAP_SETFCAP may not map uid 0 into a user namespace",
-            "give the capability back, or start the runner as an ordinary user",
+            "give the runner CAP_SETFCAP (docker: --cap-add SETFCAP), or start it as an ordinary user",
         )
     return _security_module(step, number, label, around, bwrap)
 
@@ -277,8 +280,9 @@ def _limit(name: str, around: Surroundings) -> NamespaceRefusal:
         )
     return NamespaceRefusal(
         "limit",
-        f"a limit on user namespaces is reached ({name}): they nest 32 deep, and an outer one may allow none",
-        "start the runner less deeply nested, or raise user.max_user_namespaces outside",
+        f"a limit on user namespaces is reached ({name}): the kernel nests them 32 deep, and an outer one "
+        "may allow none",
+        "start the runner in fewer nested containers, or raise user.max_user_namespaces in the outer one",
     )
 
 
@@ -312,6 +316,7 @@ def apparmor_remedy(bwrap: str, uid: int) -> str:
     lines.append("and load it: apparmor_parser -r /etc/apparmor.d/runner")
     if uid != 0:
         lines.append(
-            f"(this allows it to all of {programs[1]}; running the runner as root needs it for bwrap only)"
+            f"(this allows user namespaces to everything that runs {programs[1]}; a runner that runs as "
+            "root needs the profile for bwrap only)"
         )
     return "\n".join(lines)

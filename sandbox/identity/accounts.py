@@ -33,9 +33,9 @@ def find_account(word: str) -> Account:
         whose = "uid" if found.uid == 0 else "primary group"
         raise UnknownAccount(f"is root: the {whose} of {found.name} is 0, and no plugin runs as root")
     if found.uid >= _MOST or found.gid >= _MOST:
-        raise UnknownAccount("is no uid")
+        raise UnknownAccount("is not a possible uid")
     if NOBODY in (found.uid, found.gid):
-        raise UnknownAccount("is nobody's, whose files and processes are those of many: name an account")
+        raise UnknownAccount("is nobody, whose uid many programs share: name an account of its own")
     return found
 
 

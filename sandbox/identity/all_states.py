@@ -83,8 +83,9 @@ def _require_nothing_left(state: State) -> None:
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
             raise StateKept(
-                f"{left} belongs to uid {state.uid}, which another plugin would get: remove what the plugin "
-                f"left, or give it to somebody (find {folder} -uid {state.uid} -exec chown -h USER {{}} +)"
+                f"{left} belongs to uid {state.uid}, a uid that another plugin would get: remove what the "
+                "plugin "
+                f"left, or change its owner (find {folder} -uid {state.uid} -exec chown -h USER {{}} +)"
             )
 
 

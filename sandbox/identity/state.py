@@ -62,13 +62,14 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
         return resolve(path, follow=follow)
     except LinkRefused as refused:
         raise StateRefused(
-            f"state directory {path}: {refused}", f"write the path it leads to: {refused.leads_to}"
+            f"state directory {path}: {refused}", f"use the path it leads to: {refused.leads_to}"
         ) from None
     except TooManyLinks as refused:
-        raise StateRefused(f"state directory {path}: {refused}", "write the path it leads to") from None
+        raise StateRefused(f"state directory {path}: {refused}", "use the path it leads to") from None
     except OSError as error:
         raise StateRefused(
-            f"state directory {path} cannot be used: {error.strerror}", "choose another with --state-dir"
+            f"state directory {path} cannot be used: {error.strerror}",
+            "choose another directory with --state-dir",
         ) from None
 
 
@@ -144,7 +145,8 @@ class _Directory:
             why = (error.strerror or "") if isinstance(error, OSError) else str(error)
             raise StateRefused(
                 f"state directory {path} cannot be used: {why}",
-                "it must be a directory, not a link: remove it or choose another with --state-dir",
+                "it must be a directory and not a link: remove it, or choose another directory with "
+                "--state-dir",
             ) from None
         try:
             self.fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._steps[-1].fd)
@@ -153,7 +155,8 @@ class _Directory:
             close(self._steps)
             raise StateRefused(
                 f"state directory {path} cannot be used: {error.strerror}",
-                "it must be a directory, not a link: remove it or choose another with --state-dir",
+                "it must be a directory and not a link: remove it, or choose another directory with "
+                "--state-dir",
             ) from None
         self.before = os.fstat(self.fd)
         self.identities = {path: (self.before.st_dev, self.before.st_ino)}
@@ -208,8 +211,8 @@ class _LeasedClaim:
             held = directory.before
             if not is_ours(held.st_uid, first, last) and os.listdir(directory.fd):
                 raise StateRefused(
-                    f"state directory {self._path} belongs to uid {held.st_uid}, which is outside of the "
-                    f"plugins' uids {first}-{last}, and is not empty",
+                    f"state directory {self._path} belongs to uid {held.st_uid}, which is not one of the "
+                    f"plugins' uids ({first}-{last}), and it is not empty",
                     "choose an empty or a new directory with --state-dir",
                 )
             lease = uids.lease_for_state(self._path, held.st_uid, first, last, self._manifest)
@@ -298,13 +301,15 @@ class _OwnClaim:
         held, path = directory.before, self._path
         if held.st_uid != os.geteuid():
             raise StateRefused(
-                f"state directory {path} belongs to uid {held.st_uid}", "choose another with --state-dir"
+                f"state directory {path} belongs to uid {held.st_uid}",
+                "choose another directory with --state-dir",
             )
         if stat.S_IMODE(held.st_mode) & 0o077:
             if os.listdir(directory.fd):
                 raise StateRefused(
-                    f"state directory {path} is not empty and others can enter it",
-                    f"chmod 700 {path} if it is the plugin's, or choose another with --state-dir",
+                    f"state directory {path} is not empty, and other users can enter it",
+                    f"chmod 700 {path} if its content is the plugin's, or choose another directory with "
+                    "--state-dir",
                 )
             os.fchmod(directory.fd, 0o700)
         if self._manifest:
@@ -344,9 +349,12 @@ def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
         return None
     reason = (
         f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
-        f"to {account}, whom run_as of the policy names"
+        f"to {account}, the account that run_as in the policy names"
     )
-    return reason, f"chown -R {account.uid}:{account.gid} {path}, or choose another with --state-dir"
+    return (
+        reason,
+        f"chown -R {account.uid}:{account.gid} {path}, or choose another directory with --state-dir",
+    )
 
 
 class _AccountClaim(_OwnClaim):
@@ -432,7 +440,8 @@ def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) ->
                 below = os.open(name, _DIRECTORY, dir_fd=here)
             except OSError as error:
                 raise StateRefused(
-                    f"{part} in the state directory cannot be used: {error.strerror}", "remove it"
+                    f"{part} in the state directory cannot be used: {error.strerror}",
+                    "remove it: it must be a folder",
                 ) from None
             os.close(here)
             here = below

@@ -69,7 +69,7 @@ def in_use(uid: int) -> str:
         except OSError:
             continue
     if os.path.lexists(f"{DYNAMIC_USERS}/{uid}"):
-        return "a systemd service has it (DynamicUser=)"
+        return "a systemd service with DynamicUser= has it"
     return _running(uid)
 
 

@@ -104,7 +104,7 @@ def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str 
     os.close(fd)
     raise UidsUnavailable(
         f"all uids from {first} to {last} for plugins without state are in use; "
-        "widen [user] uids in the policy"
+        "widen the range with [user] uids in the policy"
     )
 
 
@@ -149,15 +149,18 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
     # Only who is alone with a uid can tell strangers from other instances of the plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
-            f"uid {uid}, which owns {state_dir}, is used by others: {whose}; "
-            "end that, or remove the state (runner state remove)"
+            f"uid {uid}, which owns {state_dir}, is used by somebody else: {whose}; "
+            f"end that process or service, or remove the state (runner state remove {state_dir})"
         )
     if not kept and not (alone and collect(reservations, uid)):
         raise UidsUnavailable(
-            f"uid {uid}, which owns {state_dir}, is in use by or reserved for another plugin"
+            f"uid {uid}, which owns {state_dir}, is in use by, or reserved for, another plugin; choose "
+            "another directory with --state-dir"
         )
     if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
-        raise UidsUnavailable(f"uid {uid}, which owns {state_dir}, is in use: that state is being removed")
+        raise UidsUnavailable(
+            f"uid {uid}, which owns {state_dir}, is locked, because that state is being removed; try again"
+        )
     if not kept or (manifest and held is not None and held.manifest != manifest):
         reserve(reservations, Reservation(uid, state_dir, manifest))
     lock_byte(fd, uid, fcntl.F_RDLCK)
@@ -181,8 +184,9 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
                 return UidLease(uid, fd, new=not mine)
             lock_byte(fd, uid, fcntl.F_UNLCK)
     raise UidsUnavailable(
-        f"all uids from {first} to {last} for plugins with state are reserved; remove states "
-        "(runner state list, runner state remove) or widen [user] uids in the policy"
+        f"all uids from {first} to {last} for plugins with state are reserved; remove states that nobody "
+        "needs "
+        "(runner state list, runner state remove), or widen the range with [user] uids in the policy"
     )
 
 

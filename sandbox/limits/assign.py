@@ -22,9 +22,9 @@ _CGROUPS = ("memory", "pids", "cpu", "io")
 # Since then every user namespace counts its processes itself. Before, those of one uid were one number, and
 # a plugin of an ordinary user would be counted with all else that user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
-_PER_PROCESS = "each process on its own"
-_NO_CAGE = "there is no cage"
-_NO_DISK = "the plugin's files are on no disk of their own that could be limited"
+_PER_PROCESS = "for each process separately"
+_NO_CAGE = "the plugin runs without a cage"
+_NO_DISK = "the plugin's files are not on a disk that a cgroup can limit"
 
 
 class AssignedLimit(NamedTuple):
@@ -113,7 +113,7 @@ def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) ->
     name = limit.name
     if name == "cpu_time":
         if (site := survey.counts_cpu) is not None:
-            return limit._replace(enforced_by=f"cgroup v{site.version}", detail="looked at by the runner")
+            return limit._replace(enforced_by=f"cgroup v{site.version}", detail="checked by the runner")
         whole = math.ceil(limit.requested)  # seconds, and no part of one
         return limit._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
     site = survey.site(name)
@@ -124,18 +124,18 @@ def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) ->
             detail=_NO_DISK,
         )
     if site is not None:
-        detail = "reads, and writes that go to the disk at once" if name == "io" and site.version == 1 else ""
+        detail = "reads and synchronous writes only" if name == "io" and site.version == 1 else ""
         return limit._replace(enforced_by=f"cgroup v{site.version}", detail=detail)
     reason = survey.lack(name).reason
     if name == "memory":
         return limit._replace(
             enforced_by="RLIMIT_DATA",
             degraded=True,
-            detail=f"{_PER_PROCESS}, shared memory not at all: {reason}",
+            detail=f"{_PER_PROCESS}, and shared memory is not counted: {reason}",
         )
     if name == "pids" and _release() >= _NPROC_PER_NAMESPACE:
         return limit._replace(
-            enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits go uncounted: {reason}"
+            enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits are not counted: {reason}"
         )
     return limit._replace(effective=None, degraded=True, detail=reason)
 
@@ -151,15 +151,18 @@ def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLim
             return limit._replace(enforced_by="size of the mount")
         case "disk":
             if any(path.access == "write" for path in grant.paths):
-                return limit._replace(enforced_by="runner", detail="measured, in each folder it may write")
-            return limit._replace(enforced_by="mounts", detail="it has no folder to write")
+                return limit._replace(
+                    enforced_by="runner", detail="measured in each folder the plugin may write"
+                )
+            return limit._replace(enforced_by="mounts", detail="the plugin has no folder to write to")
         case "output" | "output_lines":
             return limit._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")
         case "handshake" | "call" | "idle":
             return limit._replace(
                 enforced_by="caller",
                 effective=None,
-                detail="for who speaks the protocol: exec only passes it on",
+                detail="only a host that speaks the protocol can enforce it; "
+                "runner exec passes the streams on unread",
             )
         case _:
             return limit._replace(enforced_by="clock")

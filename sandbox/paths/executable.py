@@ -31,21 +31,25 @@ def read_head(path: str, real: str) -> bytes:
     try:
         held = os.stat(real)  # before opening: opening a device can do things
         if stat.S_ISDIR(held.st_mode):
-            raise ProgramFault(f"{path} is a directory", "name a program in the manifest", found=True)
+            raise ProgramFault(
+                f"{path} is a directory", "name an executable file in the manifest", found=True
+            )
         if not stat.S_ISREG(held.st_mode):
-            raise ProgramFault(f"{path} is not a regular file", "name a program in the manifest", found=True)
+            raise ProgramFault(
+                f"{path} is not a regular file", "name an executable file in the manifest", found=True
+            )
         if not held.st_mode & 0o111:
             raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
         if os.statvfs(real).f_flag & os.ST_NOEXEC:
             raise ProgramFault(
-                f"{path} lies on a filesystem that is mounted noexec",
-                "move it elsewhere, or mount that filesystem with exec",
+                f"{path} is on a filesystem that is mounted noexec",
+                "move it to another filesystem, or mount that one with exec",
                 found=True,
             )
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ProgramFault(
-            f"{path} leads to {real}, which does not exist", "repair the link", found=False
+            f"{path} leads to {real}, which does not exist", "correct the link", found=False
         ) from None
     except OSError as error:
         raise ProgramFault(

@@ -91,8 +91,8 @@ class _ProgramSearch:
         hint = "use a program below /usr or /opt, or in the plugin's own folder"
         reason = None
         if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
-            reason = "it lies outside of the plugin's folder, and the policy lets no plugin read there"
-            hint += f", or let the policy's [read] ceiling include {tree}"
+            reason = "it is outside of the plugin's folder, and the policy does not let plugins read there"
+            hint += f", or add {tree} to ceiling under [read] in the policy"
         for path in (f"{tree}/{part}" for part in parts) if parts else (tree,):
             denied = self.sight.denied(path)
             if denied is not None and path.endswith(DISPENSABLE_PARTS) and parts:
@@ -119,8 +119,8 @@ class _ProgramSearch:
 
 def _in_proc(path: str) -> ProgramFault:
     return ProgramFault(
-        f"{path} leads into /proc, where a name means another file to each process that looks",
-        "name the program by its own path",
+        f"{path} leads into /proc, where one name means a different file to each process",
+        "use the program's own path",
         found=True,
     )
 
@@ -133,7 +133,7 @@ def follow(path: str) -> tuple[str, tuple[Link, ...]]:
         steps = walk(path, follow="all", missing=missing, passed=passed)
     except TooManyLinks:
         raise ProgramFault(
-            f"{path} passes through too many links",
+            f"{path} passes through more than 40 symbolic links",
             "remove the loop, or name the program's real path",
             found=True,
         ) from None
@@ -172,7 +172,7 @@ def resolve(
         if not os.path.lexists(path):
             raise ProgramFault(
                 f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                "check the command in the manifest; a relative one starts at the manifest's folder",
+                "correct the command in the manifest; a relative path starts at the manifest's folder",
                 found=False,
             )
         if manager := shims.manager_of(path):
@@ -227,21 +227,20 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
             hint = shims.remedy(command, manager)
         if reason is None:
             if refused:
-                search.notes.append(
-                    f"{refused[0][0]} is passed over ({refused[0][1]}); {path} is used instead"
-                )
+                search.notes.append(f"{refused[0][0]} is skipped ({refused[0][1]}); {path} is used instead")
             return path
         refused.append((path, reason))
     if refused:
         raise ProgramFault(
-            f"{command} is {refused[0][0]} here, which cannot be shown to a plugin: {refused[0][1]}",
+            f"{command} is {refused[0][0]} on this machine, which cannot be shown to a plugin: "
+            f"{refused[0][1]}",
             hint,
             found=True,
             denied=True,
         )
     raise ProgramFault(
         f"{command} is not on PATH ({search_path})",
-        "install it, or give its full path in the manifest",
+        "install it, or write its full path in the manifest",
         found=False,
     )
 
@@ -255,13 +254,15 @@ def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: 
     elif head.startswith(b"#!"):
         if depth == _MAX_INTERPRETERS:
             raise ProgramFault(
-                f"{path}: its #! lines lead in a circle", "name a real interpreter", found=True
+                f"{path}: its #! lines lead in a circle",
+                "name a program that is no script on the first line",
+                found=True,
             )
         _show_interpreter(path, head, search, deep=deep, depth=depth + 1)
     else:
         raise ProgramFault(
-            f"{path} is neither a program of this machine nor a script with a #! line",
-            "put an interpreter on its first line, e.g. #!/usr/bin/env python3",
+            f"{path} is neither an ELF program nor a script with a #! line",
+            "name an interpreter on its first line, for example #!/usr/bin/env python3",
             found=True,
         )
 
@@ -271,21 +272,22 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
     words = line.split()
     if not words or not words[0].startswith("/"):
         raise ProgramFault(
-            f"{script}: its #! line names no absolute path ({line!r})",
-            "write e.g. #!/usr/bin/python3 or #!/usr/bin/env python3",
+            f"{script}: its #! line has no absolute path ({line!r})",
+            "write for example #!/usr/bin/python3 or #!/usr/bin/env python3",
             found=True,
         )
     interpreter = words[0]
     if head[2:_SHEBANG_SIZE].split(b"\n", 1)[0].endswith(b"\r"):
         raise ProgramFault(
-            f"{script}: its #! line ends with a carriage return, which is part of the interpreter's name",
-            f"save it with Unix line ends (sed -i 's/\\r$//' {script})",
+            f"{script}: its #! line ends with a carriage return, which the kernel takes as part of the "
+            "interpreter's name",
+            f"save it with Unix line endings (sed -i 's/\\r$//' {script})",
             found=True,
         )
     if not os.path.lexists(interpreter):
         raise ProgramFault(
             f"{script}: its interpreter {interpreter} does not exist",
-            "install it, or change the script's first line",
+            "install it, or change the first line of the script",
             found=False,
         )
     _show_executable(interpreter, search, trusted=deep, deep=deep, depth=depth)
@@ -321,7 +323,7 @@ def _show_loader(path: str, real: str, head: bytes, search: _ProgramSearch, *, t
     if not loader.startswith("/") or not os.path.isfile(loader):
         raise ProgramFault(
             f"{path} needs the loader {loader}, which does not exist here",
-            "install the C library it was built for, or build it statically",
+            "install the C library that it was built for, or link it statically",
             found=False,
         )
     search.show(loader, trusted=trusted)

@@ -43,4 +43,4 @@ def manager_of(path: str) -> str:
 
 
 def remedy(name: str, manager: str) -> str:
-    return f"name the program itself in the manifest: '{manager} which {name}' tells where it is"
+    return f"write the program's own path in the manifest; '{manager} which {name}' prints it"

@@ -116,7 +116,7 @@ def open_source(
         mounts = denylist.mounts
     fault = lexical_fault(path)
     if fault is not None:
-        raise Refused("path", path, f"the path {fault}", "write an absolute path without '..'")
+        raise Refused("path", path, f"the path {fault}", "use an absolute path without '..'")
     asked = normal(path)
     # By name first: the message is clearer, and a denied path that does not exist is refused all the same.
     named = denylist.name_hit(asked, access)
@@ -159,8 +159,8 @@ def _walk(asked: str, mounts: Mounts) -> list[Step]:
         raise Refused(
             "symlink",
             asked,
-            f"{said} a symbolic link to {refused.target}, which others than root could change",
-            f"write the path it leads to: {refused.leads_to}",
+            f"{said} a symbolic link to {refused.target}, which users other than root could change",
+            f"use the path it leads to: {refused.leads_to}",
         ) from None
     except TooManyLinks as refused:
         raise Refused("symlink", asked, str(refused)) from None
@@ -186,8 +186,8 @@ def _kernel(asked: str, place: str, fstype: str) -> Refused:
     return Refused(
         "kernel_filesystem",
         asked,
-        f"{where} on a {fstype} filesystem, an interface to the kernel",
-        "the cage has a /proc and a /dev of its own; remove this path",
+        f"{where} on a {fstype} filesystem, which is an interface to the kernel",
+        "remove this path from the manifest; the cage has a /proc and a /dev of its own",
     )
 
 
@@ -212,13 +212,13 @@ def _judged(
             "special_file",
             asked,
             f"it is {_KINDS.get(kind, 'a special file')}",
-            "only files and directories can be shown",
+            "only regular files and directories can be shown to a plugin",
         )
     real = real_path([*above, last]) if above else "/"
     mount = mounts.of_fd(last.fd)
     if mount is None or fd_path(last.fd) != real:
         raise Refused(
-            "source_changed", asked, "it was moved, removed or mounted over while being opened", "try again"
+            "source_changed", asked, "it was moved, removed or mounted over while it was opened", "try again"
         )
     if mount.fstype in KERNEL_FILESYSTEMS:
         raise _kernel(asked, asked, mount.fstype)
@@ -241,7 +241,7 @@ def _judged(
         raise Refused(
             "overlay",
             asked,
-            "it is on an overlay with a layer of a relative path, which could be anything",
+            "it is on an overlay with a relative layer path, which could mean any folder",
             "mount the overlay with absolute paths",
         )
     scanned = 0
@@ -358,14 +358,15 @@ class _Scan:
                 "special_file",
                 self.asked,
                 f"it contains {_KINDS.get(kind, 'a special file')}: {self.asked}/{name}",
-                "a read-only bind does not keep a plugin from using it: remove it or ask for a narrower path",
+                "remove it, or ask for a narrower path: a read-only bind does not stop a plugin from "
+                "using it",
             )
         if kind == stat.S_IFREG and self.access == "write" and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
             raise Refused(
                 "set_id",
                 self.asked,
-                f"{self._named(name)} is a set-id program: who runs it would run what the plugin wrote",
-                "take its set-id bits away (chmod ug-s), or ask for a narrower path",
+                f"{self._named(name)} is a set-id program: whoever runs it would run what the plugin wrote",
+                "remove its set-id bits (chmod ug-s), or ask for a narrower path",
             )
         if kind == stat.S_IFREG and status.st_nlink > 1:
             identity = (status.st_dev, status.st_ino)
@@ -386,9 +387,9 @@ class _Scan:
             raise Refused(
                 "hard_link",
                 self.asked,
-                f"{self._named(name)} has other names (hard links), and whether one of them is in a denied "
-                f"directory cannot be told within {self.limit * LINK_WALK_FACTOR} files",
-                "replace it by a copy, or raise scan_limit in the policy",
+                f"{self._named(name)} has other hard links, and whether one of them is in a denied "
+                f"directory could not be found out within {self.limit * LINK_WALK_FACTOR} files",
+                "replace it with a copy, or raise scan_limit in the policy",
             ) from None
         if found is not None:
             raise self._linked(*found)
@@ -399,7 +400,7 @@ class _Scan:
             "hard_link",
             self.asked,
             f"{self._named(name)} is a hard link to {what}",
-            "remove it; a plugin would read or change the denied file through it",
+            "remove it: through it a plugin would read or change the denied file",
         )
 
     def _named(self, name: str) -> str:
@@ -428,5 +429,5 @@ class _Scan:
             self.asked,
             f"{self._named(path)} cannot be listed ({error.strerror}), so it was not searched for sockets, "
             "FIFOs and devices",
-            "make it readable for the runner, or ask for a narrower path",
+            "let the runner read it, or ask for a narrower path",
         )

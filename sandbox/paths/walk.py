@@ -43,7 +43,7 @@ class LinkRefused(Exception):
     """A link on the way that is not followed."""
 
     def __init__(self, link: str, target: str, rest: list[str]) -> None:
-        super().__init__(f"{link} is a symbolic link to {target}, which others than root could change")
+        super().__init__(f"{link} is a symbolic link to {target}, which users other than root could change")
         self.link = link
         self.target = target
         # For messages only. What the link points to is whatever its owner wants it to be by then.

@@ -247,7 +247,9 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
             continue
         except Refused as refused:
             refusals.append(
-                Denial(refused.rule, refused.asked, refused.reason, "choose another with --state-dir")
+                Denial(
+                    refused.rule, refused.asked, refused.reason, "choose another directory with --state-dir"
+                )
             )
     if refusals:
         raise PlanRefused(refusals)
@@ -326,7 +328,7 @@ def _open_all(
                     "missing_path",
                     want.path,
                     f"{want.path} does not exist",
-                    "create it, or take it out of the manifest",
+                    "create it, or remove it from the manifest",
                     where=want.where,
                 )
             )
@@ -366,7 +368,7 @@ def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], stat
     places = (*opened, *(want.path for want in state), *RUNTIME_LINKS)
     if any(contains(place, request.directory) for place in places):
         return
-    reason = f"it is to be the working directory and is not shown: {project.refusal}"
+    reason = f"it is the working directory, and the plugin is not shown it: {project.refusal}"
     raise PlanRefused([Denial("project", project.path, reason, project.hint, where=project.where)])
 
 
@@ -378,12 +380,12 @@ def _refusal(want: _Wanted, refused: Refused) -> Denial:
     denial = denial._replace(origin=want.origin)
     if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":
         return denial._replace(
-            reason=f"the plugin's folder cannot be shown to it: {refused.reason}",
-            hint="move the plugin to a folder of its own elsewhere, such as /opt",
+            reason=f"the plugin's own folder cannot be shown to it: {refused.reason}",
+            hint="move the plugin to a folder of its own, for example below /opt",
         )
     if refused.rule == "scan_limit":
         # Nobody asked for it by name, so nobody can ask for less of it.
-        remedy = "move what it does not need elsewhere, or raise scan_limit in a policy of your own"
+        remedy = "move the files it does not need elsewhere, or raise scan_limit in your policy"
         return denial._replace(reason=f"{want.origin} is {want.path}; {refused.reason}", hint=remedy)
     return denial
 
@@ -404,7 +406,7 @@ def _refuse_unsafe_places(opened: Mapping[str, _Opened], state: Iterable[_Wanted
                         "below_writable",
                         dest,
                         f"{dest} would be mounted below {above}, which the plugin can write",
-                        "ask for a writable folder that contains none of the other paths",
+                        "ask for a writable folder that contains no other path of the manifest",
                         where=asked_at or where,
                     )
                 )

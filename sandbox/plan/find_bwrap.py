@@ -86,7 +86,8 @@ def trusted_program(path: str) -> str:
         raise BwrapUnusable(
             "setuid",
             f"{real} is setuid or setgid",
-            f"remove the bit: chmod u-s,g-s {real} (user namespaces make it needless; see `runner doctor`)",
+            f"remove the bit: chmod u-s,g-s {real} (bwrap does not need it where user namespaces work; "
+            "see runner doctor)",
         )
     if not found.st_mode & 0o111:
         raise BwrapUnusable("kind", f"{real} is not executable", f"chmod 755 {real}, or reinstall bubblewrap")
@@ -129,7 +130,7 @@ def _judge(path: str, found: os.stat_result) -> None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BwrapUnusable(
             "writable",
-            f"{path} can be changed by others than root (mode {found.st_mode & 0o7777:o})",
+            f"{path} can be changed by users other than root (mode {found.st_mode & 0o7777:o})",
             f"chmod go-w {path}",
         )
 

@@ -60,16 +60,17 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
             "cgroup_namespace",
             os.path.exists("/proc/self/ns/cgroup"),
             "this kernel has no cgroup namespaces",
-            "use a kernel with CONFIG_CGROUPS",
+            "use a kernel built with CONFIG_CGROUPS=y",
         ),
         user_namespace_lock=_can_lock(policy, bwrap),
         session_keyring=_given(
             policy,
             "session_keyring",
             can_join_keyring,
-            "a session keyring cannot be joined here, and the plugin would share the caller's keys: keyctl "
-            "is refused, in a container by the seccomp filter around the runner",
-            "in a container --security-opt seccomp=policies/container/seccomp.json (docs/containers.md)",
+            "no session keyring can be joined here, so the plugin would share the caller's keys: keyctl "
+            "is refused, in a container mostly by the seccomp filter around the runner",
+            "start the container with --security-opt seccomp=policies/container/seccomp.json "
+            "(docs/containers.md)",
         ),
         uid_range=_uid_range(policy),
     )
@@ -98,7 +99,7 @@ def _filter(grant: Grant, policy: Policy) -> bytes:
     try:
         return seccomp_filter.filter_bytes(grant.seccomp)
     except seccomp_filter.SeccompUnavailable as error:
-        _given(policy, "seccomp", False, str(error), "run on a machine that has one")
+        _given(policy, "seccomp", False, str(error), "run it on a machine that has one")
         return b""
 
 
@@ -123,7 +124,7 @@ def _uid_range(policy: Policy) -> tuple[int, int] | None:
         "uid",
         usable is not None,
         f"the plugins' uids {first}-{last} do not exist in this user namespace",
-        "map them into the container, name others under [user] in the policy",
+        "map them into the container, name other uids under [user] in the policy",
     )
     return usable
 

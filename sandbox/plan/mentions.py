@@ -23,7 +23,10 @@ _LONGEST = 4096
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
 
-_HINT = "let the manifest ask for that path, or name ${state_dir}/… instead, which the plugin keeps"
+_HINT = (
+    "let the manifest ask for that path, or use a path below ${state_dir}, which the plugin keeps "
+    "between runs"
+)
 
 
 def outside(

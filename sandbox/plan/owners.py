@@ -50,16 +50,20 @@ class Ownership(NamedTuple):
     def sentence(self) -> str:
         if self.method == "idmapped":
             what = "file" if self.is_file else "folder"
-            return f"what it writes belongs to uid {self.uid}, as the {what} does (idmapped mount)"
-        means = "by run_as of the policy" if self.method == "run_as" else "reserved for this plugin"
+            return (
+                f"what the plugin writes belongs to uid {self.uid}, the owner of the {what} (idmapped mount)"
+            )
+        means = "by run_as in the policy" if self.method == "run_as" else "reserved for this plugin"
         if self.is_file:
-            return f"it stays its owner's, and is written as uid {self.uid}, {means}: {self.why}"
-        return f"what it writes belongs to uid {self.uid}, {means}: {self.why}"
+            return (
+                f"the file keeps its owner, and the plugin writes it as uid {self.uid}, {means}: {self.why}"
+            )
+        return f"what the plugin writes belongs to uid {self.uid}, {means}: {self.why}"
 
     def note(self) -> str:
         named = ", ".join(f"uid {uid} ({self.path}/{path})" for uid, path in self.strangers)
-        can = "cannot change" if self.method == "idmapped" else "may change only as their modes say"
-        return f"{self.path} holds files of others, which the plugin {can}: {named}"
+        can = "cannot change" if self.method == "idmapped" else "can change only where their modes allow it"
+        return f"{self.path} holds files of other owners, which the plugin {can}: {named}"
 
 
 class Decision(NamedTuple):
@@ -76,8 +80,9 @@ class Decision(NamedTuple):
     def notes(self) -> tuple[str, ...]:
         """What people should know besides."""
         shared = (
-            f"the plugin has the uid of {self.account}, and shares it with all that runs as this account, "
-            "other plugins under the same run_as among it"
+            f"the plugin has the uid of {self.account}, and shares it with everything that runs as this "
+            "account, "
+            "including other plugins under the same run_as"
         )
         notes = [each.note() for each in self.paths if each.strangers]
         return (*notes, *([shared] if self.account is not None else []))
@@ -134,8 +139,8 @@ def decide(
     if policy.run_as:
         account = find_account(policy.run_as)
         if uids.may_be_a_plugins(account.uid, *uid_range):
-            reason = f"run_as of the policy names {account}, a uid that plugins are given"
-            hint = "make an account for plugins (useradd --system NAME), and name that"
+            reason = f"run_as in the policy names {account}, whose uid is in a range that plugins are given"
+            hint = "make an account for plugins (useradd --system NAME), and name it in run_as"
             return Decision(
                 denials=tuple(Denial(_RULE, e.source.path, reason, hint, where=e.where) for e in rest)
             )
@@ -148,7 +153,10 @@ def decide(
         return Decision(paths, account, maps_state, denials=(*closed, *denials))
     uid = uids.expected_uid(state_dir or reserved_for, *uid_range)
     if uid is None:
-        raise uids.UidsUnavailable("no uid is left to be reserved for this plugin")
+        raise uids.UidsUnavailable(
+            "all uids for plugins with state are reserved; remove states that nobody needs (runner state "
+            "list, runner state remove), or widen the range with [user] uids in the policy"
+        )
     decided = [_by_reserved_uid(each, uid, whys[each.source.path]) for each in rest]
     denials = [each for each in decided if isinstance(each, Denial)]
     paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
@@ -175,9 +183,9 @@ def _mapped(source: OpenSource) -> Ownership:
 def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
     """Empty if it can be: it has been tried."""
     if source.uid == 0:
-        return "it belongs to root, who is never mapped"
+        return "it belongs to root, and root is never mapped"
     if uids.may_be_a_plugins(source.uid, *uid_range):
-        return f"it belongs to uid {source.uid}, one of those that plugins are given"
+        return f"it belongs to uid {source.uid}, a uid that plugins are given"
     return _cannot_map(source.fd, owner_of(source), uid_range)
 
 
@@ -199,9 +207,9 @@ def _cannot_map(fd: int, owner: FileOwner, uid_range: tuple[int, int]) -> str:
 _SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 # What the kernel means by it.
 _REFUSALS = {
-    errno.EINVAL: "its filesystem, or one mounted below it, knows no idmapped mounts",
-    errno.EPERM: "it is on a mount that is idmapped already, or the runner lacks CAP_SYS_ADMIN over its "
-    "filesystem, as root of a container does",
+    errno.EINVAL: "its filesystem, or one mounted below it, does not support idmapped mounts",
+    errno.EPERM: "its mount is idmapped already, or the runner lacks CAP_SYS_ADMIN over the "
+    "filesystem, as root in a container does",
     errno.ENOSYS: "this kernel, or the filter of a container, has no mount_setattr",
 }
 
@@ -225,7 +233,7 @@ def _closed_to_owner(asked: Sequence[WriteRequest]) -> tuple[Denial, ...]:
         Denial(
             _RULE,
             each.source.path,
-            f"{each.source.real} may not be written by its own owner, uid {each.source.uid}",
+            f"{each.source.real} cannot be written by its own owner, uid {each.source.uid}",
             f"chmod {'u+rwx' if each.source.kind == 'dir' else 'u+rw'} {each.source.real}",
             where=each.where,
         )
@@ -253,7 +261,8 @@ def _by_account(asked: WriteRequest, account: Account, why: str) -> Ownership | 
     return Denial(
         _RULE,
         source.path,
-        f"{blocked} keeps out {account}, whom run_as of the policy names, and the owner of {source.real} "
+        f"{blocked} keeps out {account}, the account that run_as in the policy names, and the owner of "
+        f"{source.real} "
         f"is not mapped: {why}",
         f"chown {account.uid} {source.real}" if blocked == source.real else f"chmod o+x {blocked}",
         where=asked.where,
@@ -268,11 +277,12 @@ def _by_reserved_uid(asked: WriteRequest, uid: int, why: str) -> Ownership | Den
             source.path, "reserved", uid, uid, why, source.strangers, is_file=source.kind == "file"
         )
     if blocked != source.real:
-        hint = f"chmod o+x {blocked}, or move the folder to where everybody may enter"
+        hint = f"chmod o+x {blocked}, or move the folder to a place that everybody may enter"
     else:
         hint = (
-            f"chown {uid} {source.real} (the uid this plugin is given), or chown it to an ordinary user, "
-            "on ext4, xfs, btrfs or tmpfs, or set run_as under [user] in the policy to who may write there"
+            f"chown {uid} {source.real} (the uid of this plugin), or chown it to an ordinary user "
+            "(on ext4, xfs, btrfs or tmpfs), or set run_as under [user] in the policy to an account that "
+            "may write there"
         )
     reason = f"what the plugin writes to {source.real} would have no owner: {why}"
     return Denial(_RULE, source.path, f"{reason}, and {blocked} keeps out uid {uid}", hint, where=asked.where)

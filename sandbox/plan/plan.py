@@ -170,4 +170,4 @@ class OpenPlan(NamedTuple):
 
 def missing_note(path: str, origin: str = "manifest") -> Note:
     message = f"{path}, which the {origin} asks for, does not exist on this machine"
-    return Note("missing", message, "if the plugin needs it, create it")
+    return Note("missing", message, "create it if the plugin needs it")

@@ -150,7 +150,7 @@ def _path_denial(
         absolute = state_dir + asked[len(STATE_DIR_TOKEN) :]
     fault = lexical_fault(absolute)
     if fault is not None:
-        return Denial("path", asked, f"the path {fault}", "write an absolute path without '..'", where=at)
+        return Denial("path", asked, f"the path {fault}", "use an absolute path without '..'", where=at)
     hit = lexical_hit(absolute, homes, policy.deny)
     if hit is not None:
         hint = hit.hint() if absolute == asked else "choose another state directory with --state-dir"
@@ -164,7 +164,7 @@ def _path_denial(
         f"{request.access}_ceiling",
         asked,
         f"policy {policy.name} does not allow {verb} it",
-        f'the operator can add "{entry}" to ceiling under [{request.access}] in their own policy',
+        f'the operator can add "{entry}" to ceiling under [{request.access}] in the policy',
         where=at,
     )
 
@@ -183,7 +183,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 "network_ceiling",
                 f"network {asked.mode}",
                 f"policy {policy.name} allows network {ceiling} at most{ignored}",
-                f'the operator can set ceiling = "{asked.mode}" under [network] in their own policy',
+                f'the operator can set ceiling = "{asked.mode}" under [network] in the policy',
                 where=asked.where,
             )
         )
@@ -200,7 +200,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 "network_hosts",
                 host,
                 f"policy {policy.name} does not list this host",
-                f'the operator can add "{host}" to hosts under [network] in their own policy',
+                f'the operator can add "{host}" to hosts under [network] in the policy',
                 where=asked.where,
             )
         )
@@ -219,7 +219,7 @@ def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[De
             "seccomp_ceiling",
             f"seccomp {asked}",
             f"policy {policy.name} allows seccomp {rule.ceiling} at most",
-            f'the operator can set ceiling = "{asked}" under [seccomp] in their own policy',
+            f'the operator can set ceiling = "{asked}" under [seccomp] in the policy',
             where=where,
         )
     )
@@ -259,14 +259,16 @@ def _env(
 def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mapping[str, str]) -> Denial | None:
     name, at = request.name, request.where
     if not is_variable_name(name) or "\0" in (request.value or ""):
-        return Denial("env_name", quoted(name), "this cannot be an environment variable", where=at)
+        return Denial(
+            "env_name", quoted(name), "this cannot be the name or value of an environment variable", where=at
+        )
     passed = request.value is None and name in rule.passed  # the operator gives it to everybody anyway
     if steers(name) and not passed and not matches(rule.steering, name):
         return Denial(
             "env_steering",
             name,
-            "it decides which code the loader or the interpreter runs, so a manifest may not choose it",
-            f'the operator can say --env {name}=…, or add "{name}" to steering under [env] in a policy',
+            "it decides which code the loader or interpreter runs, so a manifest may not set it",
+            f'the operator can use --env {name}=VALUE, or add "{name}" to steering under [env] in the policy',
             where=at,
         )
     if request.value is not None:
@@ -275,8 +277,8 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
         return Denial(
             "env_ceiling",
             name,
-            f"policy {policy} does not pass this variable of the host on",
-            f'the operator can say --env {name}=…, or add "{name}" to ceiling under [env] in a policy',
+            f"policy {policy} does not pass this variable on from the host",
+            f'the operator can use --env {name}=VALUE, or add "{name}" to ceiling under [env] in the policy',
             required=request.required,
             where=at,
         )
@@ -284,8 +286,8 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
         return Denial(
             "env_missing",
             name,
-            "the host does not have this variable",
-            f"set it, or give it with --env {name}=…",
+            "this variable is not set in the host's environment",
+            f"set it, or use --env {name}=VALUE",
             required=request.required,
             where=at,
         )
@@ -323,7 +325,7 @@ def _limits(
                     "limit_ceiling",
                     f"{name} = {format_limit(name, asked)}",
                     f"policy {policy.name} allows {format_limit(name, rule.ceiling)} at most",
-                    f"the operator can raise ceiling under [limits.{name}] in their own policy",
+                    f"the operator can raise ceiling under [limits.{name}] in the policy",
                     required=False,
                     where=where.get(name, ()),
                 )

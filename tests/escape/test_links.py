@@ -87,7 +87,7 @@ def test_a_planted_link_gives_no_directory_away(
     told = runner_as("exec", "--state-dir", public / "state" / below, plugin)
     assert (told.returncode, told.stdout) == (126, "")
     assert f"{public}/state is a symbolic link to {victim}" in told.stderr
-    assert f"write the path it leads to: {victim / below}" in told.stderr
+    assert f"use the path it leads to: {victim / below}" in told.stderr
     assert (look(victim), os.listdir(victim)) == (before, [])
     # The control: without the link the same directory is taken.
     told = runner_as("exec", "--state-dir", victim / below, plugin)
@@ -143,7 +143,7 @@ def test_a_planted_link_leads_no_report_to_a_file(runner_as: Caller, plugin: Pat
     for target in (public / "report.json", public / "folder/victim", public / "nowhere"):
         told = runner_as("exec", "--state-dir", state, "--report", target, plugin)
         assert (told.returncode, told.stdout) == (2, "")
-        assert "symbolic link" in told.stderr and "write the path it leads to" in told.stderr
+        assert "symbolic link" in told.stderr and "use the path it leads to" in told.stderr
     assert (look(victim), victim.read_text()) == (before, "secret")
     assert not (victim.parent / "new").exists()
     assert sorted(os.listdir(public)) == ["folder", "nowhere", "report.json"]

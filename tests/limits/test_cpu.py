@@ -174,7 +174,7 @@ def test_many_short_lives(box: Box) -> None:
         assert 0.3 <= result.cpu < 2
     else:  # nobody adds them up; the report says so, and what they used
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
-        assert "each process on its own" in result.limit("cpu_time")["detail"]
+        assert "for each process separately" in result.limit("cpu_time")["detail"]
         assert result.cpu >= 0.6
 
 
@@ -222,7 +222,7 @@ def test_who_catches_the_warning_is_ended_all_the_same(box: Box) -> None:
 def test_the_time_to_end_is_no_time_without_limits(box: Box) -> None:
     """Asked to end, it starts to spin."""
     if not by_cgroup(box, "cpu_time"):
-        pytest.skip("each process on its own")
+        pytest.skip("for each process separately")
     code = (
         "import os, signal, time\n"
         "def spin(*_):\n"

@@ -208,7 +208,10 @@ def test_many_who_take_little(box: Box, shared: bool) -> None:
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
         assert result.out == "....\n"
         as_asked(result, box, 48 * MIB)
-        assert "each process on its own, shared memory not at all" in result.limit("memory")["detail"]
+        assert (
+            "for each process separately, and shared memory is not counted"
+            in result.limit("memory")["detail"]
+        )
 
 
 def test_a_kill_is_not_called_oom(box: Box) -> None:

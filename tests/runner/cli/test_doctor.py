@@ -186,7 +186,7 @@ def test_groups_mounted_read_only_are_told(runner_as: Caller) -> None:
         assert "docker run --memory" in found["remedy"] and "is not started" in found["detail"]
     else:
         assert result["unmet"] == []
-        assert "RLIMIT_DATA (each process on its own" in found["detail"]
+        assert "RLIMIT_DATA (for each process separately" in found["detail"]
     assert {status for name, status in held(result).items() if name[:3] not in ("mem", "pid")} == {"info"}
     assert finding(result, "cgroup_kill")["status"] == finding(result, "cgroup_freeze")["status"] == "info"
 
@@ -327,7 +327,7 @@ def test_an_outer_seccomp_filter_is_named(runner_as: Caller, answer: str, what: 
 def test_an_outer_seccomp_filter_that_allows_is_not_accused(runner_as: Caller) -> None:
     result = examined(runner_as, "seccomp_filter(0x7FFF0000)")
     assert result["ok"] is True
-    assert "seccomp filter stands around" in finding(result, "surroundings")["summary"]
+    assert "runs under a seccomp filter" in finding(result, "surroundings")["summary"]
 
 
 @pytest.mark.needs("root")
@@ -354,7 +354,7 @@ def test_root_of_a_namespace_without_the_plugins_uids_is_told(runner_as_root: Ca
 def test_a_namespace_with_65536_ids_has_other_uids_for_plugins(runner_as_root: Caller) -> None:
     assert "2147418112-2147483647" in finding(examined(runner_as_root), "uid_range")["summary"]  # the control
     result = examined(runner_as_root, 'user_namespace("0 0 65536")')
-    assert finding(result, "uid_drop")["summary"].startswith("became uid 65519")
+    assert finding(result, "uid_drop")["summary"].startswith("a process changed to uid 65519")
     assert "61184-65519" in finding(result, "uid_range")["summary"]
     assert finding(result, "uid_pool")["summary"].count("of 2168") == 2
 

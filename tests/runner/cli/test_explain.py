@@ -254,7 +254,9 @@ def test_what_holds_each_limit_is_what_a_launch_reports(
         ] or (not limit["degraded"] and not limit["detail"])
     if weak:
         assert told["degraded"] == ["memory", "pids", "cpu"]
-        assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith("DEGRADED: each process")
+        assert rows["memory"][2] == "RLIMIT_DATA" and rows["memory"][3].startswith(
+            "DEGRADED: for each process"
+        )
         assert rows["cpu"][2] == "nothing"
 
 
@@ -279,4 +281,4 @@ def test_without_a_cage_limits_that_are_walls_are_gone(
     policy = write_file(plugin / "policy.toml", 'version = 1\nunsandboxed = "allow"\n')
     runner_as_user.give(policy)
     rows = limits(runner_as_user("explain", "--policy", policy, plugin).stdout)
-    assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: there is no cage"]
+    assert rows["tmp"][2:] == rows["shm"][2:] == ["nothing", "DEGRADED: the plugin runs without a cage"]

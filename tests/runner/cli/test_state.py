@@ -205,7 +205,10 @@ def test_a_range_full_of_states(plugins: Plugins, narrow: Path) -> None:
     places = set(os.listdir("/var/lib/runner/plugins"))
     done = plugins.exec(three, *policy)
     assert done.returncode == 125
-    assert "for plugins with state are reserved; remove states (runner state list" in done.stderr
+    assert (
+        "for plugins with state are reserved; remove states that nobody needs (runner state list"
+        in done.stderr
+    )
     assert {name for name in set(os.listdir("/var/lib/runner/plugins")) - places if "kept." in name} == set()
     chosen = plugins.folder / "not/made"
     assert plugins.exec(three, *policy, "--state-dir", chosen).returncode == 125
@@ -213,7 +216,9 @@ def test_a_range_full_of_states(plugins: Plugins, narrow: Path) -> None:
     assert plugins.exec(other, *policy).stdout == "ran\n"
     said = plugins.caller("doctor", "--policy", narrow, "--format", "json").stdout
     pool = next(each for each in json.loads(said)["findings"] if each["layer"] == "uid_pool")
-    assert pool["summary"].startswith("2 of 2 uids are reserved for plugins with state, 0 of 2 for others")
+    assert pool["summary"].startswith(
+        "2 of 2 uids for plugins with state are reserved, 0 of 2 uids for plugins without state"
+    )
     assert (pool["status"], "runner state remove" in pool["remedy"]) == ("degraded", True)
     # A manifest that is gone keeps its uid for as long as its state has content.
     found = plugins.states()

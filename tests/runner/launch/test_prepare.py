@@ -182,7 +182,7 @@ def test_a_folder_too_large_to_search_is_not_the_manifests_wish(
     assert said.stderr.splitlines() == [
         "runner: policy_denied: the plugin's folder cannot be shown to the plugin",
         f"  {policy}:2:1: scan_limit: the plugin's folder is {plugin_dir}; {reason}",
-        "      move what it does not need elsewhere, or raise scan_limit in a policy of your own",
+        "      move the files it does not need elsewhere, or raise scan_limit in your policy",
     ]
     # The control: with room enough it runs.
     policy.write_text("version = 1\nscan_limit = 20\n")

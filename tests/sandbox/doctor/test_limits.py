@@ -101,7 +101,7 @@ def test_controllers_that_a_launch_hands_down_are_not_handed_down_here(
     (tried,) = seen[0].sites
     assert (tried.controllers, tried.enable, tried.leave) == (frozenset({"pids"}), (), False)
     assert found["memory_limit"].status == found["pids_limit"].status == "ok"
-    assert "handed the controller down" in found["memory_limit"].summary
+    assert "enabled the controller" in found["memory_limit"].summary
     assert "handed" not in found["pids_limit"].summary
 
 
@@ -140,7 +140,7 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
     assert told(limits.limits(REQUIRED))["io_limit"].status == "ok"  # the control
     monkeypatch.setattr(limits, "whole_disks", lambda devices: ())
     found = told(limits.limits(REQUIRED))["io_limit"]
-    assert (found.status, "no disk of their own" in found.summary) == ("missing", True)
+    assert (found.status, "not on a disk that" in found.summary) == ("missing", True)
 
 
 # --- what goes wrong ---
@@ -169,5 +169,5 @@ def test_a_group_that_nobody_can_join_is_no_group(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(limits, "_join", refused)
     told_of = told(limits.limits(REQUIRED))
     assert told_of["pids_limit"].status == "missing"
-    assert "may not be moved" in told_of["pids_limit"].summary
+    assert "no process can be moved into" in told_of["pids_limit"].summary
     assert told_of["memory_limit"].status == "ok"

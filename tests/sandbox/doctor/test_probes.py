@@ -150,7 +150,7 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
             {**MADE, "map": errno.EPERM, "sethostname_nonsense": errno.EPERM},
             FREE._replace(uid=0),
             "capabilities",
-            "capability",
+            "CAP_SETFCAP",
         ),
         (
             {**NONSENSE, "create": errno.ENOSPC},
@@ -158,7 +158,7 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
             "sysctl:user.max_user_namespaces",
             "sysctl -w user.max_user_namespaces=15000",
         ),
-        ({**NONSENSE, "create": errno.ENOSPC}, FREE, "limit", "outside"),
+        ({**NONSENSE, "create": errno.ENOSPC}, FREE, "limit", "outer one"),
         ({**NONSENSE, "create": errno.EINVAL}, FREE, "kernel", "CONFIG_USER_NS"),
         (
             {**NONSENSE, "create": errno.EPERM},
@@ -198,7 +198,7 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
             "container",
             "systempaths=unconfined",
         ),
-        ({**MADE, "map": errno.EPERM}, FREE._replace(uid=0), "capabilities", "capability"),
+        ({**MADE, "map": errno.EPERM}, FREE._replace(uid=0), "capabilities", "CAP_SETFCAP"),
         ({**NONSENSE, "create": errno.EPERM}, FREE._replace(container="lxc"), "container", "seccomp="),
         ({**NONSENSE, "create": errno.EACCES}, FREE, "security_module", "audit log"),
         ({**NONSENSE, "create": errno.EPERM}, FREE, "unknown", "kernel log"),
@@ -390,7 +390,7 @@ def test_a_launcher_that_may_not_run_is_found(dishonest: Callable[[str], str]) -
     )
     found = launching(dishonest(refuses), UID)
     assert (found.status, "Permission denied" in found.summary) == ("missing", True)
-    assert "without a name" in found.remedy
+    assert "execute a memfd" in found.remedy
     # And one that starts something else in its place.
     assert launching(dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']"), UID).status == "missing"
 
@@ -399,7 +399,7 @@ def test_a_failed_run_is_told_in_a_sentence() -> None:
     assert rehearsal.told(Run(stage="drop the user id", number=errno.EPERM)).startswith(
         "could not drop the user id"
     )
-    assert rehearsal.told(Run(late=True)) == "it did not end in time"
+    assert rehearsal.told(Run(late=True)) == "it took longer than 10 s"
     assert "31" in rehearsal.told(Run(signal=31))
 
 
@@ -471,7 +471,7 @@ def test_ranges_of_containers_are_found(tmp_path: Path) -> None:
 @pytest.mark.needs("root")
 def test_an_account_within_the_range_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = ids.uid_range(0, 2147418112, 2147483647)
-    assert (finding.status, "nobody else's" in finding.summary) == ("ok", True)
+    assert (finding.status, "used by plugins only" in finding.summary) == ("ok", True)
     monkeypatch.setattr(ids, "accounts_within", lambda first, last, path="": ["mallory (61200)"])
     (finding,) = ids.uid_range(0, 61184, 65519)
     assert (finding.status, "mallory (61200)" in finding.summary) == ("degraded", True)
@@ -502,7 +502,10 @@ def test_a_pool_that_is_nearly_full_is_a_warning(
     monkeypatch.setattr(ids, "occupancy", lambda first, last: full)
     (finding,) = ids.uid_pool(0, 5000, 5064)
     assert finding.status == status
-    told = f"{reserved} of 32 uids are reserved for plugins with state, 3 of 33 for others are in use"
+    told = (
+        f"{reserved} of 32 uids for plugins with state are reserved, 3 of 33 uids for plugins without "
+        "state are in use"
+    )
     assert finding.summary == told
     assert ("runner state remove" in finding.remedy) == (status == "degraded")
     assert ids.uid_pool(1000, 5000, 5064) == []  # an ordinary user has no uids to give

@@ -303,7 +303,7 @@ def test_a_link_of_anybody_but_roots_is_named(plugin_dir: Path, name: str) -> No
     with pytest.raises(StateRefused) as caught:
         real_state_dir(str(plugin_dir / name))
     assert f"{plugin_dir}/link is a symbolic link to real" in str(caught.value)
-    assert caught.value.hint == f"write the path it leads to: {os.path.realpath(plugin_dir / name)}"
+    assert caught.value.hint == f"use the path it leads to: {os.path.realpath(plugin_dir / name)}"
 
 
 def test_a_path_without_links_is_what_it_says(plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ def test_an_exhausted_range_says_what_to_do(books: Books) -> None:
     leases = [books.any(500, 502) for _ in range(2)]
     open_files = os.listdir("/proc/self/fd")
     with pytest.raises(
-        UidsUnavailable, match=r"^all uids from 501 to 502 .* widen \[user\] uids in the policy$"
+        UidsUnavailable,
+        match=r"^all uids from 501 to 502 .* widen the range with \[user\] uids in the policy$",
     ):
         books.any(500, 502)
     assert os.listdir("/proc/self/fd") == open_files
@@ -251,7 +252,7 @@ def test_a_uid_of_another_directory_is_refused(books: Books, own_directory: Path
     books.state(own_directory, ME, ME, ME + 1).close()
     copy = tmp_path / "copy"  # as `cp -a` of a state directory leaves it: same owner, other name
     copy.mkdir()
-    with pytest.raises(UidsUnavailable, match=f"uid {ME}, which owns {copy}, is in use by or reserved for"):
+    with pytest.raises(UidsUnavailable, match=f"uid {ME}, which owns {copy}, is in use by, or reserved for"):
         books.state(copy, ME, ME, ME + 1)
     assert books.reserved() == {ME: str(own_directory)}
 
@@ -423,7 +424,7 @@ def test_reservations_do_not_take_the_uids_of_plugins_without_state(books: Books
         path.mkdir()
         leases.append(books.state(path, -1, 5000, 5003))
     assert {lease.uid for lease in leases} == {5000, 5001}
-    with pytest.raises(UidsUnavailable, match=r"runner state remove.* widen \[user\] uids"):
+    with pytest.raises(UidsUnavailable, match=r"runner state remove.* widen the range with \[user\] uids"):
         books.state(states[2], -1, 5000, 5003)
     others = [books.any(5000, 5003) for _ in range(2)]
     assert {lease.uid for lease in others} == {5002, 5003}
@@ -587,7 +588,7 @@ def test_a_uid_somebody_has_is_passed_over(
             books.state(tmp_path / "state", -1, UNUSED, UNUSED)
         # Nor does a plugin run with its own uid, while somebody else does.
         (tmp_path / "owned").mkdir()
-        with pytest.raises(UidsUnavailable, match=f"uid {UNUSED}, which owns .* is used by others: "):
+        with pytest.raises(UidsUnavailable, match=f"uid {UNUSED}, which owns .* is used by somebody else: "):
             books.state(tmp_path / "owned", UNUSED, UNUSED, UNUSED)
     finally:
         if process is not None:

@@ -121,7 +121,7 @@ def test_who_decided() -> None:
 def test_details_tell_the_whole_truth() -> None:
     found = {each.name: each.detail for each in assign(granted(), policy(), V1).all}
     assert found["memory"] == found["pids"] == found["cpu"] == ""
-    assert "writes that go to the disk at once" in found["io"]
+    assert "synchronous writes" in found["io"]
     assert "runner" in found["cpu_time"]
     assert "stdout is passed on unread" in found["output"]
     assert one(assign(granted(), policy(), V2), "io").detail == ""
@@ -147,7 +147,9 @@ def test_the_next_best_thing() -> None:
         assert LACK.reason in one(found, name).detail
     assert one(found, "cpu").effective is None and one(found, "io").effective is None
     assert one(found, "memory").effective == EVERYTHING.memory
-    assert one(found, "memory").detail.startswith("each process on its own, shared memory not at all")
+    assert one(found, "memory").detail.startswith(
+        "for each process separately, and shared memory is not counted"
+    )
 
 
 def test_a_kernel_that_counts_all_processes_of_a_uid_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +241,9 @@ def test_files_on_no_disk() -> None:
     limits = Limits(io=1 << 20)
     found = one(assign(granted(limits), policy(), V1, disks=()), "io")
     assert (found.enforced_by, found.effective, found.degraded) == ("", None, True)
-    assert "no disk" in found.detail
+    assert "not on a disk" in found.detail
     assert not one(assign(granted(limits), policy(), V1, disks=[(8, 0)]), "io").degraded
-    with pytest.raises(LayerUnavailable, match="on no disk of their own") as caught:
+    with pytest.raises(LayerUnavailable, match="not on a disk that") as caught:
         assign(granted(limits), policy("require"), V1, disks=())
     assert "ask for no io limit" in caught.value.hint
     with pytest.raises(LayerUnavailable, match=LACK.reason):  # the deeper reason is told first
@@ -293,7 +295,7 @@ def test_nobody_is_given_more_than_the_runner_has(
 def test_without_a_cage() -> None:
     found = assign(granted(unsandboxed=True), policy(), V1)
     assert {each.name: each.detail for each in found.all if each.degraded} == dict.fromkeys(
-        ("tmp", "shm", "disk"), "there is no cage"
+        ("tmp", "shm", "disk"), "the plugin runs without a cage"
     )
     assert all(one(found, name).effective is None for name in ("tmp", "shm", "disk"))
     assert one(found, "memory").enforced_by == "cgroup v1"  # a group needs no cage

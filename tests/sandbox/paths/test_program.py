@@ -205,8 +205,8 @@ def test_a_chain_of_interpreters_as_long_as_the_kernels(
         pytest.param(b"#!/etc/passwd\n", "", id="not executable"),
         pytest.param(b"#!/dev/null\n", "", id="a device"),
         pytest.param(b"#!/bin/sh\xff\xfe\n", "does not exist", id="not text"),
-        pytest.param(b"hello\n", "neither a program of this machine nor a script", id="no #! line"),
-        pytest.param(b"", "neither a program", id="an empty file"),
+        pytest.param(b"hello\n", "neither an ELF program nor a script", id="no #! line"),
+        pytest.param(b"", "neither an ELF program", id="an empty file"),
         pytest.param(b"\x7fELF", "not a 64-bit program", id="four bytes of a program"),
     ],
 )
@@ -264,7 +264,7 @@ def test_following_as_many_links_as_the_kernel(plugin: Path) -> None:
         (plugin / f"{number}").symlink_to(f"{number - 1}")
     assert follow(f"{plugin}/40")[0] == os.path.realpath(plugin / "0")
     (plugin / "40").read_text()
-    with pytest.raises(ProgramFault, match="too many links"):
+    with pytest.raises(ProgramFault, match="more than 40 symbolic links"):
         follow(f"{plugin}/41")
     with pytest.raises(OSError, match="Too many levels"):
         (plugin / "41").read_text()
@@ -388,14 +388,16 @@ def test_a_program_below_a_denied_path_is_passed_over(plugin_dir: Path, write_fi
     shim = write_file(plugin_dir / "shims/python3", "#!/bin/sh\n", 0o755)
     program = found("python3", path=f"{shim.parent}:{SYSTEM_PATH}", denied=shim.parent)
     assert program.argv == ("/usr/bin/python3",)
-    assert program.notes == (f"{shim} is passed over (it is denied); /usr/bin/python3 is used instead",)
+    assert program.notes == (f"{shim} is skipped (it is denied); /usr/bin/python3 is used instead",)
 
 
 def test_a_program_that_exists_only_below_a_denied_path(plugin_dir: Path, write_file: Write) -> None:
     shim = write_file(plugin_dir / "shims/own-tool", "#!/bin/sh\n", 0o755)
     refused = fault("own-tool", path=f"{shim.parent}:{SYSTEM_PATH}", denied=shim.parent)
     assert refused.denied and refused.found
-    assert str(refused) == f"own-tool is {shim} here, which cannot be shown to a plugin: it is denied"
+    assert (
+        str(refused) == f"own-tool is {shim} on this machine, which cannot be shown to a plugin: it is denied"
+    )
 
 
 @pytest.mark.parametrize("command", ["./bin/run", "bin/run", "bin/../bin//run"])
@@ -457,7 +459,7 @@ def test_a_script_of_a_virtual_environment_elsewhere(
     assert (end["code"], end["output"]) == (0, "found\n")
     # The same words in a stranger's manifest are refused.
     refused = fault(str(script))
-    assert refused.denied and f"{venv}" in str(refused) and f"include {venv}" in refused.hint
+    assert refused.denied and f"{venv}" in str(refused) and f"add {venv}" in refused.hint
     # Unless the policy lets plugins read there.
     assert found(str(script), allowed=venv).trees == program.trees
 
@@ -813,12 +815,12 @@ def test_a_shim_of_a_version_manager_is_passed_over(
     program = found("python3", path=f"{shim.parent}:{SYSTEM_PATH}")
     assert program.argv == ("/usr/bin/python3",)
     reason = f"it is a shim of {manager}, whose files are not in the cage"
-    assert program.notes == (f"{shim} is passed over ({reason}); /usr/bin/python3 is used instead",)
+    assert program.notes == (f"{shim} is skipped ({reason}); /usr/bin/python3 is used instead",)
     # Where there is no other, and where somebody names it.
     for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
         assert f"a shim of {manager}, whose files are not in the cage" in str(refused)
         assert refused.hint == (
-            f"name the program itself in the manifest: '{manager} which python3' tells where it is"
+            f"write the program's own path in the manifest; '{manager} which python3' prints it"
         )
 
 
