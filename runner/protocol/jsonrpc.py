@@ -202,7 +202,7 @@ class Peer:
         if error is None:
             return RpcResult(token, message.get("result"))
         if not isinstance(error, dict):
-            return RpcError(token, INTERNAL_ERROR, "an error that is no object", error)
+            return RpcError(token, INTERNAL_ERROR, "an error that is not an object", error)
         code, text = error.get("code"), error.get("message")
         return RpcError(
             token,

@@ -53,7 +53,7 @@ _ID_KEY, _RESULT_KEY, _ERROR_KEY = (
     re.compile(rf"{word}(?<!\w{word})[\"'\s]*[:/#]") for word in ("id", "result", "error")
 )
 # What some readers skip within a word: the end of a continued line, a backslash that escapes nothing, and
-# bytes that are no UTF-8.
+# bytes that are not UTF-8.
 _SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
@@ -107,7 +107,7 @@ class Observer:
         if not isinstance(message, dict) or not isinstance(method := message.get("method"), str):
             return None
         number = message.get("id")
-        # Anything longer is no method we look for: kept short, as the host may ask without end.
+        # Anything longer is not a method we look for: kept short, as the host may ask without end.
         method = method[:LONGEST]
         if type(number) in (int, str) and len(str(number)) <= LONGEST:
             self._open.pop((type(number), number), None)
@@ -127,7 +127,7 @@ class Observer:
             return _ambiguous("a line that some hosts would take for more than one")
         if cause is not None:
             if _is_lenient_message(raw):
-                return _ambiguous("a line that is no JSON, but a message for hosts with a lenient reader")
+                return _ambiguous("a line that is not JSON, but a message for hosts with a lenient reader")
             self.stray("not_json")
             return []
         if isinstance(value, list) and any(map(self._is_field, islice(value, MOST_FIELDS))):
@@ -164,7 +164,7 @@ class Observer:
         if not isinstance(method, str) or method in self._methods:
             return False
         begin = method[:MOST_OF_METHOD]
-        # U+FFFD stands for bytes that are no UTF-8 and for halves of surrogate pairs.
+        # U+FFFD stands for bytes that are not UTF-8 and for halves of surrogate pairs.
         visible = "".join(each for each in begin if each.isprintable() and each not in " \ufffd")
         if len(visible) > MOST_VISIBLE:
             return False
@@ -237,8 +237,8 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _is_lenient_message(raw: bytes) -> bool:
-    """Whether a line that is no JSON has what a message has, for who also reads comments, single quotes, keys
-    without quotes, more commas, control characters in strings, UTF-16 and the like. How such readers
+    """Whether a line that is not JSON has what a message has, for who also reads comments, single quotes,
+    keys without quotes, more commas, control characters in strings, UTF-16 and the like. How such readers
     differ is not looked into: the words are enough."""
     begin = raw.find(b"{")
     if begin < 0:

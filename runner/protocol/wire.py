@@ -6,7 +6,7 @@ a float without a word. And it is no dependency. Hooks are slow, though, so a sc
 methods finds out first whether a frame can need them; nearly none does.
 
 What is refused does not depend on the machine or the stack: depth is counted before anything is parsed. A
-line that is no JSON at all is bad_json even if it begins like a bad number ("Infinity loop started"): for
+line that is not JSON at all is bad_json even if it begins like a bad number ("Infinity loop started"): for
 some contracts that is a stray print and no fault.
 """
 
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
 def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Any:
     """The value of `raw`. Raises WireFault.
 
-    Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
+    Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
     counts, but those of `identity` may be in the outermost object only once: they say what a message is.
     `unique`: no object at any depth may have a key twice.
     """
@@ -107,7 +107,7 @@ def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool 
 
 
 def encode(value: Any) -> bytes:
-    """Compact, in UTF-8, without a newline. Raises ValueError for what is no JSON."""
+    """Compact, in UTF-8, without a newline. Raises ValueError for what is not JSON."""
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:
@@ -154,7 +154,7 @@ class _Hooks:
         return table
 
     def _constant(self, name: str) -> None:
-        self._refuse(f"{name} is no number in JSON")
+        self._refuse(f"{name} is not a number in JSON")
 
     def _integer(self, digits: str) -> int:
         # Never converted if it is long: that takes a time quadratic in its length, and CPython refuses it.

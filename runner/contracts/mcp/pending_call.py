@@ -97,7 +97,7 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
             return "resources/read", {"uri": call.name}
         case "list":
             if call.name not in LISTS:
-                raise _unfit(token, f"there is no list of {quoted(call.name)}: {', '.join(LISTS)}")
+                raise _unfit(token, f"there is not a list of {quoted(call.name)}: {', '.join(LISTS)}")
             return LISTS[call.name][0], {}
         case "method":
             if call.name in _OURS or call.name.startswith("notifications/"):
@@ -139,7 +139,7 @@ class PendingCall:
     def result(self, value: Any, weight: int) -> Step:
         """`weight`: of the value, in memory."""
         if not isinstance(value, dict):
-            return self.malformed("bad_type", f"the result of {self._name} is no object")
+            return self.malformed("bad_type", f"the result of {self._name} is not an object")
         if self._modern:
             kind = value.get("resultType", "complete")
             if kind == "input_required" and self.method in WITH_INPUT:
@@ -179,7 +179,7 @@ class PendingCall:
         return True
 
     def malformed(self, cause: str, message: str) -> Violation:
-        """The end of this call, and of nothing else."""
+        """Ends this call only."""
         return Violation("malformed_response", message, cause, call=self.token)
 
     @property
@@ -191,11 +191,11 @@ class PendingCall:
     def _tool(self, value: dict[str, Any]) -> Step:
         content, error = value.get("content", []), value.get("isError")
         if not _objects(content) or not all(isinstance(part.get("type"), str) for part in content):
-            return self.malformed("bad_type", f"the content of {self._name} is no list of typed objects")
+            return self.malformed("bad_type", f"the content of {self._name} is not a list of typed objects")
         if error is not None and not isinstance(error, bool):
             return self.malformed("bad_type", f"isError of {self._name} is neither true nor false")
         if not self._modern and not isinstance(value.get("structuredContent"), dict | None):
-            return self.malformed("bad_type", f"the structuredContent of {self._name} is no object")
+            return self.malformed("bad_type", f"the structuredContent of {self._name} is not an object")
         if not error:
             return Reply(self.token, value)
         texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
@@ -212,9 +212,9 @@ class PendingCall:
         if not _objects(items) or not all(isinstance(item.get(identity), str) for item in items):
             return self.malformed("bad_type", f"{self.method} has no list of objects with {identity}")
         if not all(isinstance(item.get(schema, {}), dict) for item in items for schema in _SCHEMAS):
-            return self.malformed("bad_type", f"a schema in {self.method} is no object")
+            return self.malformed("bad_type", f"a schema in {self.method} is not an object")
         if cursor is not None and not isinstance(cursor, str):
-            return self.malformed("bad_type", f"the nextCursor of {self.method} is no string")
+            return self.malformed("bad_type", f"the nextCursor of {self.method} is not a string")
         if cursor is not None and len(cursor) > MOST_CURSOR:
             message = f"the nextCursor of {self.method} has more than {MOST_CURSOR} characters"
             return self.malformed("cursor_too_long", message)
@@ -241,25 +241,29 @@ class PendingCall:
     def _input_required(self, value: dict[str, Any], weight: int) -> Step:
         asked, state = value.get("inputRequests"), value.get("requestState")
         if state is not None and not isinstance(state, str):
-            return self.malformed("bad_type", f"the requestState of {self._name} is no string")
+            return self.malformed("bad_type", f"the requestState of {self._name} is not a string")
         if asked is not None and not isinstance(asked, dict):
-            return self.malformed("bad_type", f"the inputRequests of {self._name} are no object")
+            return self.malformed("bad_type", f"the inputRequests of {self._name} are not an object")
         if not asked and state is None:
-            return self.malformed("input_required", f"{self._name} needs input, and does not say which")
+            return self.malformed("input_required", f"{self._name} needs input and does not say which")
         self._rounds += 1
         if self._rounds > MOST_ROUNDS:
             return self.malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
         self.release()  # of the round before
         if not self._keeps(2 * weight):  # what is kept is sent back
             most = self._standing.most >> 20
-            message = f"what {self._name} wants kept takes more than {most} MiB of memory"
+            message = (
+                f"the state that {self._name} wants the host to keep takes more than {most} MiB of memory"
+            )
             return self.malformed("state_too_large", message)
         inputs: list[Input] = []
         for key, request in (asked or {}).items():
             method = request.get("method") if isinstance(request, dict) else None
             if method not in INPUTS or len(inputs) == MOST_INPUTS:
                 shown = f"more than {MOST_INPUTS}" if method in INPUTS else quoted(str(method))
-                return self.malformed("input_required", f"{self._name} needs input nobody can give: {shown}")
+                return self.malformed(
+                    "input_required", f"{self._name} needs input that no host can give: {shown}"
+                )
             inputs.append(Input(key, method, request.get("params")))
         self._state, self._inputs = state, {}
         self._open = {one.key for one in inputs}
@@ -293,7 +297,7 @@ def _objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def refused_input(token: int, method: str, code: int, message: str) -> Violation:
-    """The host said no, and the modern protocol has no way to hand that on: the call cannot go on."""
+    """The host refused, and the modern protocol has no way to tell the server so: the call has failed."""
     return Violation(
         "capability_not_allowed",
         f"the server needs {method} for this call, which was refused: {code} {printable(message)}",

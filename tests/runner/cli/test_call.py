@@ -228,12 +228,12 @@ WRONG_WORDS: list[tuple[tuple[str, ...], str]] = [
     (("call", "{p}", "echo", '{"text": "x"}'), "goes behind --input"),
     (("call", "{p}", "echo", "--input", "hello"), """a text is written '"like this"'"""),
     (("call", "{p}", "echo", "--input", "{p}"), "there is a file of that name: --input @"),
-    (("call", "{p}", "echo", "--input", "{'a': 1}"), "this is no JSON: Expecting property name"),
-    (("call", "{p}", "echo", "--input", '{"a": NaN}'), "NaN is no number in JSON"),
+    (("call", "{p}", "echo", "--input", "{'a': 1}"), "this is not JSON: Expecting property name"),
+    (("call", "{p}", "echo", "--input", '{"a": NaN}'), "NaN is not a number in JSON"),
     (("call", "{p}", "echo", "--input", "[" * 200 + "]" * 200), "nested more than 128 deep"),
     (("call", "{p}", "echo", "--input", "@/nonexistent"), "--input @/nonexistent: No such file"),
     (("call", "{p}", "echo", "--input", "@/tmp"), "--input @/tmp: Is a directory"),
-    (("call", "{p}", "echo", "--input", ""), "this is no JSON"),
+    (("call", "{p}", "echo", "--input", ""), "this is not JSON"),
     (("call", "{p}", "echo", "--input", "-", "--config", "-"), "only one of --input"),
     (("call", "{p}", "echo", "--context", "[]"), "an object is needed"),
     (("call", "{p}", "echo", "--timeout", "soon"), "--timeout soon: 'soon' is not a duration"),
@@ -249,7 +249,7 @@ WRONG_WORDS: list[tuple[tuple[str, ...], str]] = [
     (("call", "{p}", "echo", "--report", "1"), "descriptors 0 and 1"),
     (("call", "{p}", "echo", "--report", "/nonexistent/r"), "/nonexistent does not exist"),
     (("call", "{p}", "echo", "--limit", "memroy=1G"), "did you mean 'memory'?"),
-    (("call", "{p}", "echo", "--input", "\x1b[31m"), r"--input: this is no JSON"),
+    (("call", "{p}", "echo", "--input", "\x1b[31m"), r"--input: this is not JSON"),
 ]
 
 
@@ -553,7 +553,7 @@ WAYS: dict[str, Way] = {
     "another server": Way(
         "manifest_invalid",
         "manifest",
-        r"server_unknown: there is no server 'modem'; there are 'modern'",
+        r"server_unknown: there is not a server 'modem'; there are 'modern'",
         bare("mcp_bare"),
         "echo",
         ("--server", "modem"),

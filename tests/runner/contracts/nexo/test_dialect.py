@@ -733,7 +733,7 @@ def test_refusals(call: Call, code: int, given: Any, kind: str, data: Any) -> No
 @pytest.mark.parametrize(
     ("reply", "code", "message"),
     [
-        ({"jsonrpc": "2.0", "id": 2, "error": "broken"}, "-32603", "an error that is no object"),
+        ({"jsonrpc": "2.0", "id": 2, "error": "broken"}, "-32603", "an error that is not an object"),
         (error(2, "x", 5), "-32603", "the plugin answered with error -32603"),
         (error(2, True), "-32603", "no"),
         (error(2, -33403, ""), "-33403", "the plugin answered with error -33403"),
