@@ -1,7 +1,7 @@
 """Topics: which events a plugin gets, and where it may publish. The patterns are the manifest's.
 
-A plugin publishes to a subject, which names one topic. The reference host reads a wildcard in a subject as a
-plain word, so there a plugin can publish to `plugin.inbound.slack.>`; here that is not a subject at all.
+A plugin publishes to a subject, which names one topic. The reference host takes a wildcard in a subject for
+a plain word, so there a plugin can publish to `plugin.inbound.slack.>`. Here that is not a subject.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_a_plugin_that_dies(
     ("words", "status", "said"),
     [
         ((), 2, "required: MANIFEST"),
-        (("{p}", "echo"), 2, "one is called with runner call MANIFEST NAME"),
+        (("{p}", "echo"), 2, "to call one, use runner call MANIFEST NAME"),
         (("--repeat", "3", "{p}"), 2, "--repeat"),
         (("--report", "/", "{p}"), 2, "--report /: is a directory"),
         (("/nonexistent",), 20, "there is no such file"),
