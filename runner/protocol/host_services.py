@@ -117,7 +117,7 @@ class NoHostMethods:
     METHODS: Mapping[str, str] = {}
 
     async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
-        raise AssertionError("there is not a method to serve")
+        raise AssertionError("there is no method to serve")
 
     def refused(self, method: str, why: Why) -> Answer:
         return Answer(error=(-32601, "method not found", None))

@@ -184,7 +184,7 @@ def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str
         message = f"there are {len(names)} servers: {shown}"
         faults.error(("mcpServers",), "server_needed", message, "choose one with --server NAME")
     elif server is not None and server not in entries:
-        message = f"there is not a server {quoted(server)}; there are {shown}"
+        message = f"there is no server {quoted(server)}; there are {shown}"
         faults.error(("mcpServers",), "server_unknown", message, did_you_mean(server, names[:100]))
     else:
         name = names[0] if server is None else server

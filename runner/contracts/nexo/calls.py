@@ -52,9 +52,7 @@ def listed(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
     """What the manifest declares of a kind other than tools. Raises CallRefused."""
     section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
     if section not in CONTRACT.declared:
-        raise CallRefused(
-            Refusal(token, "-32601", f"there is not a list of {quoted(call.name)}", "unsupported")
-        )
+        raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
     return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
 
 

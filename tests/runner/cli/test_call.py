@@ -553,7 +553,7 @@ WAYS: dict[str, Way] = {
     "another server": Way(
         "manifest_invalid",
         "manifest",
-        r"server_unknown: there is not a server 'modem'; there are 'modern'",
+        r"server_unknown: there is no server 'modem'; there are 'modern'",
         bare("mcp_bare"),
         "echo",
         ("--server", "modem"),

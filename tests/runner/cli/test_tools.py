@@ -185,7 +185,7 @@ def test_a_plugin_that_dies(
         (("--report", "/", "{p}"), 2, "--report /: is a directory"),
         (("/nonexistent",), 20, "there is no such file"),
         (("{p}",), 20, "there are 3 servers: 'modern', 'legacy', 'silent-legacy'"),
-        (("--server", "old", "{p}"), 20, "there is not a server 'old'"),
+        (("--server", "old", "{p}"), 20, "there is no server 'old'"),
     ],
 )
 def test_wrong_words(
