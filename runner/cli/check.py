@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _diagnostics(given: str, loaded: tuple[Loaded, ...]) -> list[Diagnostic]:
-    """A file keeps the name the caller gave it: a relative path stays relative."""
+    """Named as the caller named the file: a relative path stays one."""
     found = [diagnostic for each in loaded for diagnostic in each.diagnostics]
     if os.path.isabs(given):
         return found

@@ -124,8 +124,8 @@ def _is_state_path(path: str) -> bool:
 
 def _denied_hint(path: str, denied: str) -> str:
     if path == "/" or denied.startswith(path.rstrip("/") + "/"):
-        return "ask only for the directories below it that the plugin needs"
-    return "the hard denylist has no exceptions; keep the files the plugin needs in another folder"
+        return "ask for the directories below it that are really needed"
+    return "the hard denylist has no exceptions; keep what the plugin needs elsewhere"
 
 
 # --- network ---------------------------------------------------------------------------------------
