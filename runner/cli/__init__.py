@@ -1,4 +1,4 @@
-"""The command line: one module per verb, imported when it is the one asked for."""
+"""The command line: one module per verb. Only the module of the given verb is imported."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "state", "schema
 
 
 def entry() -> NoReturn:
-    """The process `runner`. Leaves without Python's farewell: taking every module apart again costs as much
-    as starting bubblewrap, and the kernel does it better."""
+    """The process `runner`. It ends with os._exit: Python's own shutdown takes every module apart, which
+    costs as much as starting bubblewrap."""
     import os
 
     _mend_streams()
     try:
         status = main()
-    except SystemExit as leaving:  # argparse, after it has said why
-        status = leaving.code if isinstance(leaving.code, int) else 1
+    except SystemExit as exited:  # by argparse, after its message
+        status = exited.code if isinstance(exited.code, int) else 1
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads any more, or the disk is full
-            # These say how the plugin fared, and know by themselves if their result was not taken. Of the
-            # others the output was the purpose.
+        except (OSError, ValueError):  # the reader has closed the pipe, or the disk is full
+            # The status of exec, call and tools is the plugin's, and they notice by themselves when their
+            # result cannot be written. Every other verb has failed if its output is lost.
             status = status if sys.argv[1:2] in (["exec"], ["call"], ["tools"]) else status or 1
     os._exit(status)
 
 
 def _mend_streams() -> None:
-    """Descriptors 0-2 exist and can be written to, whatever the caller did.
+    """Make sure that descriptors 0 to 2 are open and that Python can write to 1 and 2.
 
-    A closed one would be the first thing we open, and so the plugin's; and print() to a missing stderr goes
-    to stdout, which is the plugin's too.
+    The next file we open would take the number of a closed one, and the plugin would inherit it as its own
+    stream. And print() to a missing stderr writes to stdout, which is the plugin's too.
     """
     import os
 
@@ -48,11 +48,13 @@ def _mend_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # lands on the lowest free one: this
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # open() takes the lowest free number: fd
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 -- for the rest of the process
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a file, not a stand-in
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real file, not a test's replacement
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             if words[0] in ("exec", "call", "tools"):
                 import gc
 
-                # A launch makes little garbage, and looking for it takes milliseconds. Who stays longer than
-                # that switches it on again.
+                # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run
+                # longer, switch it on again.
                 gc.disable()
             return _run(words[0], words[1:])
         return _top(words)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough; closing stdout again at exit would complain.
+        # The reader of our output has closed the pipe. Without this, closing stdout at exit would fail too.
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -78,21 +80,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not _is_full_disk(error):
             return accident(error)
-        print(f"runner: stdout does not take the output: {error.strerror}", file=sys.stderr)
+        print(f"runner: the output cannot be written to stdout: {error.strerror}", file=sys.stderr)
         return 1
     except Exception as error:  # noqa: BLE001 -- our fault: one line for people, no traceback
         return accident(error)
 
 
 def _is_full_disk(error: OSError) -> bool:
-    """Of where our output leads. What we open ourselves has a name."""
+    """Whether our output has nowhere to go. An error about a file of our own has a file name."""
     import errno
 
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None
 
 
 def accident(error: Exception) -> int:
-    """A fault of the runner's own, in one line. RUNNER_DEBUG=1 shows where."""
+    """Report a bug of the runner in one line. RUNNER_DEBUG=1 shows the traceback instead."""
     import os
 
     if os.environ.get("RUNNER_DEBUG"):
@@ -101,9 +103,11 @@ def accident(error: Exception) -> int:
 
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:
-        print(f"runner: internal: {printable(text)}; with RUNNER_DEBUG=1 it says where", file=sys.stderr)
+        print(
+            f"runner: internal: {printable(text)}; set RUNNER_DEBUG=1 to see the traceback", file=sys.stderr
+        )
     except OSError:
-        pass  # nobody reads it
+        pass  # stderr is closed
     return 70
 
 
@@ -144,7 +148,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     module = verb_module(verb)
 
     class Parser(argparse.ArgumentParser):
-        """Wrong usage is one line that says what to do."""
+        """A usage error is one line that says what to do."""
 
         def error(self, message: str) -> NoReturn:
             advice = getattr(module, "advice", None)
@@ -163,7 +167,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """With the width told: asked for its own, argparse imports shutil on every start."""
+    """The width is given here: to find it out, argparse would import shutil on every start."""
     import argparse
     import os
 
@@ -178,7 +182,7 @@ def _run(verb: str, words: list[str]) -> int:
     module = verb_module(verb)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
-        # Split by hand: what follows is the plugin's, also if it looks like an option of ours.
+        # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
         at = words.index("--")
         args = parser.parse_args(words[:at])
         args.arguments = words[at + 1 :]
@@ -218,6 +222,6 @@ def _overview() -> str:
         "example:",
         f"  {verb_module('exec').EXAMPLE}",
         "",
-        "runner VERB --help tells more; runner --version.",
+        "runner VERB --help shows the options of a verb, runner --version the version.",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""runner call: start a plugin, ask it one thing, say what it answered."""
+"""runner call: start a plugin, make one call, print the answer."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MOST_SESSIONS = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
     parser.add_argument(
-        "name", metavar="NAME", help="of the tool, prompt, method, …; a resource's URI; an event's topic"
+        "name", metavar="NAME", help="what to call: the name of a tool, of a method, the topic of an event, …"
     )
     parser.add_argument(
-        "--input", metavar="JSON|@FILE|-", help="what it is given: as a word, from a file, from stdin"
+        "--input", metavar="JSON|@FILE|-", help="the input: as JSON, from a file (@FILE), or from stdin (-)"
     )
     parser.add_argument(
         "--kind",
@@ -46,25 +46,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="TIME",
-        help="for the answer, instead of the contract's own: 500ms, 30, 2m; for events in return 5s",
+        help="time limit of the call, instead of the contract's: 500ms, 30, 2m; for an event, the wait"
+        " for events in return (default: 5s)",
     )
     parser.add_argument(
-        "--context", metavar="JSON|@FILE", help="what the contract sends along: agent_id, workspace_id, …"
+        "--context",
+        metavar="JSON|@FILE",
+        help="an object with what the contract sends along: agent_id, workspace_id, …",
     )
     parser.add_argument(
-        "--config", metavar="JSON|@FILE", help="configuration, for plugins that are configured"
+        "--config", metavar="JSON|@FILE", help="the configuration, for plugins whose contract sends them one"
     )
     add_talking(parser)
     many = parser.add_argument_group("many calls")
     many.add_argument(
-        "--repeat", metavar="N", type=int, help="call N times over warm sessions and print how long it took"
+        "--repeat",
+        metavar="N",
+        type=int,
+        help="call N times over open sessions and print how long the calls took",
     )
-    many.add_argument("--concurrency", metavar="C", type=int, help="in C sessions at once (default: 1)")
+    many.add_argument(
+        "--concurrency", metavar="C", type=int, help="spread the calls over C sessions (default: 1)"
+    )
     parser.usage = f"{parser.prog} [options] MANIFEST NAME [-- ARGS]"
 
 
 class _Kinds:
-    """The kinds of all contracts. Imports the contracts when --kind or the help needs them, not before."""
+    """The kinds of all contracts. They are imported when --kind or the help needs them, not before."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(all_kinds())
@@ -74,11 +82,11 @@ class _Kinds:
 
 
 def advice(message: str) -> str:
-    """What was meant, most likely, by words that argparse does not understand."""
+    """What the caller most likely meant by words that argparse refuses."""
     if message.endswith("required: NAME"):
-        return "what is to be called? runner tools MANIFEST lists what there is"
+        return "NAME says what to call; runner tools MANIFEST lists what can be called"
     if message.startswith("unrecognized arguments: ") and _looks_like_json(message.split(": ", 1)[1]):
-        return "what it is given goes behind --input"
+        return "the input goes behind --input"
     return ""
 
 
@@ -87,10 +95,10 @@ def _looks_like_json(word: str) -> bool:
 
 
 def add_talking(parser: argparse.ArgumentParser) -> None:
-    """What `tools` has as well."""
-    parser.add_argument("--json", action="store_true", help="for programs: one line, failures too")
+    """The options that call and tools share."""
+    parser.add_argument("--json", action="store_true", help="print one line of JSON, for failures too")
     parser.add_argument(
-        "--events", action="store_true", help="progress and notices on stderr, as lines of JSON"
+        "--events", action="store_true", help="print progress and notices on stderr, one line of JSON each"
     )
     parser.add_argument(
         "--report",
@@ -107,15 +115,15 @@ def run(args: argparse.Namespace) -> int:
         given = _document("--input", args.input)
         context = _document("--context", args.context)
         if context is not None and not isinstance(context, dict):
-            raise ValueError('--context: an object is needed, as in \'{"agent_id": "a"}\'')
+            raise ValueError('--context: it has to be a JSON object, as in \'{"agent_id": "a"}\'')
         config = _document("--config", args.config)
         _check_contract(args, context or {})
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         print(f"runner call: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
-    # The cage is built while we import what speaks to it.
-    sent = ordered(invocation) if args.repeat is None else None
+    # The cage is built while this process imports the session.
+    sent = request_launch(invocation) if args.repeat is None else None
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
@@ -138,38 +146,38 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError: these words do not go together."""
+    """ValueError: the options do not go together."""
     if not args.name:
-        raise ValueError("an empty word names nothing; runner tools MANIFEST lists what there is")
+        raise ValueError("NAME is empty; runner tools MANIFEST lists what can be called")
     if _looks_like_json(args.name):
-        raise ValueError(
-            f"NAME is missing: {quoted(args.name)} looks like what it is given, which goes behind --input"
-        )
+        raise ValueError(f"NAME is missing: {quoted(args.name)} looks like input, which goes behind --input")
     if args.repeat is None and args.concurrency is not None:
-        raise ValueError("--concurrency: only with --repeat, of whose calls it says how many at once")
+        raise ValueError("--concurrency: it needs --repeat, whose calls it spreads over sessions")
     if args.repeat is not None:
         if not 1 <= args.repeat <= _MOST_CALLS:
             raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
         if args.concurrency is not None and not 1 <= args.concurrency <= _MOST_SESSIONS:
             raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
         if args.kind == "event":
-            raise ValueError("--repeat: an event has no answer that could be measured")
+            raise ValueError("--repeat: an event has no answer to measure; leave --repeat out")
         for option, given in (("--report", args.report is not None), ("--events", args.events)):
             if given:
-                raise ValueError(f"{option}: is about one call, and not for --repeat")
+                raise ValueError(
+                    f"{option}: it is about one call and does not go with --repeat; leave one of them out"
+                )
     if [args.input, args.context, args.config].count("-") > 1:
         raise ValueError("only one of --input, --context and --config can be read from stdin")
 
 
 def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
-    """ValueError: the plugin's contract does not know such a thing. Said before anything is started."""
+    """ValueError: the plugin's contract has no such kind or context. Nothing was started yet."""
     if args.kind == "tool" and not context:
-        return  # all of them do
+        return  # every contract has tools
     from runner.manifest.load import contract_at
 
     name = contract_at(args.manifest, args.contract)
     if name is None:
-        return  # the launch says what is wrong with the manifest
+        return  # the launch will say what is wrong with the manifest
     from runner.protocol.dialect import Call, stray_context
 
     contract = find_contract(name)
@@ -179,8 +187,9 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         raise ValueError(f"--context: {stray}")
 
 
-def ordered(invocation: Invocation) -> LaunchTicket | None:
-    """The launch under way, by a copy of this process as it is now. None: then later, and slower."""
+def request_launch(invocation: Invocation) -> LaunchTicket | None:
+    """Have a fork of this process launch the plugin while this one imports the rest. None: the session will
+    launch it later, which is slower."""
     from runner.launch import forkserver
 
     try:
@@ -190,7 +199,7 @@ def ordered(invocation: Invocation) -> LaunchTicket | None:
         ticket = forkserver.LaunchTicket(invocation, environ=os.environ)
         ticket.send(maker)
     except OSError:
-        return None  # the second try says why
+        return None  # the session tries again and reports why
     return ticket
 
 
@@ -206,7 +215,7 @@ def _seconds(word: str | None) -> float | None:
 
 
 def _document(option: str, word: str | None) -> Any:
-    """JSON, by the rules that hold for plugins too. ValueError says what is wrong with it."""
+    """JSON, by the same rules as for plugins. ValueError says what is wrong with it."""
     if word is None:
         return None
     from runner.protocol import wire
@@ -225,16 +234,16 @@ def _document(option: str, word: str | None) -> Any:
     try:
         return wire.decode(raw)
     except wire.WireFault as fault:
-        what = "this is no JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
+        what = "this is not JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
         raise ValueError(f"{option}: {what}: {fault.detail}{_meant(option, word)}") from None
 
 
 def _meant(option: str, word: str) -> str:
-    """By a word that is no JSON."""
+    """What the caller most likely meant by a word that is not JSON."""
     if word == "-" or word.startswith("@"):
         return ""
     if len(word) < 4096 and "\0" not in word and os.path.exists(word):
-        return f"; there is a file of that name: {option} @{word}"
+        return f"; to read the file of that name write {option} @{word}"
     if word[:1].isalpha():
-        return """; a text is written '"like this"', a file as @FILE"""
-    return "; a file is written as @FILE"
+        return """; write text as '"text"', and a file as @FILE"""
+    return "; write a file as @FILE"

@@ -1,4 +1,4 @@
-"""`runner check`: every fault of a manifest, with its place, in one pass."""
+"""runner check: every fault of a manifest, with its line and column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable
 
 NAME = "check"
-HELP = "say everything that is wrong with a manifest"
+HELP = "list everything that is wrong with a manifest"
 EXAMPLE = "runner check ./my-plugin"
 
 
@@ -106,8 +106,8 @@ def _print_json(
 
 
 def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
-    """The findings as SARIF 2.1.0, which code hosts show beside the lines."""
-    # Reversed: of each rule the first finding describes it.
+    """The diagnostics as SARIF 2.1.0, which code hosts show beside the lines."""
+    # Reversed, so that the first diagnostic of a rule describes it.
     described = {found.rule: _description(found) for found in reversed(diagnostics)}
     rules = sorted(described)
     driver = {
@@ -125,7 +125,7 @@ def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
 
 
 def _description(diagnostic: Diagnostic) -> str:
-    """The rule behind a finding as a sentence: its message without the words of this one manifest."""
+    """The rule behind a diagnostic as a sentence: its message without the words of this manifest."""
     text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "…", diagnostic.message)
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -69,7 +69,7 @@ def _values(option: str) -> tuple[str, ...]:
 
 
 def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
-    """What a verb takes besides options: words, and whether files (then it is a manifest)."""
+    """What a verb takes besides options: words to choose from, and whether it takes files."""
     operands = [action for action in verb_parser(verb)._actions if not action.option_strings]
     if verb == "schema":
         return contract_names(), False
@@ -98,7 +98,7 @@ def _bash() -> str:
             "  esac; fi",
             '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
             '  if [[ $files && "$word" != -* ]]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
-            "  # What ends in = goes on: no space behind it, and no backslash before it.",
+            "  # A word that ends in = goes on: no space after it, no backslash before it.",
             "  if [[ ${COMPREPLY[0]} == *= ]]; then compopt -o nospace +o filenames 2>/dev/null; fi",
             "}",
             "complete -o filenames -F _runner runner",

@@ -1,4 +1,4 @@
-"""The options that say what to run and under which policy, shared by exec and explain."""
+"""The options that several verbs share: what to run, under which policy and limits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
     parser.add_argument(
         "--policy",
         metavar="NAME|FILE",
-        help="default, strict, dev or a file; else $RUNNER_POLICY, /etc/runner/policy.toml or default",
+        help="a policy by name (default, strict, dev) or file; without it $RUNNER_POLICY, then"
+        " /etc/runner/policy.toml, then default",
     )
     parser.add_argument(
         "--state-dir",
         metavar="D",
-        help="where the plugin's ${state_dir} is, if it asks for one: one directory per plugin",
+        help="the directory for the plugin's ${state_dir}, if it asks for one; each plugin needs its own",
     )
     parser.add_argument(
         "--env",
@@ -46,7 +47,7 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
 
 # The limits people reach for have options of their own; --limit knows them all.
 _OPTIONS = (
-    ("memory", "SIZE", "of all its processes together, with /tmp and /dev/shm"),
+    ("memory", "SIZE", "memory of all its processes, with what they keep in /tmp and /dev/shm"),
     ("pids", "N", "processes and threads"),
     ("cpu", "CORES", "0.5, 2 or 50%%"),
     ("cpu_time", "TIME", "processor time"),
@@ -57,7 +58,7 @@ _OPTIONS = (
 def add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group(
         "limits",
-        "The lowest of what these, the manifest and the policy's ceiling say holds.\n"
+        "The lowest of these, the manifest's and the policy's limits applies.\n"
         "Sizes are written 512K, 256M, 1.5G; times 500ms, 30s, 1h30m.",
     )
     for name, metavar, about in _OPTIONS:
@@ -70,7 +71,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--limit",
         metavar="NAME=VALUE",
-        help=f"any limit by its name, one each time; the others are {others}",
+        help=f"any limit by its name, one per option; besides the above: {others}",
         dest="limits",
         action="append",
         default=[],
@@ -79,7 +80,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 class _LimitOption(NamedTuple):
-    """A limit as it stands on the command line, and how the complaint about it begins."""
+    """A limit as it stands on the command line. `words` begin the message about it."""
 
     words: str
     name: str
@@ -139,7 +140,7 @@ def _empty(name: str) -> str:
 
 
 def invocation_of(args: argparse.Namespace) -> Invocation:
-    """ValueError says what is wrong with the words."""
+    """ValueError says what is wrong with the options."""
     for option in ("policy", "state_dir", "contract", "server"):
         if getattr(args, option) == "":
             raise ValueError(_empty(option))
@@ -148,13 +149,15 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
     for word in args.env:
         name, equals, value = word.partition("=")
         if not is_variable_name(name):
-            raise ValueError(f"--env {word}: {name!r} is no name of a variable")
+            raise ValueError(f"--env {word}: {name!r} is not the name of a variable")
         if equals:
             env.append((name, value))
         elif name in os.environ:
             names.append(name)
         else:
-            raise ValueError(f"--env {name}: there is no such variable here; to set it write {name}=VALUE")
+            raise ValueError(
+                f"--env {name}: the runner's environment has no such variable; to set it write {name}=VALUE"
+            )
     return Invocation(
         manifest=args.manifest,
         contract=args.contract,

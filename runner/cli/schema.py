@@ -1,4 +1,4 @@
-"""`runner schema`: a contract's manifest as JSON Schema, for editors."""
+"""runner schema: a contract's manifest as JSON Schema, for editors."""
 
 from __future__ import annotations
 

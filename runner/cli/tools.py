@@ -1,11 +1,11 @@
-"""runner tools: what a plugin exposes, by its own word."""
+"""runner tools: start a plugin and list what it says it exposes."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli.call import add_talking, ordered
+from runner.cli.call import add_talking, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.outcome import USAGE_ERROR
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(message: str) -> str:
-    """For who names the tool, as `call` has it."""
+    """For a command line that also names a tool, as `call` does."""
     if message.startswith("unrecognized arguments: ") and " -" not in message:
-        return "it lists all there is; one is called with runner call MANIFEST NAME"
+        return "tools lists everything; to call one, use runner call MANIFEST NAME"
     return ""
 
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     except (ReportFileError, ValueError) as error:
         print(f"runner tools: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
-    sent = ordered(invocation)
+    sent = request_launch(invocation)
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest

@@ -1,4 +1,4 @@
-"""Everything wrong with one document, collected before anybody is told."""
+"""Everything that is wrong with one document, collected and then shown together."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from sandbox.document.diagnostic import Diagnostic, Severity
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
 
-# A manifest with ten thousand unknown keys needs no ten thousand lines.
-LIMIT = 200
+MOST_SHOWN = 200  # of a manifest with ten thousand unknown keys, the first are enough
 
 
 class Faults:
@@ -27,15 +26,15 @@ class Faults:
         self._add(keys, rule, message, hint, "warning")
 
     def _add(self, keys: KeyPath, rule: str, message: str, hint: str, severity: Severity) -> None:
-        if len(self._found) >= LIMIT:
+        if len(self._found) >= MOST_SHOWN:
             self._left_out += 1
             return
         self._found.append(self.document.diagnostic(keys, rule, message, hint, severity))
 
     @property
     def full(self) -> bool:
-        """More would only be counted: expensive hints can be spared."""
-        return len(self._found) >= LIMIT
+        """Further faults are only counted, so their hints need not be worked out."""
+        return len(self._found) >= MOST_SHOWN
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """In the order of the text, each once."""

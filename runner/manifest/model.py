@@ -1,7 +1,7 @@
-"""A document against a model: types, required keys and unknown keys, as sentences.
+"""Checks a document against a pydantic model: wrong types, missing keys and unknown keys, as sentences.
 
-The models are pydantic's, but pydantic costs a tenth of a second to import and is only imported beside them
-(contracts/*/manifest.py); here its classes are known by the few attributes used.
+pydantic takes a tenth of a second to import, so only the modules with the models import it
+(contracts/*/manifest.py). This one uses a few attributes of its classes and imports nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _EXPECTED = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-_SUGGESTIONS = 50  # difflib is slow: after so many unknown keys the author has another problem
+_MOST_SUGGESTIONS = 50  # difflib is slow; the first suggestions are enough
 
 
 def check(
     faults: Faults, model: Any, data: object, keys: KeyPath, strict: Callable[[KeyPath], str | None]
 ) -> None:
-    """Complains about everything in `data` (at `keys`) that `model` does not know.
+    """Reports everything in `data` (at `keys`) that does not fit `model`.
 
     Unknown keys are warnings, except in tables for which `strict` gives the rule they break.
     """
@@ -49,7 +49,7 @@ def check(
         return
     for number, fault in enumerate(errors):
         loc: KeyPath = tuple(fault["loc"])
-        _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _SUGGESTIONS)
+        _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _MOST_SUGGESTIONS)
 
 
 def _report(

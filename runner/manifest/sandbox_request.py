@@ -1,7 +1,7 @@
-"""What a manifest asks of the cage, read and checked the same way for every contract.
+"""What a manifest asks of the cage, read and checked in the same way for every contract.
 
-All checks here go by the text alone: a manifest means the same on every machine (but for the user's home),
-which is what makes it cacheable. What exists, and what the policy says, is judged later.
+The checks look at the text alone, not at files or the policy. So a manifest means the same on every machine,
+except for the user's home, and the result can be cached. Files and the policy are looked at later.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from sandbox.spec import (
 from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
-# The kernel refuses arguments and variables together beyond a quarter of the stack limit: 2 MiB by default,
-# of which the cage needs its share.
+# Bytes. The kernel limits arguments and variables together to a quarter of the stack limit: 2 MiB by default,
+# of which bubblewrap's own arguments take a part.
 VECTOR_LIMIT = 512 << 10
-PATH_LIMIT = 4096 - 1
-NAME_LIMIT = 255
+PATH_LIMIT = 4096 - 1  # bytes
+NAME_LIMIT = 255  # bytes of one segment of a path, characters of a variable's name
 
-Where = tuple[tuple[str, KeyPath], ...]  # where each of the requests stands, by name
+Where = tuple[tuple[str, KeyPath], ...]  # name of a request -> the keys that lead to it
 
 
 def check_vector(
     faults: Faults, command: Item | None, args: Sequence[Item], env: Sequence[tuple[str, Item]]
 ) -> None:
-    """Arguments and variables as execve() will take them."""
+    """Check that execve() will take the arguments and variables."""
     total = 0
     for item in (*([command] if command else ()), *args):
         size = len(os.fsencode(item.text))
         total += size + 9  # the terminating NUL and a pointer
         if size > ARGUMENT_LIMIT:
-            message = f"an argument of {size} bytes; the kernel takes {ARGUMENT_LIMIT} at most"
+            message = f"an argument has {size} bytes; the kernel takes at most {ARGUMENT_LIMIT}"
             faults.error(item.keys, "argument_too_long", message)
     for name, item in env:
         size = len(os.fsencode(name)) + 1 + len(os.fsencode(item.text))
         total += size + 9
         check_env_name(faults, item.keys, name)
         if size > ARGUMENT_LIMIT:
-            message = f"a variable of {size} bytes; the kernel takes {ARGUMENT_LIMIT} at most"
+            message = f"a variable has {size} bytes; the kernel takes at most {ARGUMENT_LIMIT}"
             faults.error(item.keys, "argument_too_long", message)
     if total > VECTOR_LIMIT:
         keys = command.keys[:-1] if command else ()
-        message = f"arguments and variables have {total} bytes together, the limit is {VECTOR_LIMIT}"
+        message = f"arguments and variables together have {total} bytes; the limit is {VECTOR_LIMIT}"
         faults.error(keys, "arguments_too_long", message)
 
 
 def own_state(words: Iterable[Item]) -> tuple[PathRequest, ...]:
-    """Whoever names ${state_dir} in an argument or a variable asks for it."""
+    """The request for ${state_dir} that an argument or a variable makes by naming it."""
     found = next((item for item in words if STATE_DIR_TOKEN in item.text), None)
     return () if found is None else (PathRequest(STATE_DIR_TOKEN, "write", where=found.keys),)
 
@@ -74,12 +74,12 @@ def check_env_name(faults: Faults, keys: KeyPath, name: str) -> None:
         faults.error(keys, "env_name", message, "letters, digits and _ only, not starting with a digit")
     elif len(name) > NAME_LIMIT:
         faults.error(
-            keys, "env_name", f"a variable name of {len(name)} characters, the limit is {NAME_LIMIT}"
+            keys, "env_name", f"the name of a variable has {len(name)} characters; the limit is {NAME_LIMIT}"
         )
 
 
 def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool, hint: str = "") -> None:
-    """A host path a plugin asks for: absolute, without detours, and not on the hard denylist.
+    """Check a host path that a plugin asks for: absolute, without detours, and not on the hard denylist.
 
     `path` is the item's text with `~` expanded.
     """
@@ -87,17 +87,17 @@ def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool,
     below = path
     if STATE_DIR_TOKEN in path:
         if not write:
-            message = f"{shown}: {STATE_DIR_TOKEN} can only be asked for writing"
+            message = f"{shown}: {STATE_DIR_TOKEN} can only be asked for as a writable path"
             faults.error(item.keys, "sandbox_state_dir", message, "move it to the writable paths")
             return
         if not _is_state_path(path):
-            message = f"{shown}: {STATE_DIR_TOKEN} has to stand at the beginning of the path"
+            message = f"{shown}: {STATE_DIR_TOKEN} has to be the beginning of the path"
             faults.error(item.keys, "sandbox_state_dir", message)
             return
         below = "/state" + path[len(STATE_DIR_TOKEN) :]
     if not below.startswith("/"):
         if not hint and "$" in path:
-            hint = f"of all variables only {STATE_DIR_TOKEN} is known, at the beginning of a writable path"
+            hint = f"only {STATE_DIR_TOKEN} is expanded, at the beginning of a writable path"
         faults.error(item.keys, "sandbox_relative_path", f"{shown} is not an absolute path", hint)
         return
     if len(os.fsencode(path)) > PATH_LIMIT or any(len(os.fsencode(p)) > NAME_LIMIT for p in path.split("/")):
@@ -106,9 +106,9 @@ def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool,
     if below != "/" and any(part in ("", ".", "..") for part in below.split("/")[1:]):
         message = f"{shown} contains an empty, '.' or '..' segment"
         faults.error(
-            item.keys, "sandbox_path_detour", message, "write the path straight, without a trailing /"
+            item.keys, "sandbox_path_detour", message, "write the path without them and without a trailing /"
         )
-        # Still tested: that it is also a denied path is the better reason.
+        # Still checked against the denylist: if it is denied too, that is the better reason.
         below = "/" + os.path.normpath(below).lstrip("/")
     if STATE_DIR_TOKEN not in path:
         hit = lexical_hit(below, (home,) if home.startswith("/") else ())
@@ -156,7 +156,7 @@ def parse_host(text: str) -> str:
     if "*" in host:
         raise ValueError("contains a wildcard; list each name")
     labels = host.split(".")
-    # resolvers read 127.1, 0x7f000001 and 2130706433 as addresses: only the plain spelling is accepted.
+    # Resolvers read 127.1, 0x7f000001 and 2130706433 as addresses. Only the plain spelling is accepted.
     if _NUMERIC.match(labels[-1]):
         return f"{_address(host)}:{int(port)}"
     if len(host) > 253 or not all(_LABEL.match(label) for label in labels):
@@ -180,7 +180,7 @@ def _address(text: str) -> str:
 
 
 def seccomp(sandbox: Table, where: Where) -> tuple[SeccompProfile | None, Where]:
-    """The profile a table asks for, and `where` with its place. Any other word is the shape's to refuse."""
+    """The profile a table asks for, and `where` with its keys. The model refuses any other word."""
     asked = sandbox.string("seccomp")
     profiles: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
     profile = next((profile for profile in profiles if profile == asked), None)
@@ -191,28 +191,28 @@ def seccomp(sandbox: Table, where: Where) -> tuple[SeccompProfile | None, Where]
 
 _SIZE = "Bytes, or text such as 256M."
 _TIME = "Seconds, or text such as 30s, 2m."
-# Who passes a plugin's streams on unread cannot know when it answers.
-_UNREAD = "Not seen by runner exec, which passes the streams on unread."
+# runner exec passes the plugin's streams on without reading them, so it cannot know when a plugin answers.
+_UNREAD = "Not enforced by runner exec, which does not read the streams."
 LIMITS: dict[str, str] = {
     "memory": f"Memory of all its processes, with what they keep in /tmp and /dev/shm. {_SIZE}",
     "pids": "Processes and threads.",
-    "cpu": 'Cores: 0.5, 2 or "50%".',
+    "cpu": 'Processor, in cores: 0.5, 2 or "50%".',
     "cpu_time": f"Processor time of all its processes. {_TIME}",
     "io": "Bytes read, and bytes written, per second and disk; also as text such as 10M.",
     "open_files": "Open files of each process.",
     "file_size": f"Largest file. {_SIZE}",
     "locked_memory": f"Memory kept from being swapped out, of each process. {_SIZE}",
     "message_queues": f"POSIX message queues. {_SIZE}",
-    "disk": f"Room in each folder it may write to. {_SIZE}",
+    "disk": f"What it may store in each folder it can write to. {_SIZE}",
     "tmp": f"Size of /tmp. {_SIZE}",
     "shm": f"Size of /dev/shm. {_SIZE}",
-    "output": f"Output in all. {_SIZE}",
-    "output_lines": "Lines of output in all.",
-    "launch": f"Time until its program runs. {_TIME}",
-    "handshake": f"Time from then to its first answer. {_TIME} {_UNREAD}",
+    "output": f"All output together. {_SIZE}",
+    "output_lines": "Lines of all output together.",
+    "launch": f"Time until its program has started. {_TIME}",
+    "handshake": f"Time from its program's start to its first answer. {_TIME} {_UNREAD}",
     "call": f"Time for each answer. {_TIME} {_UNREAD}",
     "idle": f"Time without a call. {_TIME} {_UNREAD}",
-    "teardown": f"Time to end once it was told to. {_TIME}",
+    "teardown": f"Time to end after it was asked to. {_TIME}",
     "deadline": f"Time from start to end. {_TIME}",
 }
 
@@ -245,10 +245,10 @@ def limits_schema(words: Words | None = None) -> dict[str, Any]:
 
 
 def limits(faults: Faults, parent: Table, name: str, words: Words | None = None) -> tuple[Limits, Where]:
-    """The limits of a table and where each stands. `words` are the contract's own.
+    """The limits of a table, and the keys that lead to each. `words` are the contract's own.
 
-    An unknown one is an error whatever the contract says of unknown keys: a limit that somebody asked for
-    and nobody enforces is worse than none.
+    An unknown limit is an error, even where the contract ignores unknown keys: its author would rely on a
+    limit that nobody enforces.
     """
     value = parent.data.get(name)
     if value is not None and not isinstance(value, dict):
@@ -266,7 +266,7 @@ def limits(faults: Faults, parent: Table, name: str, words: Words | None = None)
             continue
         limit = own[key].limit if key in own else key
         if limit in said:
-            message = f"{said[limit]} and {key} are two words for one limit"
+            message = f"{said[limit]} and {key} set the same limit"
             faults.error(table.at(key), "limit_twice", message, "keep one of them")
             continue
         said[limit] = key

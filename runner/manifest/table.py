@@ -1,7 +1,7 @@
-"""A look at one table of a document that may hold anything.
+"""Reads one table of a document whose types may be wrong.
 
-Rules run whether or not the document's shape is right, so that one pass finds every fault. A value of the
-wrong type has its own complaint already (see model.py) and reads as absent here.
+The rules run even if the document has faults, so that one pass finds them all. A value of the wrong type has
+been reported already (see model.py) and counts as absent here.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from sandbox.value import NamedTuple
 
 
 class Item(NamedTuple):
-    """A string and where it stands."""
+    """A string, and the keys that lead to it."""
 
     keys: KeyPath
     text: str
 
 
 class Table:
-    """One table and the keys that lead to it. An absent table is an empty one."""
+    """One table, and the keys that lead to it. An absent table reads as an empty one."""
 
     __slots__ = ("data", "keys")
 

@@ -1,10 +1,11 @@
-"""What a protocol is to a session: bytes in, events out, no time and no files of its own.
+"""What a contract's protocol is to a session: frames in, events out.
 
-A dialect is pure. It is handed frames and answers with events; some of them are frames to send. It never
-waits, never reads a clock and never raises for anything a plugin can send: what is wrong becomes a Violation.
-Each contract makes one per conversation: see runner/contracts/contract.py.
+A dialect is pure: it has no clock, no files and no streams. A session hands it frames, and the dialect
+returns events; some of them are frames to send. A dialect never waits, and it never raises for anything
+that a plugin can send: a fault of the plugin becomes a Violation. Each contract makes one dialect per
+conversation (see runner/contracts/contract.py).
 
-A session (runner/session/) owns the process, the clocks and the streams, and does what the events say.
+A session (runner/session/) owns the process, the clocks and the streams, and carries out the events.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from sandbox.value import NamedTuple
 # there is, and its name says of what ("tools", …); "event" is a notification and has no answer.
 Kind = str
 
-# Replies to the plugin go first and are never dropped, requests wait for room, events are dropped when there
-# is none.
+# Replies to the plugin are written first and never dropped. Requests wait for room in the queue. Events are
+# dropped when there is no room.
 Lane = Literal["reply", "request", "event"]
 
 
 class Call(NamedTuple):
-    """One thing asked of a plugin."""
+    """One call of a plugin."""
 
     kind: Kind
     name: str
@@ -38,7 +39,8 @@ class Call(NamedTuple):
 
 
 def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
-    """What is wrong with the context of a call, if anything: what would not be sent is not taken."""
+    """What is wrong with the context of a call; empty if nothing is. A key that would not be sent is
+    refused."""
     keys = known.get(call.kind, ())
     stray = [key for key in call.context if key not in keys]
     if not stray or call.kind == "list":
@@ -51,12 +53,12 @@ class Setting(NamedTuple):
     """Where a conversation takes place."""
 
     plugin: Plugin
-    limits: Limits = Limits()  # as granted: `handshake` and `call` are also a dialect's business
-    environ: Mapping[str, str] = {}  # the operator's, for the variables a contract promises to heed
+    limits: Limits = Limits()  # as granted; a dialect looks at `handshake` and `call`
+    environ: Mapping[str, str] = {}  # the operator's; a contract may define variables of its own
     declare: tuple[str, ...] = ()  # patterns of the capabilities a plugin may declare, by the policy
-    call: Call | None = None  # of a one-shot dialect: the one call the process is for
+    call: Call | None = None  # the one call of a one-shot dialect
     config: Any = None  # for contracts that configure their plugins
-    services: frozenset[str] = frozenset()  # what the host has to offer: names of fields of Services
+    services: frozenset[str] = frozenset()  # what the host offers: names of fields of Services
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     options: Mapping[str, str] = {}  # values of the contract's own command line options
 
@@ -70,15 +72,15 @@ class Send(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who answered, by its own word, checked as far as the contract says."""
+    """What the plugin says of itself in the handshake, checked as far as the contract demands."""
 
     id: str
     version: str = ""
     protocol: str = ""
     title: str = ""
     instructions: str = ""
-    tools: tuple[str, ...] = ()  # as far as the handshake tells
-    details: Mapping[str, Any] = {}  # the rest of what it said of itself
+    tools: tuple[str, ...] = ()  # those the handshake names
+    details: Mapping[str, Any] = {}  # the rest
 
 
 class Ready(NamedTuple):
@@ -88,11 +90,11 @@ class Ready(NamedTuple):
 class Reply(NamedTuple):
     call: int
     value: Any
-    failure: str = ""  # the plugin did not answer, for this reason: the value is what its contract says then
+    failure: str = ""  # why the plugin did not answer; then the value is the contract's substitute
 
 
 class Refusal(NamedTuple):
-    """The plugin answered "no", in the way the contract has for it."""
+    """The plugin answered with an error, as the contract defines errors."""
 
     call: int
     code: str  # the contract's own, as text: "-33402", "invalid_input", "isError"
@@ -102,7 +104,7 @@ class Refusal(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """More to come. `call` is None where it cannot be told which call is meant."""
+    """News about a call that is still running. `call` is None where the plugin does not say which one."""
 
     call: int | None
     value: Mapping[str, Any]
@@ -122,27 +124,27 @@ class HostCallCancelled(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Something worth telling that nobody waits for."""
+    """Something the host may want to know, although no call waits for it."""
 
     kind: str  # "log", "stdout" (not the protocol), "published", "changed", "dropped", …
     value: Any
 
 
 class Farewelled(NamedTuple):
-    """The plugin has said that it is done."""
+    """The plugin has answered the request to shut down."""
 
     error: str = ""
 
 
 class Violation(NamedTuple):
-    """The end of the conversation. `call`: only that call has failed, the session goes on."""
+    """The plugin broke the contract, and the conversation ends. With `call`, only that call has failed."""
 
     code: Code
     message: str
     cause: str = ""
     hint: str = ""
     call: int | None = None
-    plugin_id: str | None = None  # by its own word, where the contract attaches that one
+    plugin_id: str | None = None  # the id the plugin claims, where the contract attaches it
 
 
 Event = (
@@ -152,25 +154,25 @@ Events = Sequence[Event]
 
 
 class Answer(NamedTuple):
-    """To a HostCall: a result, or an error of the protocol's own."""
+    """The answer to a HostCall: a result, or an error of the protocol."""
 
     result: Any = None
     error: tuple[int, str, Any] | None = None  # code, message, data
 
 
 class Farewell(NamedTuple):
-    """How a plugin is bid to go: the frames, then stdin is closed, then signals. Seconds."""
+    """How a plugin is shut down: send the frames, close stdin, then signals. The waits are in seconds."""
 
     frames: Events = ()
-    answer: float = 0.0  # for Farewelled, before stdin is closed
-    exit: float = 2.0  # after stdin was closed
-    terminate: float = 0.0  # after SIGTERM; 0: none is sent. Then all of it is killed
-    # Whether how the process ends is part of its answer (a one-shot plugin has to exit with 0 in time).
+    answer: float = 0.0  # wait for Farewelled before stdin is closed
+    exit: float = 2.0  # wait for the exit after stdin was closed
+    terminate: float = 0.0  # wait after SIGTERM; 0: none is sent. Then every process is killed
+    # Whether the exit belongs to the answer: a one-shot plugin has to exit with 0 in time.
     counts: bool = False
 
 
 class CallRefused(Exception):
-    """A call that is not made, because it cannot succeed. Carries what would have come back."""
+    """A call that is not sent, because it cannot succeed. `event` is what the caller gets instead."""
 
     def __init__(self, event: Refusal | Violation) -> None:
         super().__init__(event.message)
@@ -178,39 +180,39 @@ class CallRefused(Exception):
 
 
 class Message(NamedTuple):
-    """A frame that was read: a value, or what is wrong with it."""
+    """A frame, read: its value, or what is wrong with it."""
 
     value: Any = None
     fault: str = ""  # a cause of malformed_response: bad_json, bad_number, too_deep, …
     detail: str = ""
-    raw: bytes = b""  # of a fault, the beginning; for people
-    weight: int = 0  # bytes that the value takes in memory, for who keeps it
+    raw: bytes = b""  # the beginning of a faulty frame, for messages
+    weight: int = 0  # bytes that the value takes in memory
 
 
 class Dialect(Protocol):
-    """One conversation. `token` is the session's name for a call, unique in the conversation."""
+    """One conversation. `token` is the session's number for a call, unique in the conversation."""
 
     @property
     def one_shot(self) -> bool:
-        """One process for one call, which is named in the setting and sent after Ready with `call`."""
+        """The process serves one call: Setting.call, which the session sends with `call` after Ready."""
         ...
 
     @property
     def handshake_seconds(self) -> float:
-        """Until Ready, by the contract. The session takes less if the grant says less."""
+        """The contract's time limit until Ready. The grant may set a lower one."""
         ...
 
     @property
     def patience(self) -> float | None:
-        """Seconds of silence after which `silence` is to be told; None: silence means nothing now."""
+        """Seconds without a frame after which the session calls `silence`; None: it does not."""
         ...
 
     def framer(self) -> Framer:
-        """How the plugin's stdout is cut, and how long a frame may be."""
+        """Cuts the plugin's stdout into frames, and limits their length."""
         ...
 
     def read(self, raw: bytes) -> Message:
-        """One frame as a message. Touches nothing of the dialect: long frames are read in a thread."""
+        """One frame as a message. It must not use the dialect's state: long frames are read in a thread."""
         ...
 
     def opening(self) -> Events: ...
@@ -218,7 +220,7 @@ class Dialect(Protocol):
     def feed(self, message: Message) -> Events: ...
 
     def seconds(self, call: Call) -> float:
-        """How long the contract lets a call take."""
+        """The contract's time limit for a call."""
         ...
 
     def call(self, token: int, call: Call) -> Events:
@@ -226,11 +228,11 @@ class Dialect(Protocol):
         ...
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The call is not waited for any more: what still comes for it is dropped and counted."""
+        """The caller no longer waits: an answer that still comes is dropped and counted."""
         ...
 
     def expired(self, token: int, why: str) -> Events:
-        """The call will not be answered: its time is up, or the plugin is gone; `why` is for people.
+        """The call will get no answer: its time is up, or the plugin has ended. `why` is for messages.
 
         Called before `cancel`. Some contracts have an answer for that (the policy may say what a failed hook
         stands for): a Reply or Refusal to `token` among the events, which ends the call. Without one the call
@@ -245,8 +247,8 @@ class Dialect(Protocol):
     def answer(self, ticket: int, answer: Answer) -> Events: ...
 
     def emit(self, ticket: int, value: Any) -> Iterable[Event]:
-        """A part of an answer that is still being made (llm.complete's deltas). One by one: each frame waits
-        for room before the next is made."""
+        """Part of an answer to the plugin that is still being made. An iterator: each frame waits for room
+        in the queue before the next one is made."""
         ...
 
     def farewell(self) -> Farewell: ...

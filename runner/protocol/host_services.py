@@ -1,12 +1,7 @@
-"""What a plugin may ask of its host: one gate in front of services that a library user supplies.
+"""What a plugin may ask of its host: one gate in front of the services that a library user supplies.
 
-Whether a plugin may ask at all is the policy's to say, whether there is anybody to answer is the services'.
-What the question means, and what the answers look like on the wire, is the contract's: its `services` module
-has
-
-    METHODS                                       method -> name of the service (a field of Services)
-    async serve(method, params, services, emit)   the result; raises HostError
-    refused(method, why)                          Answer, as the contract prescribes for what is not there
+The policy says whether a plugin may ask. The library user's Services say whether there is an answer. The
+contract says what a request means and what its answer looks like on the wire (HostMethods).
 """
 
 from __future__ import annotations
@@ -20,8 +15,9 @@ import trio
 from runner.protocol.dialect import Answer, HostCall
 from sandbox.value import NamedTuple
 
-# For one plugin: how many of its questions are answered at once, and how many may wait for their turn. Who
-# asks more is told so, and not kept waiting: its answers to us come by the same pipe as its questions.
+# Requests of one plugin that are served at once, and that may wait for their turn. Any further one is
+# refused as busy and not kept waiting: the plugin's answers to us come through the same pipe as its
+# requests.
 CONCURRENT = 32
 WAITING = 256
 
@@ -30,7 +26,7 @@ Why = Literal["unknown", "denied", "absent", "busy"]
 
 
 class HostError(Exception):
-    """An answer that is a "no": goes to the plugin as an error of its protocol."""
+    """Raised by a service that refuses. The plugin gets it as an error of its protocol."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -55,13 +51,14 @@ class LanguageModel(Protocol):
     async def complete(
         self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None
     ) -> Completion:
-        """`request` as the plugin sent it, checked for shape. `delta`: it wants the pieces as they come."""
+        """`request` as the plugin sent it, with its types checked. With `delta`, the plugin wants each
+        piece at once."""
         ...
 
 
 class Broker(Protocol):
     async def publish(self, event: Mapping[str, Any]) -> None:
-        """An event of the plugin's on a topic it may use, with id, timestamp and source filled in by us."""
+        """An event from the plugin on a topic it may use. We have filled in id, timestamp and source."""
         ...
 
 
@@ -82,7 +79,8 @@ class Elicitation(Protocol):
 
 
 class Services(NamedTuple):
-    """What a host offers. None: nothing, and the plugin is told so in the contract's words."""
+    """What a host offers. None: it has no such service, and the plugin gets the contract's answer for
+    that."""
 
     memory: MemoryService | None = None
     llm: LanguageModel | None = None
@@ -104,8 +102,13 @@ class HostMethods(Protocol):
         """Method -> field of Services that serves it."""
         ...
 
-    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any: ...
-    def refused(self, method: str, why: Why) -> Answer: ...
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        """The result. Raises HostError."""
+        ...
+
+    def refused(self, method: str, why: Why) -> Answer:
+        """The contract's answer to a request that is not served."""
+        ...
 
 
 class NoHostMethods:
@@ -121,7 +124,7 @@ class NoHostMethods:
 
 
 class Gate:
-    """For one plugin."""
+    """Lets the requests of one plugin through to the services, or refuses them."""
 
     def __init__(self, contract: HostMethods, services: Services, allowed: Sequence[str]) -> None:
         self._contract = contract
@@ -131,11 +134,11 @@ class Gate:
         self._open = 0
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
-        self.busy: dict[str, int] = {}  # of these, because too many were open or took too much memory
+        self.busy: dict[str, int] = {}  # those refused because too many were open or took too much memory
 
     @property
     def offered(self) -> frozenset[str]:
-        """The services there is any use in asking for: somebody answers, and the policy allows it."""
+        """The services that the host has and the policy allows."""
         known = self._contract.METHODS.items()
         return frozenset(name for method, name in known if self.allows(method)) & self._services.offered
 
@@ -143,7 +146,7 @@ class Gate:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
 
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
-        """Never raises for anything the plugin or a service does, but lets a cancellation through."""
+        """Never raises for anything the plugin or a service does; a cancellation passes through."""
         why = self._why_not(call)
         if why is not None:
             return self._refuse(call, why)
@@ -156,23 +159,24 @@ class Gate:
             return Answer(error=(error.code, str(error), error.data))
         except trio.Cancelled:
             raise
-        except Exception as error:  # noqa: BLE001 -- a service of somebody else's; its plugin gets an answer
+        except Exception as error:  # noqa: BLE001 -- a bug of the service; the plugin gets an answer
             return Answer(error=(-32603, f"internal error: {type(error).__name__}", None))
         except BaseExceptionGroup as group:
-            # It was given up, and failed at ending: the latter is nobody's answer, and not the session's end.
-            given_up, failed = group.split(trio.Cancelled)
-            if given_up is None or not isinstance(failed, Exception | None):
+            # The call was cancelled, and the service failed while it ended. Nobody waits for that error,
+            # and it must not end the session.
+            cancelled, failed = group.split(trio.Cancelled)
+            if cancelled is None or not isinstance(failed, Exception | None):
                 raise
-            raise given_up from None
+            raise cancelled from None
         finally:
             self._open -= 1
 
     def turn_away(self, call: HostCall) -> Answer:
-        """The answer to a question that there is no memory for."""
+        """The answer to a request that there is no memory for."""
         return self._refuse(call, self._why_not(call) or "busy")
 
     def _refuse(self, call: HostCall, why: Why) -> Answer:
-        # Counted by what we know, not by what a plugin makes up: its names would be our memory.
+        # Unknown methods are counted together: a plugin can make up any number of names.
         name = call.method if call.method in self._contract.METHODS else "unknown"
         self.refused[name] = self.refused.get(name, 0) + 1
         if why == "busy":

@@ -1,9 +1,8 @@
-"""JSON-RPC 2.0 between two equals: ids and open calls in both directions, and nothing of the transport.
+"""JSON-RPC 2.0 in both directions: ids and open calls, without the transport.
 
-Both sides count their own requests, so the same number means two different calls: which one is told by the
-direction. Our numbers are never used again, so a reply that comes after its call was given up is known from
-one that nobody asked for. What the plugin takes for an id is sent back as it is; whether it may look like
-that is the contract's to say.
+Each side numbers its own requests, so one number may mean two calls; the direction tells which. We never
+use a number twice, so a late reply to a cancelled call can be told from a reply to no call at all. The
+plugin's ids are sent back unchanged; the contract decides which ids are allowed.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from sandbox.value import NamedTuple
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 
-# Questions of the plugin's that wait for our answer. A plugin that asks on without reading is a fault.
+# Requests of the plugin that wait for our answer. More is a fault: the plugin does not read the answers.
 MOST_TICKETS = 1024
 
-# Bytes of their ids, all together. An id can be as long as a frame, and we keep each until it is answered.
+# Bytes of the ids of those requests together. An id can be as long as a frame, and is kept until the answer.
 MOST_IDS = 4 * 1024 * 1024
 
-# Of our errors, so many are remembered: one that comes back as an answer is no answer.
+# Our last errors, which are remembered: a plugin that sends one of them back as an answer is an echo.
 MOST_ERRORS = 64
 
-# Keys that say what a message is: one that has them twice means two things.
+# Keys that say what a message is. A message with one of them twice is ambiguous.
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
 
@@ -55,7 +54,7 @@ class RpcError(NamedTuple):
 
 
 class RpcStray(NamedTuple):
-    """A message nobody waits for, or none at all."""
+    """A message that nobody waits for, or that is not JSON-RPC."""
 
     why: Literal["late", "unknown", "not_rpc", "too_many", "echo"]
     detail: str = ""
@@ -71,7 +70,7 @@ class Peer:
         self._first = self._next = first_id
         self._pending: dict[int, Hashable] = {}  # our id -> token
         self._numbers: dict[Hashable, int] = {}  # and back
-        self._questions: dict[int, tuple[str, Any]] = {}  # our id -> method and params, as long as it is open
+        self._questions: dict[int, tuple[str, Any]] = {}  # our id -> method and params, while it is open
         self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, what we said
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
         self._tickets_of: dict[bytes, list[int]] = {}  # and back, by the id's JSON: 1, 1.0 and true are three
@@ -82,7 +81,8 @@ class Peer:
 
     # --- what we say: each a whole JSON document ----------------------------------------------------------
 
-    # What is no JSON is a ValueError. A request is then not made; the ticket of an answer is closed even so.
+    # ValueError: the value is not JSON. A request is not made then; the ticket of an answer is closed all
+    # the same.
 
     def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
         message = {"jsonrpc": "2.0", "id": self._next, "method": method}
@@ -98,7 +98,7 @@ class Peer:
         return wire.encode(message if params is None else {**message, "params": params})
 
     def result(self, ticket: int, value: Any) -> bytes | None:
-        """None: nobody waits for it any more."""
+        """None: the plugin no longer waits for it."""
         return self._answer(ticket, "result", value)
 
     def error(self, ticket: int, code: int, message: str, data: Any = None) -> bytes | None:
@@ -120,20 +120,20 @@ class Peer:
         return self._numbers.get(token)
 
     def forget(self, token: Hashable) -> int | None:
-        """Its answer is not waited for any more. The id it had."""
+        """Stop waiting for the answer. Returns the id of the request."""
         number = self._numbers.pop(token, None)
         if number is not None:
             del self._pending[number], self._questions[number]
         return number
 
     def asked_as(self, ticket: int) -> Any:
-        """The plugin's own id of an open question of its own."""
+        """The plugin's id of an open request."""
         return self._asked.get(ticket)
 
     def drop(self, plugin_id: Any) -> int | None:
-        """The plugin takes a question back: its ticket, if it is still open. No answer is sent then.
+        """The plugin cancels a request: its ticket, if it is still open. No answer is sent for it.
 
-        Of several with one id, the oldest.
+        If several have this id, the oldest is meant.
         """
         tickets = self._tickets_of.get(wire.encode(plugin_id))
         if not tickets:
@@ -168,7 +168,8 @@ class Peer:
         return RpcStray("not_rpc", "neither a request nor an answer")
 
     def _request(self, plugin_id: Any, method: str, params: Any) -> Incoming:
-        # Without params it may be the plugin's own: both sides have a ping, and both count from one.
+        # Without params it may be the plugin's own request: both sides may send a ping, and both count from
+        # one.
         if type(plugin_id) is int and params and self._questions.get(plugin_id) == (method, params):
             return RpcStray("echo", "our own question came back")
         key = wire.encode(plugin_id)
@@ -184,7 +185,7 @@ class Peer:
 
     def _response(self, message: dict[str, Any]) -> Incoming:
         number = message["id"]
-        # Neither true nor 1.0 is 1 here, although Python thinks so.
+        # By type: in Python, True and 1.0 equal 1.
         if type(number) is not int or not self._first <= number < self._next:
             self.unknown += 1
             return RpcStray("unknown")
@@ -201,7 +202,7 @@ class Peer:
         if error is None:
             return RpcResult(token, message.get("result"))
         if not isinstance(error, dict):
-            return RpcError(token, INTERNAL_ERROR, "an error that is no object", error)
+            return RpcError(token, INTERNAL_ERROR, "an error that is not an object", error)
         code, text = error.get("code"), error.get("message")
         return RpcError(
             token,

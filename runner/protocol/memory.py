@@ -1,21 +1,22 @@
-"""How much of its host's memory a plugin can fill: one bound for a session, in fixed shares.
+"""How much of its host's memory a plugin can fill: one limit for a session, in fixed shares.
 
-A plugin decides how long its messages are, what is in them, and whether it waits for an answer. JSON takes up
-to fifty times as much memory as it takes on the wire. So what is held is counted as it is in memory
-(runner/protocol/wire.py weighs each frame) and not by its length.
+A plugin decides how long its messages are, what they hold, and whether it waits for an answer. JSON takes
+up to fifty times as much memory as bytes on the wire. So values are counted by their size in memory, which
+runner/protocol/wire.py estimates for each frame, and not by their length.
 
-    MOST_HELD        everything below, at any time; no two sessions share it
-      QUESTIONS      what the plugin asked or published and the host has not dealt with yet; more is answered
-                     with the contract's "busy"
-      EVENTS         what it told and nobody has read; more is dropped and counted
-      STANDING       its handshake, its list of tools, lists and inputs of calls on their way; more is a fault
-                     of the call, or of the handshake
-      COMPILED       schemas of its tools, ready for use; the oldest is forgotten, and made again when needed
+    MOST_HELD        everything below together, for each session
+      QUESTIONS      requests and publications that the host has not handled yet; further ones are
+                     answered with the contract's "busy"
+      EVENTS         notices that nobody has read; further ones are dropped and counted
+      STANDING       the handshake, the list of tools, and lists and inputs of open calls; more is a
+                     fault of the call, or of the handshake
+      COMPILED       compiled schemas of tools; the oldest is dropped and compiled again when needed
       FRAME          the frame being read, its bytes and its values (wire.MOST_MEMORY); more is a fault
-      REPLIES        what waits to be written to it; until that is read, nothing more is (session/outbox.py)
-      IDS            of its open questions, a second time, as bytes (jsonrpc.py); more is a fault
+      REPLIES        what waits to be written to the plugin; until it is read, no frame is read
+                     (session/outbox.py)
+      IDS            the ids of open requests, a second time, as bytes (jsonrpc.py); more is a fault
 
-The shares are fixed: events nobody reads never stand in the way of a question or an answer.
+The shares are fixed, so events that nobody reads never block a request or an answer.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ QUESTIONS = 48 * _MEBI
 EVENTS = 32 * _MEBI
 STANDING = 32 * _MEBI
 COMPILED = 54 * _MEBI  # at least what the largest schema takes (runner/protocol/schema.py)
-# The longest frame of any contract has 16 MiB: as it grows, as one piece, and what an allocator keeps of it.
+# The longest frame of any contract has 16 MiB. It is held three times: growing, whole, and in the allocator.
 FRAME = wire.MOST_MEMORY + 3 * 16 * _MEBI
-REPLIES = 5 * _MEBI  # and one more, begun before it was full
+REPLIES = 5 * _MEBI  # with the one that was begun before the queue was full
 IDS = 4 * _MEBI
 
-# Each question is a task, besides what was asked. One frame can have many.
+# Bytes of the task that serves one request. One frame can hold many requests.
 QUESTION = 16 << 10
 
-_FEW = 64
+_MOST_PARTS = 64  # of a value whose size is measured
 
 _T = TypeVar("_T")
 
@@ -65,10 +66,10 @@ class Share:
 
 
 class Charge:
-    """What one frame takes of a share, as long as any part of it is held.
+    """What one frame takes of a share while any part of it is held.
 
-    An array of messages is one frame. Each of them is held for a time of its own, and all together take no
-    more than the frame, and `each` for every one that is held.
+    An array of messages is one frame. Its messages are released one by one. Together they take what the frame
+    takes, plus `each` for every message that is still held.
     """
 
     def __init__(self, share: Share, weight: int, each: int = 0) -> None:
@@ -78,7 +79,7 @@ class Charge:
         self._holders = 0
 
     def hold(self) -> bool:
-        """Whether there was room. If so, `release` is to follow."""
+        """Whether there was room. If so, the caller has to call `release`."""
         if not self._share.take(self._each if self._holders else self.weight + self._each):
             return False
         self._holders += 1
@@ -90,7 +91,7 @@ class Charge:
 
 
 class Shelf(Generic[_T]):
-    """Things that can be made again: the oldest go when there is no room for a new one."""
+    """Things that can be made again: the oldest are dropped when there is no room for a new one."""
 
     def __init__(self, most: int) -> None:
         self._share = Share(most)
@@ -113,11 +114,11 @@ class Shelf(Generic[_T]):
 
 def size_of(value: Any) -> int | None:
     """Bytes that a small JSON value takes in memory. None: it has too many parts to look at each."""
-    size, left = 0, _FEW
+    size, left = 0, _MOST_PARTS
     parts = [value]
     while parts:
         part = parts.pop()
-        size += sys.getsizeof(part) + 16  # and its header, and what an allocator rounds up
+        size += sys.getsizeof(part) + 16  # its header, and what the allocator rounds up
         if isinstance(part, dict):
             members = [*part, *part.values()] if len(part) <= left else None
         elif isinstance(part, list | tuple):

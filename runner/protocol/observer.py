@@ -1,10 +1,10 @@
-"""JSON-RPC between two others: which answer belongs to which question, for who only listens.
+"""Reads JSON-RPC between a plugin and its host without taking part: which answer belongs to which request.
 
-Every line of a plugin's is one of three things: JSON with a fault that nobody may be handed, something that
-is not the protocol and that hosts ignore (counted), or messages.
+A line of the plugin is one of three things: JSON with a fault, which must not reach the host; something
+else than the protocol, which hosts ignore and which is counted; or messages.
 
-Whose host it is we do not know, nor how it reads. So what two readers could understand differently is a fault
-too: else a plugin shows us one message and its host another one.
+We do not know the host, nor how it reads JSON. So a line that two readers could understand differently is a
+fault too. Otherwise a plugin could show us one message and its host another.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from runner.protocol.jsonrpc import IDENTITY
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
-# Questions of the host's that are open. Of more, the oldest is forgotten, and its answer is a stray.
+# Open requests of the host. If there are more, the oldest is forgotten, and its answer counts as a stray.
 MOST_OPEN = 4096
-# Of what is kept of each: who uses longer ids gets strays.
+# Characters of a method or an id that are kept. An answer with a longer id counts as a stray.
 LONGEST = 256
-# Messages in an array where there should be none.
+# Messages in an array, in a contract that has no arrays.
 MOST_IN_STRAY = 1000
 
-# What is looked through in one line, and takes time while nobody looks at the clocks.
+# Pieces of one line that are looked at. Time limits are not checked meanwhile.
 MOST_PIECES = 10_000
-# Characters of a method that are compared with the contract's, and how many of them may be visible: the
-# contract's methods are shorter.
+# Characters of a method that are compared with the contract's methods, and how many of them may be visible.
+# The contract's methods are shorter.
 MOST_OF_METHOD = 1024
 MOST_VISIBLE = 64
-# Where an array is read as the fields of a message in order: there are not more fields.
+# Elements of an array that are looked at: some hosts read an array as the fields of a message, which has
+# fewer.
 MOST_FIELDS = 16
 
 _KEYS = IDENTITY | {"params"}
 _PARTS = ("params", "result", "error")
-# Where some readers end a line: those of str.splitlines, and what ends a string in C.
+# Characters that end a line for some readers: those of str.splitlines, and NUL, which ends a string in C.
 _ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
-# No number makes a message. Converting long ones takes long, and CPython refuses integers of 4301 digits.
+# Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
 _STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _SOMETHING = re.compile(r"\S")
 
-# What is looked for in lines that are no JSON, in small letters. Each pattern begins with plain letters: the
-# regex engine finds these much faster than a boundary.
+# What is looked for, in lower case, in lines that are not JSON. Each pattern begins with plain letters,
+# which the regex engine finds much faster than a boundary.
 _ESCAPED = re.compile(r"\\(?:(?:u\{0*|u00|u000000|x)([4-7][0-9a-f])\}?|([01][0-7]{2}))")
 _MESSAGE_WORDS = tuple(re.compile(rf"{word}(?<!\w{word})(?!\w)") for word in ("jsonrpc", "method"))
 _ID_KEY, _RESULT_KEY, _ERROR_KEY = (
     re.compile(rf"{word}(?<!\w{word})[\"'\s]*[:/#]") for word in ("id", "result", "error")
 )
-# What some readers skip within a word: the end of a continued line, a backslash that escapes nothing, and
-# bytes that are no UTF-8.
+# What some readers skip inside a word: the end of a continued line, a backslash that escapes nothing, and
+# bytes that are not UTF-8.
 _SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
 class Question(NamedTuple):
-    """The plugin asks or tells its host something."""
+    """A request or notification of one side."""
 
     method: str
     params: Any
@@ -66,9 +67,9 @@ class Question(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The plugin answers a question of its host's."""
+    """The plugin's answer to a request of its host."""
 
-    method: str  # the question's
+    method: str  # of the request
     result: Any
     error: Any  # None: there is none
 
@@ -77,8 +78,8 @@ Heard = Question | Answered
 
 
 class Observer:
-    """`words`: the contract's own keys in the parts of a message. A host that ignores case would
-    find them under other names. `methods`: those the contract acts on, likewise."""
+    """Both sides of one conversation. `words`: the keys the contract reads in the parts of a message;
+    `methods`: those it acts on. A host that ignores case would also take other spellings of them."""
 
     def __init__(self, words: frozenset[str] = frozenset(), methods: frozenset[str] = frozenset()) -> None:
         self._words = words
@@ -94,7 +95,7 @@ class Observer:
         self._strays[kind] = self._strays.get(kind, 0) + 1
 
     def host(self, raw: bytes | None) -> list[Question]:
-        """What the host says, as far as it is for us to understand: its faults are its own."""
+        """The requests and notifications in a frame of the host. The host's faults are not reported."""
         if raw is None:
             return []
         value, cause, *_ = wire.message(raw)
@@ -107,7 +108,7 @@ class Observer:
         if not isinstance(message, dict) or not isinstance(method := message.get("method"), str):
             return None
         number = message.get("id")
-        # Anything longer is no method we look for: kept short, as the host may ask without end.
+        # Cut short, because the host may send any number. The methods we look for are shorter.
         method = method[:LONGEST]
         if type(number) in (int, str) and len(str(number)) <= LONGEST:
             self._open.pop((type(number), number), None)
@@ -117,24 +118,25 @@ class Observer:
         return Question(method, message.get("params"), "id" in message)
 
     def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
-        """`batch`: how many messages may come in one array; 0: there are no such arrays."""
+        """What a line of the plugin says. `batch`: messages that one array may hold; 0: the contract has no
+        arrays."""
         if not raw.strip():
             return []
         value, cause, detail, _ = wire.message(raw, identity=_KEYS, unique=True)
         if cause not in (None, "bad_json"):
-            return Violation("malformed_response", f"a line that is not right: {detail}", cause)
+            return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
         if hides(raw, is_json=cause is None, is_message=_is_message):
-            return _ambiguous("a line that some hosts would take for more than one")
+            return _ambiguous("some hosts would read this line as more than one")
         if cause is not None:
             if _is_lenient_message(raw):
-                return _ambiguous("a line that is no JSON, but a message for hosts with a lenient reader")
+                return _ambiguous("the line is not JSON, but some hosts would read it as a message")
             self.stray("not_json")
             return []
         if isinstance(value, list) and any(map(self._is_field, islice(value, MOST_FIELDS))):
-            return _ambiguous("an array that some hosts would read as the fields of a message")
+            return _ambiguous("some hosts would read this array as the fields of a message")
         said = value if isinstance(value, list) else [value]
         if isinstance(value, list) and not batch:
-            # Most hosts ignore it. Some take arrays wherever they come.
+            # Most hosts ignore such an array. Some read it all the same.
             self.stray("not_rpc")
             said = [each for each in value if isinstance(each, dict) and _is_message(each)]
         most = batch or MOST_IN_STRAY
@@ -146,25 +148,27 @@ class Observer:
             if isinstance(message, dict) and (double := _double_meaning(message) or self._odd_part(message)):
                 return _ambiguous(double)
             if isinstance(message, dict) and self._is_misspelled(message.get("method")):
-                return _ambiguous("a method of the contract in another spelling, which some hosts would take")
+                return _ambiguous(
+                    "another spelling of one of the contract's methods, which some hosts accept"
+                )
         return list(self._from_plugin(said, is_stray=isinstance(value, list) and not batch))
 
     def _odd_part(self, message: Mapping[str, Any]) -> str:
         return next((odd for part in _PARTS if (odd := odd_key(message.get(part), self._words))), "")
 
     def _is_field(self, value: Any) -> bool:
-        """Whether a value in an array is one that only a message has."""
+        """Whether a value in an array is one that only messages have."""
         if not isinstance(value, str):
             return False
         return value == "2.0" or value in self._methods or self._is_misspelled(value)
 
     def _is_misspelled(self, method: Any) -> bool:
-        """Whether a host that trims methods, drops what is invisible or ignores case would take this one for
-        another. What is too long to look through counts as if it were."""
+        """Whether a host that trims methods, drops invisible characters or ignores case would take this for a
+        method of the contract. A method that is too long to look through counts as one."""
         if not isinstance(method, str) or method in self._methods:
             return False
         begin = method[:MOST_OF_METHOD]
-        # U+FFFD stands for bytes that are no UTF-8 and for halves of surrogate pairs.
+        # U+FFFD stands for bytes that are not UTF-8, and for halves of surrogate pairs.
         visible = "".join(each for each in begin if each.isprintable() and each not in " \ufffd")
         if len(visible) > MOST_VISIBLE:
             return False
@@ -193,8 +197,8 @@ class Observer:
                 self.stray("not_rpc")
 
     def _nearly(self, number: Any) -> str | None:
-        """The question that a host would take this answer for which does not tell 1, 1.0 and "1" apart. It
-        stays open: another host waits for the answer to come."""
+        """The request that this answers for a host that does not tell 1, 1.0 and "1" apart. It stays open,
+        because other hosts still wait for the right answer."""
         if isinstance(number, str) and (str, number) in self._open:
             return self._open[str, number]
         try:
@@ -205,13 +209,13 @@ class Observer:
 
 
 def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a line has a message in it for who ends lines elsewhere, or reads one value after another. What
-    has too many pieces to look through counts as if it had."""
+    """Whether a reader that ends lines at other characters, or reads one value after another, finds a
+    message in the line. A line with too many pieces to look through counts as if it had one."""
     if not is_json:
         if b"{" not in raw:
             return False
         text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
-    elif b"\r" in raw.strip():  # the only one of them that JSON allows between its words
+    elif b"\r" in raw.strip():  # the only such character that JSON allows between tokens
         text, end = raw.decode("utf-8", "replace"), "\r"
     else:
         return False
@@ -221,12 +225,12 @@ def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bo
     try:
         return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
     except (ValueError, RecursionError):
-        return True  # we cannot read it, but others may
+        return True  # other readers may be able to read it
 
 
 def _values(text: str) -> Iterator[Any]:
-    """As many as a stream of JSON begins with. Raises ValueError or RecursionError where this parser has
-    limits that others do not have."""
+    """The values that a stream of JSON begins with. Raises ValueError or RecursionError where this parser
+    has limits that others do not have."""
     at = 0
     while (found := _SOMETHING.search(text, at)) is not None:
         try:
@@ -237,9 +241,9 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _is_lenient_message(raw: bytes) -> bool:
-    """Whether a line that is no JSON has what a message has, for who also reads comments, single quotes, keys
-    without quotes, more commas, control characters in strings, UTF-16 and the like. How such readers
-    differ is not looked into: the words are enough."""
+    """Whether a line that is not JSON could be a message for lenient readers. They accept comments, single
+    quotes, keys without quotes, extra commas, control characters in strings, UTF-16 and the like. The words
+    of a message are enough; the line is not parsed."""
     begin = raw.find(b"{")
     if begin < 0:
         return False
@@ -247,7 +251,7 @@ def _is_lenient_message(raw: bytes) -> bool:
     text = raw[begin:].replace(b"\0", b"").decode("utf-8", "replace").casefold()
     if "\\" in text:
         text, escapes = _ESCAPED.subn(_unescaped, text, MOST_PIECES + 1)
-        if escapes > MOST_PIECES:  # of plain letters, which nobody needs to escape
+        if escapes > MOST_PIECES:  # escapes of plain letters, which no honest plugin writes
             return True
     if _has_words(text):
         return True
@@ -269,7 +273,7 @@ def _has_words(text: str) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    """Also for a host that ignores case, or ends a key at a NUL."""
+    """Whether a value is a message, also for hosts that ignore case or end a key at a NUL."""
     if isinstance(value, list):
         return any(isinstance(each, dict) and _is_message(each) for each in value)
     if not isinstance(value, dict):
@@ -284,7 +288,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:
-    """What is wrong with a message that is one thing for some hosts, and another or none for others."""
+    """What is wrong with a message that hosts could read differently; empty if nothing is."""
     kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
     if len(kinds) > 1:
         return f"a message with both {kinds[0]} and {kinds[1]}"
@@ -294,8 +298,8 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
 
 
 def odd_key(table: Any, words: frozenset[str]) -> str:
-    """What is wrong with an object in which some hosts find another value than others do. Nothing is wrong
-    with values of other types: they have no keys."""
+    """What is wrong with an object in which hosts could find different values; empty if nothing is, or if
+    it is not an object."""
     if not isinstance(table, dict):
         return ""
     spelled = {word.casefold(): word for word in words}

@@ -77,7 +77,7 @@ def measure(document: Any, most_nodes: int, most_text: int, what: str) -> Docume
                 text += len(value)
             elif isinstance(value, dict):
                 if not all(isinstance(key, str) for key in value):
-                    raise SchemaFault(f"{what} is no JSON: a key is no string")
+                    raise SchemaFault(f"{what} is not JSON: a key is not a string")
                 text += sum(map(len, value))
                 inner.extend(value.values())
             elif isinstance(value, (list, tuple)):

@@ -1,13 +1,12 @@
-"""JSON as it comes from strangers: every sequence of bytes is a value or a WireFault, and nothing else.
+"""JSON from plugins: every sequence of bytes gives a value or a WireFault, and nothing else.
 
-On the standard json module. It is the one fast parser with hooks, and no parser has the rules needed here:
-faster ones refuse lone surrogates, which one contract's host accepts, or turn an integer beyond 64 bit into
-a float without a word. And it is no dependency. Hooks are slow, though, so a scan at the speed of bytes
-methods finds out first whether a frame can need them; nearly none does.
+The parser is the standard json module, the only fast one with hooks. Faster parsers refuse lone surrogates,
+which one contract's host accepts, or silently turn an integer beyond 64 bits into a float. Hooks are slow,
+so a scan with methods of `bytes` finds out first whether a frame can need them. Almost no frame does.
 
-What is refused does not depend on the machine or the stack: depth is counted before anything is parsed. A
-line that is no JSON at all is bad_json even if it begins like a bad number ("Infinity loop started"): for
-some contracts that is a stray print and no fault.
+What is refused does not depend on the machine or the stack: the depth is counted before parsing. A line
+that is not JSON is bad_json even if it begins like a bad number ("Infinity loop started"): for some
+contracts that is a stray print and not a fault.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from sandbox.value import NamedTuple
 Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"]
 
 MOST_DEPTH = 128
-# Of one message, roughly. Each becomes an object of some fifty bytes that took two on the wire; and who reads
-# them holds the interpreter's lock, in a thread or not: so many take some 0.4 s.
+# Values of one message, roughly. A value of two bytes on the wire becomes an object of some fifty bytes,
+# and parsing holds the interpreter's lock, in a thread or not: so many values take about 0.4 s.
 MOST_VALUES = 2_000_000
-# Bytes, of the values of one message and of what is there while it is read, as they are weighed below. A line
-# of 16 MiB with one long string in it takes 36 MiB, or 144 if there is a character beyond 16 bit in it.
+# Bytes of the values of one message, and of what parsing needs meanwhile, as estimated below. A line of 16
+# MiB with one long string takes 36 MiB, or 144 MiB if it has a character beyond 16 bits.
 MOST_MEMORY = 160 << 20
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**64 - 1
 
 
 class WireFault(ValueError):
-    """`detail` is a sentence for people."""
+    """Why a frame is refused. `detail` is a sentence for messages."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
         super().__init__(cause, detail)
@@ -45,19 +44,19 @@ class WireFault(ValueError):
 
 
 class Reading(NamedTuple):
-    """`cause`: None, or why there is no value; then `detail` is a sentence for people."""
+    """A value; or the cause why there is none, with a sentence in `detail`."""
 
     value: Any
     cause: Cause | None = None
     detail: str = ""
-    weight: int = 0  # bytes that the value takes in memory, at most; of long ones hardly four times that
+    weight: int = 0  # upper bound of the bytes the value takes in memory
 
 
 def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Any:
     """The value of `raw`. Raises WireFault.
 
-    Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
-    counts, but those of `identity` may be in the outermost object only once: they say what a message is.
+    Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
+    counts. Keys of `identity` say what a message is and may be in the outermost object only once.
     `unique`: no object at any depth may have a key twice.
     """
     return _decoded(raw, identity, unique).value
@@ -80,13 +79,13 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
         raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
     hooks = _Hooks()
     numbers = _may_have_bad_numbers(outline.rest)
-    del outline  # as long as the message itself
+    del outline  # it is as long as the message
     decoder = hooks.decoder(numbers=numbers, keys=keys)
     try:
         value = decoder.decode(_without_lone_surrogates(raw).decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
         raise WireFault("bad_json", f"{error.msg} at character {error.pos}") from None
-    except RecursionError:  # of the caller's stack, then: ours is 128 deep
+    except RecursionError:  # the caller's stack is nearly full: ours needs 128 levels
         raise WireFault("too_deep", "nested too deeply for the stack") from None
     if hooks.bad_number:
         raise WireFault("bad_number", hooks.bad_number)
@@ -99,7 +98,7 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
 
 
 def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool = False) -> Reading:
-    """As `decode`, but raises nothing."""
+    """Like `decode`, but returns the fault instead of raising it."""
     try:
         return _decoded(raw, identity, unique)
     except WireFault as fault:
@@ -107,7 +106,7 @@ def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool 
 
 
 def encode(value: Any) -> bytes:
-    """Compact, in UTF-8, without a newline. Raises ValueError for what is no JSON."""
+    """Compact, in UTF-8, without a newline. Raises ValueError if `value` is not JSON."""
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:
@@ -119,11 +118,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 class _Hooks:
-    """What the parser tells on its way. It is not stopped: whether all this is JSON comes first."""
+    """Collects faults while the parser goes on: bad_json is the better reason and is known at the end
+    only."""
 
     def __init__(self) -> None:
         self.bad_number = ""  # the first one
-        self.doubled: str | None = None  # a key that is twice in one object, the first one found
+        self.doubled: str | None = None  # the first key found twice in one object
         self._outermost: list[tuple[str, Any]] = []
 
     def decoder(self, *, numbers: bool, keys: bool) -> json.JSONDecoder:
@@ -146,7 +146,7 @@ class _Hooks:
         return None
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        self._outermost = pairs  # the outermost object is the last to be whole
+        self._outermost = pairs  # the outermost object is finished last
         table = dict(pairs)
         if len(table) != len(pairs) and self.doubled is None:
             last = {key: place for place, (key, _) in enumerate(pairs)}
@@ -154,10 +154,10 @@ class _Hooks:
         return table
 
     def _constant(self, name: str) -> None:
-        self._refuse(f"{name} is no number in JSON")
+        self._refuse(f"{name} is not a number in JSON")
 
     def _integer(self, digits: str) -> int:
-        # Never converted if it is long: that takes a time quadratic in its length, and CPython refuses it.
+        # A long one is not converted: that takes time quadratic in its length, and CPython refuses it.
         number = int(digits) if len(digits) <= 20 else MOST_INTEGER + 1
         if not LEAST_INTEGER <= number <= MOST_INTEGER:
             self._refuse(f"an integer beyond 64 bit: {_shortened(digits)}")
@@ -177,21 +177,20 @@ def _shortened(digits: str) -> str:
     return digits if len(digits) <= 40 else f"{digits[:40]}… ({len(digits)} characters)"
 
 
-# --- before parsing: what can there be to find? -----------------------------------------------------------
-# All of it is exact for JSON, and for as much of anything else as a parser reads before it gives up.
-#
-# None of it may make an object for each quote or escape of a whole frame: an object takes 40 bytes and more,
-# and a frame can have millions of them. What has to be taken apart is taken apart in chunks.
+# --- before parsing: which hooks does the frame need? -----------------------------------------------------
+# The scans are exact for JSON. For anything else they are exact up to where the parser gives up.  No scan
+# may make an object for each quote or escape of a whole frame: an object takes at least 40 bytes, and a
+# frame can have millions of them. Text is taken apart in chunks.
 
 _CHUNK = 64 << 10
 
-# Most long frames are a few long strings. It pays to look past them; it does not if there are many.
+# Most long frames are a few long strings. Skipping the strings pays off only if they are few.
 _FEW_STRINGS = 64
 
 
 class _Outline(NamedTuple):
-    rest: bytes  # what is outside of strings; all of it if they are many. No quote in it is escaped
-    strings: list[bytes] | None  # if they are few, roughly: without escaped quotes and backslashes
+    rest: bytes  # the text outside of strings; the whole text if there are many. No quote in it is escaped
+    strings: list[bytes] | None  # if they are few; without escaped quotes and backslashes
 
 
 def _outline(raw: bytes) -> _Outline:
@@ -209,7 +208,7 @@ _USUAL_DEPTH = 8
 
 
 def _too_deep(rest: bytes) -> bool:
-    # Two quotes side by side can go: what is inside of a string and what is not stays as it was.
+    # Two adjacent quotes can be removed: the rest stays inside or outside of a string as before.
     structure = rest.translate(_STEPS, _NOT_STRUCTURE).replace(b'""', b"")
     if b'"' in structure:
         structure = _outside_of_strings(structure)
@@ -242,14 +241,15 @@ _QUOTE, _WIDE_QUOTE = 32, 48
 # pairs, and a table of places.
 _REMEMBERED, _PAIR = 38, 89 + 70
 
-# Most frames are short, and it does not matter what exactly they weigh. Arrays in arrays take 56 for a byte.
+# Most frames are short and are estimated by their length. Nested arrays take 56 bytes of memory for each
+# byte.
 _SHORT, _MOST_FOR_A_BYTE = 1024, 64
 
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 
 
 def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
-    """Of the values, and of what is there only while they are read."""
+    """Bytes of the values, and bytes needed only while they are parsed."""
     width = _width(raw)
     text = width * len(raw)
     quote = _QUOTE if width == 1 else _WIDE_QUOTE
@@ -267,7 +267,7 @@ def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
 
 
 def _width(raw: bytes) -> int:
-    """Bytes of a character. One wide character makes its whole string wide."""
+    """Bytes for each character. One wide character makes its whole string wide."""
     escapes = b"\\" in raw and b"\\u" in raw
     if escapes and (b"\\ud" in raw or b"\\uD" in raw):
         return 4
@@ -280,7 +280,7 @@ _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def _may_have_bad_numbers(rest: bytes) -> bool:
-    """Only what has 19 digits in a row, or an exponent of three, can be too large."""
+    """Only 19 digits in a row, or an exponent of three digits, can be too large."""
     if b"NaN" in rest or b"Infinity" in rest:
         return True
     plain = rest.translate(_DIGITS)
@@ -288,7 +288,7 @@ def _may_have_bad_numbers(rest: bytes) -> bool:
 
 
 def _may_repeat(raw: bytes, strings: list[bytes] | None, identity: frozenset[str]) -> bool:
-    if b"\\" in raw and b"\\u00" in raw:  # a key may be in escapes; one byte is found faster
+    if b"\\" in raw and b"\\u00" in raw:  # a key may be escaped. Looking for one byte first is faster
         return bool(identity)
     keys = (key.encode() for key in identity)
     if strings is None:
@@ -303,8 +303,8 @@ _LONE = re.compile(
     rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
-_MENDED = rb"\\ufffd"  # a template, which is as long as what it replaces
-# An escape is six bytes long. Whether it is alone depends on the six before it and the six after it.
+_MENDED = rb"\\ufffd"  # a template; the result is as long as what it replaces
+# An escape has six bytes. Whether it is lone depends on the six bytes before and after it.
 _AROUND = 12
 
 
@@ -312,18 +312,18 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
     if b"\\" not in raw or (b"\\ud" not in raw and b"\\uD" not in raw):
         return raw
     if b"\x01" in raw:
-        return raw  # no JSON: free for use as a mark
-    marked = raw.replace(b"\\\\", b"\x01")  # a backslash that is only text, and escapes nothing
+        return raw  # not JSON, which never holds this byte. Otherwise it can serve as a mark
+    marked = raw.replace(b"\\\\", b"\x01")  # an escaped backslash, which escapes nothing after it
     return _mended(marked).replace(b"\x01", b"\\\\")
 
 
 def _mended(text: bytes) -> bytes:
-    """As _LONE.sub(_MENDED, text), which makes two objects for each match before it joins them."""
+    """Like _LONE.sub(_MENDED, text), which would make two objects for each match at once."""
     if len(text) <= _CHUNK:
         return _LONE.sub(_MENDED, text)
     chunks = []
     for start in range(0, len(text), _CHUNK):
         before = min(start, _AROUND)
         part = _LONE.sub(_MENDED, text[start - before : start + _CHUNK + _AROUND])
-        chunks.append(part[before : before + _CHUNK])  # nothing has moved: all lengths are as they were
+        chunks.append(part[before : before + _CHUNK])  # no length has changed
     return b"".join(chunks)

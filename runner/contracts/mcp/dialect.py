@@ -1,4 +1,4 @@
-"""MCP over stdio, both eras: what is said and heard, as events.
+"""MCP over stdio, in its modern and its legacy versions.
 
 The handshake is in handshake.py; what a call is, and what its answer means, in pending_call.py.
 """
@@ -50,8 +50,8 @@ from runner.protocol.jsonrpc import (
 )
 from runner.protocol.memory import STANDING, Share
 
-# The protocol has no limit, and results carry images and files in base64. 16 MiB holds a 12 MiB one; whoever
-# has more to say has resource links for it.
+# Bytes. The protocol has no limit, and results carry images and files in base64: 16 MiB holds a file of 12
+# MiB. Servers can refer to larger ones with resource links.
 FRAME_LIMIT: Final = 16 * 1024 * 1024
 
 CALL_SECONDS: Final = 60.0
@@ -60,13 +60,13 @@ CALL_SECONDS: Final = 60.0
 EXIT_SECONDS: Final = 2.0
 TERMINATE_SECONDS: Final = 2.0
 
-# Of a line that is not the protocol, for people.
+# Bytes of a line that is not the protocol, for messages.
 SHOWN: Final = 200
 
-# Ids are kept as long as a question is open, and a plugin may have a thousand of those.
+# Characters. An id is kept while its request is open, and a server may have a thousand open requests.
 ID_LIMIT: Final = 1024
 
-# Messages in one array.
+# Messages in one array, in the one version that has arrays.
 MOST_IN_BATCH: Final = 1000
 
 _CHANGED: Final = {
@@ -92,12 +92,13 @@ class McpDialect:
         self._catalogue = Catalogue(self._standing)
         self._pending: dict[int, PendingCall] = {}
         self._questions: dict[tuple[type, Any], int] = {}  # the plugin's id -> ticket
-        # Inputs of a modern server are no requests: their tickets count down, those of requests up.
+        # Inputs that a modern server asks for are not requests. Their tickets count down, those of requests
+        # up.
         self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
         self._tickets = 0
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
-    # --- what the session wants to know -------------------------------------------------------------------
+    # --- what the session asks -------------------------------------------------------------------
 
     @property
     def handshake_seconds(self) -> float:
@@ -131,7 +132,7 @@ class McpDialect:
     def opening(self) -> list[Event]:
         events: list[Event] = list(self._handshake.opening())
         if events and self._setting.config is not None:
-            why = "MCP servers are not configured by their host: the configuration is not sent"
+            why = "the configuration was not sent: MCP servers take none from their host"
             events.append(Notice("config_ignored", why))
         return events
 
@@ -173,7 +174,7 @@ class McpDialect:
         return events
 
     def expired(self, token: int, why: str) -> list[Event]:
-        return []  # there is no answer but the server's
+        return []  # the contract has no substitute for an answer
 
     def notify(self, method: str, params: Any) -> list[Event]:
         agreed = self._handshake.era
@@ -192,16 +193,16 @@ class McpDialect:
                 frame = self._peer.result(ticket, answer.result)
             else:
                 frame = self._peer.error(ticket, *answer.error)
-        except ValueError:  # made by a service, and no JSON
+        except ValueError:  # a service returned something that is not JSON
             fault = {"code": INTERNAL_ERROR, "message": "the host has no answer that could be sent"}
             frame = wire.encode({"jsonrpc": "2.0", "id": plugin_id, "error": fault})
         return [] if frame is None else [self._sent(frame, "reply")]
 
     def emit(self, ticket: int, value: Any) -> list[Event]:
-        return []  # answers come whole here
+        return []  # this contract has no partial answers
 
     def _request(self, started: PendingCall, params: Mapping[str, Any] | None) -> Send:
-        """Raises ValueError for what is no JSON."""
+        """Raises ValueError if the params are not JSON."""
         agreed = self._handshake.era
         assert agreed is not None
         meta: dict[str, Any] = {}
@@ -227,7 +228,9 @@ class McpDialect:
             return self._noise("unreadable", message.raw)
         if message.fault:
             return [
-                Violation("malformed_response", f"a line that is not right: {message.detail}", message.fault)
+                Violation(
+                    "malformed_response", f"a line that breaks the protocol: {message.detail}", message.fault
+                )
             ]
         agreed = self._handshake.era
         if isinstance(message.value, list) and agreed is not None and agreed.batches:
@@ -250,18 +253,22 @@ class McpDialect:
                     return self._shaken(incoming, weight)
                 return self._answered(incoming, weight)
             case RpcStray(why="too_many", detail=detail):
-                return [Violation("malformed_response", f"the plugin asks on unanswered: {detail}", "flood")]
+                return [
+                    Violation(
+                        "malformed_response", f"the server does not wait for answers: {detail}", "flood"
+                    )
+                ]
             case RpcStray(why="echo", detail=detail):
                 code: Code = "handshake_failed" if self._handshake.era is None else "malformed_response"
-                text = f"the server sends back what it is sent: {detail}"
-                return [Violation(code, text, "echo", "is this program an MCP server?")]
+                text = f"the server sends our own messages back: {detail}"
+                return [Violation(code, text, "echo", "check that the command starts an MCP server")]
             case RpcStray(why="not_rpc"):
                 return self._noise("not_rpc", value)
             case _:
                 return []  # late and unknown answers: counted by the peer
 
     def _noise(self, counter: str, shown: Any) -> list[Event]:
-        """What a library printed, or a banner. Servers do that, and the official clients go on."""
+        """A banner, or something a library printed. Servers do that, and the official clients ignore it."""
         self._counted[counter] += 1
         if isinstance(shown, bytes):
             text = shown[:SHOWN].decode("utf-8", "replace")
@@ -271,10 +278,10 @@ class McpDialect:
     # --- answers ------------------------------------------------------------------------------------------
 
     def _shaken(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
-        """What it says of itself is kept as long as it lives."""
+        """The answer is kept while the server runs, so it counts for the memory of the session."""
         if self._standing.take(weight):
             return self._handshake.feed(incoming)
-        text = f"what the server says of itself takes more than {STANDING >> 20} MiB of memory"
+        text = f"its answer to the handshake takes more than {STANDING >> 20} MiB of memory"
         return [Violation("handshake_failed", text, "too_large", "shorten its instructions or capabilities")]
 
     def _answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
@@ -293,9 +300,9 @@ class McpDialect:
             return self._done(started, step)
         try:
             return [self._request(started, step.params)]
-        except ValueError:  # an answer of a service that is no JSON
+        except ValueError:  # a service returned something that is not JSON
             self._peer.forget(started.token)
-            text = "the host's answer to the server's question cannot be sent"
+            text = "the host's answer to the server's request cannot be sent"
             return self._done(started, Violation("internal", text, "bad_answer", call=started.token))
 
     def _done(self, started: PendingCall, event: Reply | Refusal | Violation) -> list[Event]:
@@ -309,7 +316,7 @@ class McpDialect:
             self._catalogue.listed(started.call.name, event.value, weight)
         return [*events, event]
 
-    # --- questions of a modern server: answered before the call goes on -------------------------------------
+    # --- inputs a modern server asks for before a call goes on -------------------------------------
 
     def _ask(self, started: PendingCall, ask: Ask) -> list[Event]:
         if len(self._inputs) + len(ask.inputs) > MOST_TICKETS:

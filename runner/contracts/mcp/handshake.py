@@ -1,13 +1,12 @@
-"""Which era a server speaks: asked in the modern way first, then in the legacy one.
+"""Finds out which era a server speaks: a modern request first, then the legacy one.
 
-`server/discover` is a whole modern request, so a modern server answers it and is modern from then on; a
-legacy one answers with some error, or not at all. Which error proves nothing: -32601, -32602 and others are
-seen.
+A modern server answers `server/discover`, and the conversation is modern from then on. A legacy server
+answers with some error (-32601, -32602 and others occur) or not at all.
 
-Impatience does no harm. A server that starts slowly finds both questions in its pipe and answers both, in
-order: whichever answer counts comes, and the other one is dropped. So a DiscoverResult is taken as long as
-nothing was agreed on, also after `initialize` was sent; a server that has bound itself to the modern era
-refuses that one.
+Asking both too early does no harm. A server that starts slowly finds both requests in its pipe and answers
+both in order; one answer counts, and the other is dropped. So a DiscoverResult is accepted until a version
+is agreed on, even after `initialize` was sent. A server that has answered in the modern era refuses
+`initialize`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from runner.protocol.frames import line
 from runner.protocol.jsonrpc import Peer, RpcError, RpcResult
 from sandbox.document.diagnostic import printable, quoted
 
-# Interpreters that load some hundred files from a cold disk are slow to say the first word.
+# Time limit of the handshake. An interpreter that loads some hundred files from a cold disk starts slowly.
 SECONDS: Final = 30.0
-# Of silence, before a server is taken for one that ignores what it does not know. Longer than most take to
-# start, so that these are asked once; not longer, as a server of that kind is held up by it at every start.
-PATIENCE: Final = 3.0
+# Without an answer for so long, a server is taken for one that ignores unknown requests. Most servers start
+# faster and are asked once. A longer time would delay every start of a server that ignores the request.
+PATIENCE_SECONDS: Final = 3.0
 
 UNSUPPORTED_VERSION: Final = -32022
 MISSING_CAPABILITY: Final = -32021
@@ -33,20 +32,20 @@ MISSING_CAPABILITY: Final = -32021
 DISCOVER: Final = "discover"
 INITIALIZE: Final = "initialize"
 
-# waiting: for the answer to initialize, and for a probe that may still be open.
-# last: initialize was refused, but the probe is open.
+# waiting: for the answer to initialize; server/discover may still be unanswered.
+# last: initialize was refused; server/discover is still unanswered.
 Stage = Literal["new", "probing", "waiting", "last", "over"]
 
 
 class Handshake:
-    """From the first message to Ready, or to the one Violation that ends it."""
+    """From the first message to Ready, or to a Violation."""
 
     def __init__(self, setting: Setting, peer: Peer) -> None:
         self._setting = setting
         self._peer = peer
         self._stage: Stage = "new"
         self._probes = self._asked = 0
-        self._refusal: Violation | None = None  # what `initialize` came to, while the probe is open
+        self._refusal: Violation | None = None  # of `initialize`, kept while server/discover is unanswered
         self.era: Era | None = None
 
     @property
@@ -59,7 +58,7 @@ class Handshake:
             return None
         granted = self._setting.limits.handshake
         whole = self.seconds if granted is None else min(granted, self.seconds)
-        return min(PATIENCE, whole / 3)
+        return min(PATIENCE_SECONDS, whole / 3)
 
     def opening(self) -> list[Event]:
         if self._stage != "new":
@@ -75,7 +74,7 @@ class Handshake:
         return []
 
     def feed(self, incoming: RpcResult | RpcError) -> list[Event]:
-        """An answer to one of the two questions, as long as it is waited for."""
+        """The answer to server/discover or to initialize."""
         if incoming.token == DISCOVER:
             return self._probed(incoming)
         if isinstance(incoming, RpcError):
@@ -92,9 +91,9 @@ class Handshake:
             return self._violate(
                 Violation(
                     "handshake_failed",
-                    f"the server wants a client that can do more: {_said(incoming)}",
+                    f"the server needs a capability that the host does not offer: {_said(incoming)}",
                     "missing_capability",
-                    "give the host the service it asks for: roots, sampling or elicitation",
+                    "offer the service (roots, sampling or elicitation) and allow it in the policy",
                 )
             )
         supported = _supported(incoming)
@@ -115,7 +114,7 @@ class Handshake:
     def _initialized(self, result: Any) -> list[Event]:
         identity = versions.initialized(self._setting.plugin.id, result)
         if isinstance(identity, str):
-            message = f"the answer to initialize is not right: {identity}"
+            message = f"the answer to initialize breaks the protocol: {identity}"
             return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
         if identity.protocol not in versions.LEGACY:
             return self._no_common([identity.protocol])
@@ -127,7 +126,7 @@ class Handshake:
         self._refusal = Violation("handshake_failed", message, f"initialize:{error.code}")
         self._stage = "last"
         if self._peer.waits_for(DISCOVER) is not None:
-            return []  # a modern server may well refuse it; its answer to the probe says so
+            return []  # a modern server may refuse it; its answer to server/discover will tell
         supported = _supported(error)
         if versions.common(versions.MODERN, supported) and self._probes < 2:
             return [self._discover()]
@@ -159,7 +158,7 @@ class Handshake:
         return [violation]
 
     def _failed(self) -> list[Event]:
-        return self._violate(self._refusal or Violation("handshake_failed", "the server answered nothing"))
+        return self._violate(self._refusal or Violation("handshake_failed", "the server did not answer"))
 
     def _no_common(self, theirs: list[Any]) -> list[Event]:
         shown = ", ".join(quoted(version) for version in theirs[:8] if isinstance(version, str)) or "none"
@@ -170,7 +169,7 @@ class Handshake:
         return self._violate(Violation("protocol_version_mismatch", message, "", hint))
 
     def _end(self) -> None:
-        """An answer that still comes for the other question is late."""
+        """Forget both requests: an answer that still comes counts as late."""
         self._stage = "over"
         self._peer.forget(DISCOVER)
         self._peer.forget(INITIALIZE)

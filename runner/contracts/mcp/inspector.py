@@ -1,8 +1,8 @@
-"""MCP between a server and a host of its own.
+"""Checks MCP between a server and a host of its own.
 
-A host may speak a revision we have never heard of: what is checked is the shape of the answer that makes a
-conversation of it, and not its version. Silence after `server/discover` is an answer too, so only
-`initialize` has a clock; and a modern host may do without either.
+The host may speak a revision that we do not know, so the shape of the handshake's answer is checked and not
+its version. A server may leave `server/discover` unanswered, so only `initialize` has a time limit. A
+modern host may send neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runner.contracts.mcp.handshake import SECONDS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.observer import Answered, Observer
 
-# What is read of an answer that makes a conversation.
+# The keys of a handshake's answer that are read.
 _WORDS = frozenset(("protocolVersion", "capabilities", "serverInfo", "supportedVersions"))
 DISCOVER, INITIALIZE = "server/discover", "initialize"
 
@@ -49,7 +49,7 @@ class Inspector:
             if asked.method == INITIALIZE:
                 self.awaiting = asked.is_question and not self.handshaken
             elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
-                self.handshaken = True  # the host does without
+                self.handshaken = True  # the host uses no handshake
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
         heard = self._observer.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
@@ -66,7 +66,7 @@ class Inspector:
         if answer.method == INITIALIZE:
             self.awaiting = False
         if answer.error is not None:
-            return None  # "no" is an answer of the protocol's; what comes of it is the host's to say
+            return None  # an error is a valid answer, and the host decides what to do about it
         if answer.method == DISCOVER:
             fault = _not_discovered(answer.result)
         else:
@@ -78,14 +78,14 @@ class Inspector:
             fault = read if isinstance(read, str) else ""
             self._batches = not isinstance(read, str) and read.protocol == era.WITH_BATCHES
         if fault:
-            message = f"the answer to {answer.method} is not right: {fault}"
+            message = f"the answer to {answer.method} breaks the protocol: {fault}"
             return Violation("handshake_failed", message, f"bad_{answer.method.rpartition('/')[2]}_result")
         self.handshaken = True
         return None
 
 
 def _not_discovered(result: Any) -> str:
-    """What is wrong with the answer to server/discover."""
+    """What is wrong with the answer to server/discover; empty if nothing is."""
     if not isinstance(result, dict):
         return "no object"
     versions = result.get("supportedVersions")
@@ -94,5 +94,5 @@ def _not_discovered(result: Any) -> str:
         or not all(isinstance(version, str) for version in versions)
         or not versions
     ):
-        return "supportedVersions is no list of versions"
-    return "" if isinstance(result.get("capabilities"), dict) else "capabilities is no object"
+        return "supportedVersions is not a list of versions"
+    return "" if isinstance(result.get("capabilities"), dict) else "capabilities is not an object"

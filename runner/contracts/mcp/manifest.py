@@ -1,4 +1,4 @@
-"""MCP servers of an `mcpServers` configuration. What a server asks of the cage stands in its `x-sandbox`."""
+"""MCP servers of an `mcpServers` configuration. `x-sandbox` says what a server asks of the cage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sandbox.spec import (
 
 NAME_LIMIT = 128
 PROJECT_FILE = ".mcp.json"
-OPERATORS_FILE = "claude_desktop_config.json"  # which only lies among the settings of a client
+OPERATORS_FILE = "claude_desktop_config.json"  # always among the settings of a client, never in a project
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
@@ -96,7 +96,7 @@ class ServerTable(_Table):
     )
     url: str | None = Field(default=None, description="Servers with a URL cannot be hosted.")
     x_sandbox: XSandboxTable | None = Field(default=None, alias="x-sandbox")
-    # Known to one client or another, and no business of ours.
+    # Keys that some clients know. The runner does not use them.
     description: Any = None
     disabled: Any = None
     timeout: Any = None
@@ -157,11 +157,11 @@ def read(
 
 
 def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project | None:
-    """The folder the server is at work on: a `cwd`, or the folder of `.mcp.json`; other files lie in the
-    folders where clients keep their settings.
+    """The folder that the server works on: its `cwd`, or the folder of `.mcp.json`. Other configuration
+    files are in folders where clients keep their settings.
 
-    Most of them can come with a project. Whoever wrote the project wrote the file then, and must not choose
-    among the folders beside it.
+    Most of these files can come with a project. Then the project's author wrote the file, and must not
+    choose a folder outside of it.
     """
     folder, name = os.path.split(path)
     within = "" if name == OPERATORS_FILE else folder
@@ -194,7 +194,7 @@ def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
     if not name.strip() or not name.isprintable() or len(name) > NAME_LIMIT or name in (".", ".."):
-        message = f"{quoted(name)} cannot be the name of a server"
+        message = f"{quoted(name)} cannot name a server"
         faults.error(keys, "server_name", message, f"printable characters, {NAME_LIMIT} at most")
     elif "/" in name or "\\" in name:
         faults.error(keys, "server_name", f"the server name {quoted(name)} contains a path separator")
@@ -212,12 +212,12 @@ def _entrypoint(
     for item in (*args, *(item for _, item in pairs)):
         ours = (STATE_DIR_TOKEN, PLUGIN_DIR_TOKEN)
         if found := next((each for each in _VARIABLE.finditer(item.text) if each[0] not in ours), None):
-            message = f"{quoted(found[0])} is passed on as it stands: only {' and '.join(ours)} are expanded"
-            hint = "to hand a variable to the server, name it in x-sandbox.env"
+            message = f"{quoted(found[0])} is not expanded: only {' and '.join(ours)} are expanded"
+            hint = "to pass a variable on to the server, name it in x-sandbox.env"
             faults.warn(item.keys, "variable_not_expanded", message, hint)
     cwd = entry.string("cwd")
     if cwd:
-        # normpath keeps a second slash at the beginning.
+        # normpath keeps two slashes at the beginning.
         directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
     command = entry.string("command")
     sandbox_request.check_vector(faults, Item(entry.at("command"), command or ""), args, pairs)

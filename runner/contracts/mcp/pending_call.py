@@ -1,7 +1,7 @@
-"""One call on its way: what is asked, and what an answer to it means.
+"""One open call: what is sent for it, and what an answer to it means.
 
-Most calls are one request. A list is as many as it has pages, and a modern server may answer "I need input
-first": then the same is asked again, with the answers. All of that is bounded, as the server says how often.
+Most calls are one request. A list takes one request for each page. A modern server may answer "I need input
+first": then the request is sent again with the input. The server decides how often, so all of it is limited.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sandbox.value import NamedTuple
 
 MOST_PAGES: Final = 100
 MOST_ITEMS: Final = 10_000
-# Of a cursor, in characters: each is kept, and sent back.
+# Characters of a cursor. Every cursor of a list is kept, and sent back.
 MOST_CURSOR: Final = 64 * 1024
 
-# How often a server may answer "I need input first", and how much at once. The official clients give up after
-# as many rounds.
+# How often a server may answer "I need input first", and for how many inputs at once. The official clients
+# allow the same number of rounds.
 MOST_ROUNDS: Final = 10
 MOST_INPUTS: Final = 32
 INPUTS: Final = ("roots/list", "sampling/createMessage", "elicitation/create")
 
-# Of what a tool says about its failure, in the message; the whole of it is in the data.
+# Characters of a tool's error text in the message. The data hold the whole text.
 MESSAGE_LIMIT: Final = 4000
 
 # name of a list -> method, key of the result, and the key each item must have
@@ -41,12 +41,12 @@ LISTS: Final[Mapping[str, tuple[str, str, str]]] = {
 # Requests that can need input.
 WITH_INPUT: Final = ("tools/call", "prompts/get", "resources/read")
 
-# What a result must hold, and what that is.
+# The list that a result must hold, by method.
 _PARTS: Final[Mapping[str, str]] = {"prompts/get": "messages", "resources/read": "contents"}
 
 _SCHEMAS: Final = ("inputSchema", "outputSchema")
 
-# Not to be sent as a plain method: they are the conversation itself.
+# Methods that callers must not send: they belong to the handshake.
 _OURS: Final = ("initialize",)
 
 _MEANINGS: Final[Mapping[int, str]] = {
@@ -62,7 +62,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 class More(NamedTuple):
-    """The same method once more."""
+    """Send the same method again."""
 
     params: Mapping[str, Any]
 
@@ -74,7 +74,7 @@ class Input(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Not before these are answered."""
+    """The host has to answer these before the call goes on."""
 
     inputs: tuple[Input, ...]
 
@@ -83,15 +83,15 @@ Step = More | Ask | Reply | Refusal | Violation
 
 
 def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, Any] | None]:
-    """Method and params. Raises CallRefused for what cannot be asked."""
+    """Method and params of a call. Raises CallRefused if the contract has no such call."""
     match call.kind:
         case "tool":
-            # Never left out: there are servers that check "nothing" against the schema of an object.
+            # Never left out: some servers check missing arguments against the schema of an object.
             return "tools/call", {"name": call.name, "arguments": _arguments(token, call)}
         case "prompt":
             arguments = _arguments(token, call)
             if not all(isinstance(value, str) for value in arguments.values()):
-                raise _unfit(token, "the arguments of a prompt are strings")
+                raise _unfit(token, "the arguments of a prompt have to be strings")
             return "prompts/get", {"name": call.name, "arguments": arguments}
         case "resource":
             return "resources/read", {"uri": call.name}
@@ -101,31 +101,31 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
             return LISTS[call.name][0], {}
         case "method":
             if call.name in _OURS or call.name.startswith("notifications/"):
-                raise _unfit(token, f"{quoted(call.name)} is not for callers")
+                raise _unfit(token, f"{quoted(call.name)} cannot be called: the runner sends it itself")
             if call.input is not None and not isinstance(call.input, dict):
-                raise _unfit(token, "the params of a method are an object")
+                raise _unfit(token, "the params of a method have to be an object")
             if call.name == "ping" and modern:
-                return "server/discover", None  # the modern era has no ping; every server has this
+                return "server/discover", None  # the modern era has no ping, but every server has this
             return call.name, call.input
         case _:
             raise _unfit(token, f"MCP servers have no {call.kind}: tool, prompt, resource, method")
 
 
 class PendingCall:
-    """A call that was sent and is not answered yet."""
+    """A call that was sent and has no answer yet."""
 
     def __init__(self, token: int, call: Call, era: Era, standing: Share) -> None:
         self.token = token
         self.call = call
         self.method, self.params = question(token, call, era.modern)
-        self.stale = False  # something was said to have changed since it was asked
-        self.weight = 0  # of what is kept until it is answered, in memory
+        self.stale = False  # the server has announced a change since the request
+        self.weight = 0  # bytes of memory kept until the answer
         self._standing = standing
         self._modern = era.modern
         self._items: list[Any] = []
         self._cursors: set[str] = set()
         self._pages = self._rounds = 0
-        self._open: set[str] = set()  # keys of the inputs that are waited for
+        self._open: set[str] = set()  # keys of inputs without an answer
         self._inputs: dict[str, Any] = {}
         self._state: str | None = None
 
@@ -139,7 +139,7 @@ class PendingCall:
     def result(self, value: Any, weight: int) -> Step:
         """`weight`: of the value, in memory."""
         if not isinstance(value, dict):
-            return self.malformed("bad_type", f"the result of {self._name} is no object")
+            return self.malformed("bad_type", f"the result of {self._name} is not an object")
         if self._modern:
             kind = value.get("resultType", "complete")
             if kind == "input_required" and self.method in WITH_INPUT:
@@ -179,7 +179,7 @@ class PendingCall:
         return True
 
     def malformed(self, cause: str, message: str) -> Violation:
-        """The end of this call, and of nothing else."""
+        """Ends this call only."""
         return Violation("malformed_response", message, cause, call=self.token)
 
     @property
@@ -191,11 +191,11 @@ class PendingCall:
     def _tool(self, value: dict[str, Any]) -> Step:
         content, error = value.get("content", []), value.get("isError")
         if not _objects(content) or not all(isinstance(part.get("type"), str) for part in content):
-            return self.malformed("bad_type", f"the content of {self._name} is no list of typed objects")
+            return self.malformed("bad_type", f"the content of {self._name} is not a list of typed objects")
         if error is not None and not isinstance(error, bool):
             return self.malformed("bad_type", f"isError of {self._name} is neither true nor false")
         if not self._modern and not isinstance(value.get("structuredContent"), dict | None):
-            return self.malformed("bad_type", f"the structuredContent of {self._name} is no object")
+            return self.malformed("bad_type", f"the structuredContent of {self._name} is not an object")
         if not error:
             return Reply(self.token, value)
         texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
@@ -212,9 +212,9 @@ class PendingCall:
         if not _objects(items) or not all(isinstance(item.get(identity), str) for item in items):
             return self.malformed("bad_type", f"{self.method} has no list of objects with {identity}")
         if not all(isinstance(item.get(schema, {}), dict) for item in items for schema in _SCHEMAS):
-            return self.malformed("bad_type", f"a schema in {self.method} is no object")
+            return self.malformed("bad_type", f"a schema in {self.method} is not an object")
         if cursor is not None and not isinstance(cursor, str):
-            return self.malformed("bad_type", f"the nextCursor of {self.method} is no string")
+            return self.malformed("bad_type", f"the nextCursor of {self.method} is not a string")
         if cursor is not None and len(cursor) > MOST_CURSOR:
             message = f"the nextCursor of {self.method} has more than {MOST_CURSOR} characters"
             return self.malformed("cursor_too_long", message)
@@ -241,25 +241,29 @@ class PendingCall:
     def _input_required(self, value: dict[str, Any], weight: int) -> Step:
         asked, state = value.get("inputRequests"), value.get("requestState")
         if state is not None and not isinstance(state, str):
-            return self.malformed("bad_type", f"the requestState of {self._name} is no string")
+            return self.malformed("bad_type", f"the requestState of {self._name} is not a string")
         if asked is not None and not isinstance(asked, dict):
-            return self.malformed("bad_type", f"the inputRequests of {self._name} are no object")
+            return self.malformed("bad_type", f"the inputRequests of {self._name} are not an object")
         if not asked and state is None:
-            return self.malformed("input_required", f"{self._name} needs input, and does not say which")
+            return self.malformed("input_required", f"{self._name} needs input and does not say which")
         self._rounds += 1
         if self._rounds > MOST_ROUNDS:
             return self.malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
         self.release()  # of the round before
         if not self._keeps(2 * weight):  # what is kept is sent back
             most = self._standing.most >> 20
-            message = f"what {self._name} wants kept takes more than {most} MiB of memory"
+            message = (
+                f"the state that {self._name} wants the host to keep takes more than {most} MiB of memory"
+            )
             return self.malformed("state_too_large", message)
         inputs: list[Input] = []
         for key, request in (asked or {}).items():
             method = request.get("method") if isinstance(request, dict) else None
             if method not in INPUTS or len(inputs) == MOST_INPUTS:
                 shown = f"more than {MOST_INPUTS}" if method in INPUTS else quoted(str(method))
-                return self.malformed("input_required", f"{self._name} needs input nobody can give: {shown}")
+                return self.malformed(
+                    "input_required", f"{self._name} needs input that no host can give: {shown}"
+                )
             inputs.append(Input(key, method, request.get("params")))
         self._state, self._inputs = state, {}
         self._open = {one.key for one in inputs}
@@ -280,7 +284,7 @@ def _arguments(token: int, call: Call) -> dict[str, Any]:
     if call.input is None:
         return {}
     if not isinstance(call.input, dict):
-        raise _unfit(token, f"the arguments of a {call.kind} are an object")
+        raise _unfit(token, f"the arguments of a {call.kind} have to be an object")
     return call.input
 
 
@@ -293,7 +297,7 @@ def _objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def refused_input(token: int, method: str, code: int, message: str) -> Violation:
-    """The host said no, and the modern protocol has no way to hand that on: the call cannot go on."""
+    """The host refused, and the modern protocol has no way to tell the server so: the call has failed."""
     return Violation(
         "capability_not_allowed",
         f"the server needs {method} for this call, which was refused: {code} {printable(message)}",

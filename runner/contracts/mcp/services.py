@@ -15,10 +15,9 @@ METHODS: Final[Mapping[str, str]] = {
     "elicitation/create": "elicitation",
 }
 
-# The one refusal the protocol has a number of its own for.
+# The protocol has an error code for one refusal only.
 REJECTED: Final = -1
 
-# One that was asked for and could be had, but not now.
 BUSY: Final = "too many requests at once; ask again when one was answered"
 
 
@@ -41,7 +40,7 @@ async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any
 
 
 def refused(method: str, why: Why) -> Answer:
-    """As a client that has not got it says it; where the protocol has a way to decline, in that way."""
+    """The error of a client without that capability. Where the protocol has a way to decline, that."""
     if why == "busy":
         return Answer(error=(INTERNAL_ERROR, BUSY, None))
     if why == "denied" and method == "sampling/createMessage":
@@ -70,5 +69,5 @@ def _roots(found: Any) -> list[dict[str, Any]]:
 
 def _object(method: str, result: Any) -> dict[str, Any]:
     if not isinstance(result, Mapping):
-        raise HostError(INTERNAL_ERROR, f"the host's answer to {method} is no object")
+        raise HostError(INTERNAL_ERROR, f"the host's answer to {method} is not an object")
     return dict(result)

@@ -1,4 +1,4 @@
-"""The tools a server has listed, as long as it has not said that they changed."""
+"""The tools a server has listed, until it says that they changed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Catalogue:
-    """Empty until somebody asks for the list: then it is held against the server."""
+    """Empty until the list is asked for. From then on calls and results are checked against it."""
 
     def __init__(self, standing: Share) -> None:
         self._standing = standing
-        self._weight = 0  # of that share
+        self._weight = 0  # bytes taken of that share
         self._tools: dict[str, Any] | None = None  # name -> outputSchema
         self._schemas: Shelf[Schema] = Shelf(COMPILED)
-        self._unusable: set[str] = set()  # tools with a schema that is none
+        self._unusable: set[str] = set()  # tools whose schema cannot be used
 
     def listed(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:
         """`weight`: of the list in memory."""
@@ -29,7 +29,7 @@ class Catalogue:
             return
         self._forget()
         if not self._standing.take(weight):
-            return  # other lists fill it: then nothing is known of the tools, and nothing checked
+            return  # other lists fill the share: the tools stay unknown and are not checked
         self._weight = weight
         self._tools = {}
         for tool in items:
@@ -47,7 +47,7 @@ class Catalogue:
         self._weight = 0
 
     def missing(self, token: int, name: str) -> Violation | None:
-        """A tool that is not there, if that is known."""
+        """The fault of a call whose tool is known not to exist."""
         if self._tools is None or name in self._tools:
             return None
         names = [printable(one) for one in list(self._tools)[:100]]
@@ -55,7 +55,7 @@ class Catalogue:
         return Violation("tool_not_exposed", f"the server has no tool {quoted(name)}", "", hint, call=token)
 
     def checked(self, reply: Reply, name: str) -> list[Event]:
-        """What a tool promised of its result is held against it."""
+        """Checks the result of a tool against its outputSchema."""
         document = (self._tools or {}).get(name)
         if document is None:
             return [reply]
@@ -69,7 +69,7 @@ class Catalogue:
         return [*notices, _broken(reply, name, faults[0]) if faults else reply]
 
     def _compile(self, name: str, document: Any) -> list[Event]:
-        """A schema we cannot use is no fault of a result. It is said once, and the results go unchecked."""
+        """A schema that cannot be used is reported once. The tool's results are then not checked."""
         from runner.protocol.schema import Schema  # few tools have one
         from runner.protocol.schema_cost import SchemaFault
 
@@ -83,6 +83,6 @@ class Catalogue:
 
 
 def _broken(reply: Reply, name: str, why: str) -> Violation:
-    message = f"the result of {quoted(name)} is not what its outputSchema says: {why}"
-    hint = "a fault of the server: its schema and its answers have to agree"
+    message = f"the result of {quoted(name)} does not fit its outputSchema: {why}"
+    hint = "this is a fault of the server: its answers have to fit its own schema"
     return Violation("malformed_response", message, "output_schema", hint, call=reply.call)

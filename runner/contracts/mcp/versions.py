@@ -1,7 +1,7 @@
-"""The two eras of MCP, and what each puts around a request.
+"""The two eras of MCP, and what each adds to a request.
 
-Modern (2026-07-28): no handshake is remembered, so each request says who asks and what it can do. Legacy
-(2025-11-25 and before): said once, in `initialize`.
+Modern (2026-07-28): the server remembers no handshake, so each request names the client and its capabilities.
+Legacy (2025-11-25 and before): the client names them once, in `initialize`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from sandbox.value import NamedTuple
 # Newest first.
 MODERN: Final = ("2026-07-28",)
 LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-# The one revision in which several messages may come as one array, and a client has to take it.
+# The only revision in which a server may send several messages as one array.
 WITH_BATCHES: Final = "2025-03-26"
 
 PREFIX: Final = "io.modelcontextprotocol/"
 SERVICES: Final = ("roots", "sampling", "elicitation")
 
-# Modern servers log only for a request that says from which level on.
+# Modern servers log only for requests that name a level.
 LOG_LEVEL: Final = "info"
 
-# Of a name or a version, for display. A server may call itself whatever it likes, at any length.
+# Characters of a name or a version that are kept for display. A server may send any length.
 NAME_LIMIT: Final = 256
 
 
 class Era(NamedTuple):
-    """What was agreed on."""
+    """The version that client and server have agreed on."""
 
     protocol: str
     modern: bool
@@ -45,7 +45,7 @@ def client_info() -> dict[str, str]:
 
 
 def capabilities(services: frozenset[str]) -> dict[str, Any]:
-    """What a server may ask of us. Only what somebody is there to answer."""
+    """What a server may ask of us: only services that the host offers."""
     return {name: {} for name in SERVICES if name in services}
 
 
@@ -67,12 +67,13 @@ def initialize(version: str, services: frozenset[str]) -> dict[str, Any]:
 
 
 def common(ours: tuple[str, ...], theirs: Any) -> str | None:
-    """The newest version both know."""
+    """The newest version that both know."""
     return next((version for version in ours if isinstance(theirs, list) and version in theirs), None)
 
 
 def discovered(plugin_id: str, result: Any) -> Identity | None:
-    """A DiscoverResult with a version we speak. None: it is none, or only offers the older era."""
+    """The server, from a DiscoverResult with a version we speak. None: it is no such result, or only offers
+    the legacy era."""
     if not isinstance(result, dict) or result.get("resultType", "complete") != "complete":
         return None
     version = common(MODERN, result.get("supportedVersions"))
@@ -85,14 +86,14 @@ def discovered(plugin_id: str, result: Any) -> Identity | None:
 
 
 def initialized(plugin_id: str, result: Any) -> Identity | str:
-    """Who answered `initialize`, or what is wrong with the answer."""
+    """The server, from the answer to `initialize`; or what is wrong with the answer."""
     if not isinstance(result, dict):
-        return "it is no object"
+        return "it is not an object"
     info, said, version = result.get("serverInfo"), result.get("capabilities"), result.get("protocolVersion")
     if not isinstance(version, str):
         return "it has no protocolVersion"
     if not isinstance(said, dict):
-        return "capabilities is no object"
+        return "capabilities is not an object"
     if not isinstance(info, dict) or not isinstance(info.get("name"), str):
         return "serverInfo has no name"
     if not isinstance(info.get("version"), str):

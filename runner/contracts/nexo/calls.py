@@ -1,4 +1,4 @@
-"""A call as the contract's methods have it: which one, with which params.
+"""Which method of the contract a call means, and with which params.
 
     kind      name                       input
     tool      a tool                     its arguments
@@ -11,7 +11,7 @@
               vector_delete
     method    a method                   its params, as they are
 
-What the manifest declares only one of (channels, providers, backends) need not be named.
+A channel, provider or backend need not be named if the manifest declares only one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sandbox.value import NamedTuple
 _CHANNEL_VERBS = ("start", "stop", "send_outbound")
 _MEMORY_VERBS = ("vector_upsert", "vector_search", "vector_delete")
 
-# The session's own: called by anybody else they would end it.
+# Sent by the session itself. As calls they would end it.
 RESERVED = ("initialize", "shutdown")
 
 DEFAULT_AGENT = "runner"
@@ -43,7 +43,7 @@ class MethodCall(NamedTuple):
 class OpenCall(NamedTuple):
     """A call that waits for its answer."""
 
-    family: str  # of errors
+    family: str  # of error codes: see errors.py
     number: int  # its id on the wire
     hook: str = ""
 
@@ -57,7 +57,7 @@ def listed(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
 
 
 def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
-    """Everything but tools, whose catalogue the conversation knows. Raises CallRefused."""
+    """Every kind except tools, which the dialect checks against its list. Raises CallRefused."""
     exports = dict(plugin.exports)
     if call.kind == "hook":
         name = _declared(token, "hook", call.name, exports.get("hooks", ()))
@@ -71,21 +71,21 @@ def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
         return _memory(token, call, exports.get("memory_backends", ()))
     if call.kind == "method":
         if call.name in RESERVED:
-            message = f"{call.name} is sent by the runner itself, at the begin or the end of a session"
+            message = f"{call.name} is sent by the runner itself, at the beginning or the end of a session"
             raise CallRefused(Refusal(token, "-32600", message, "reserved"))
         streams = (
             call.name == "llm.chat" and isinstance(call.input, dict) and call.input.get("stream") is True
         )
         return MethodCall(call.name, call.input, streams)
     if call.kind == "event":
-        message = "an event has no answer to wait for: it is told, as the notification broker.event"
+        message = "an event has no answer: send it as the notification broker.event"
         raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
     message = f"a nexo plugin has no {call.kind}s"
     raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
 
 
 def tool(call: Call, plugin: Plugin, method: str) -> MethodCall:
-    """For a tool that is known to be there, with arguments that are known to be right."""
+    """For a tool whose name and arguments have been checked."""
     params: dict[str, Any] = {
         "plugin_id": plugin.id,
         "tool_name": call.name,
@@ -102,7 +102,7 @@ def arguments(call: Call) -> Any:
 
 
 def method_of(call: Call) -> str:
-    """For its clock: what the method of a call would be, whether it is right or not."""
+    """The method that a call means, valid or not. It decides the time limit."""
     if call.kind == "hook":
         return "hook.on_hook"
     if call.kind == "channel":
@@ -170,13 +170,13 @@ def _object(token: int, call: Call) -> dict[str, Any]:
     if call.input is None:
         return {}
     if not isinstance(call.input, Mapping):
-        message = f"the input of a {call.kind} call is an object"
+        message = f"the input of a {call.kind} call has to be an object"
         raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
     return dict(call.input)
 
 
 def _chosen(token: int, what: str, key: str, given: Mapping[str, Any], declared: tuple[str, ...]) -> str:
-    """The one that is meant: named in the input, or the only one there is."""
+    """The one the input names, or the only one that is declared."""
     name = given.get(key)
     if name is None and len(declared) == 1:
         return declared[0]
@@ -194,7 +194,7 @@ def _declared(token: int, what: str, name: str, declared: tuple[str, ...]) -> st
 
 def _unknown(token: int, what: str, name: str, known: tuple[str, ...]) -> CallRefused:
     if not known:
-        message, hint = f"the plugin's manifest declares no {what}s", "look at [plugin.extends] there"
+        message, hint = f"the plugin's manifest declares no {what}s", "declare them under [plugin.extends]"
     else:
         message = f"there is no {what} {quoted(name)}"
         hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"

@@ -1,12 +1,12 @@
-"""nexo's conversation: JSON-RPC lines, after contract 1.10.
+"""nexo's protocol: JSON-RPC lines, as in contract 1.10.
 
-    opening   initialize (id 1), then plugin.configure if there is something to configure, then Ready
+    opening   initialize (id 1), then plugin.configure if there is a configuration, then Ready
     calls     tool.invoke, hook.on_hook, channel.*, llm.chat, memory.vector_*, or any method by its name
     events    broker.event to the plugin, broker.publish from it, both on the manifest's topics only
-    end       shutdown, then stdin is closed, then it is killed
+    end       shutdown, then stdin is closed, then the plugin is killed
 
-Where the contract's reference host errs, this one does not follow: ids are never used twice, the source of an
-event is who sent it, and an error is read from its object.
+This host does not repeat three faults of the contract's reference host: it never uses an id twice, it names
+the sender of an event as its source, and it reads an error from the error object.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from runner.protocol.schema import Schema
 from sandbox.document.diagnostic import printable
 from sandbox.units import format_limit
 
-FRAME_LIMIT = 1 << 20  # both ways, with the newline: every SDK loses what is longer, without an answer
+FRAME_LIMIT = 1 << 20  # bytes, both ways, with the newline: every SDK drops a longer line without an answer
 _LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
 
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
 
-_SHOWN = 200  # of a line that is not the protocol, in bytes
-# So many characters of text fit in a frame, even if each is written as six.
+_SHOWN = 200  # bytes of a line that is not the protocol, for messages
+# Characters of text that fit into a frame even if each is escaped as six bytes.
 _CHUNK = FRAME_LIMIT // 8
 
-_INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # our own questions' tokens
+_INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # tokens of our own requests
 
 Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
 
@@ -92,9 +92,9 @@ class NexoDialect:
         self._schemas = Shelf[Schema](COMPILED)
         self._open: dict[int, calls.OpenCall] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
-        self._questions: dict[int, str] = {}  # ticket -> method, of what the plugin waits for
+        self._questions: dict[int, str] = {}  # ticket -> method, of requests the plugin waits for
         self._published = 0
-        self._publications: dict[int, Mapping[str, Any]] = {}  # ticket -> event, of what is on its way
+        self._publications: dict[int, Mapping[str, Any]] = {}  # ticket -> event, not yet published
         self._counters: dict[str, int] = {}
 
     # --- what a session asks of every dialect ---------------------------------------------------------------
@@ -106,7 +106,7 @@ class NexoDialect:
 
     @property
     def patience(self) -> float | None:
-        """With a configuration the handshake is two calls, and each has a clock of its own."""
+        """With a configuration the handshake is two calls, each with its own time limit."""
         waits = self._stage == "initialize" and self._configures
         return self._timeouts.seconds("initialize") if waits else None
 
@@ -129,7 +129,7 @@ class NexoDialect:
             return ()
         self._stage = "over"
         amount = format_limit("handshake", self._timeouts.seconds("initialize"))
-        hint = "NEXO_PLUGIN_INIT_TIMEOUT_MS gives it more time, if it deserves more"
+        hint = "set NEXO_PLUGIN_INIT_TIMEOUT_MS to give it more time"
         return (Violation("timeout", f"there was no answer to initialize within {amount}", "deadline", hint),)
 
     def seconds(self, call: Call) -> float:
@@ -150,9 +150,9 @@ class NexoDialect:
         return self._configuration is not None and self._config is not None
 
     def _initialized(self, result: Any, weight: int) -> Events:
-        if weight > STANDING:  # its tools are kept as long as it lives
+        if weight > STANDING:  # its tools are kept while it runs
             message = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
-            return self._failed("too_large", message, "advertise fewer tools, or smaller schemas")
+            return self._failed("too_large", message, "advertise fewer tools or smaller schemas")
         try:
             found = handshake.welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
@@ -166,7 +166,7 @@ class NexoDialect:
     def _configured(self) -> Events:
         if self._configuration is None or self._config is None:
             if self._config is not None:
-                why = "the plugin's manifest has no [plugin.config_schema]: the configuration is not sent"
+                why = "the configuration was not sent: the manifest has no [plugin.config_schema]"
                 return (Notice("config_ignored", why), *self._ready())
             return self._ready()
         try:
@@ -187,7 +187,7 @@ class NexoDialect:
 
     @property
     def _wired(self) -> bool:
-        """Its identity is proven: it may ask. A plugin may do so already while it is being configured."""
+        """The plugin has proven its identity and may send requests, even while it is being configured."""
         return self._stage in ("configure", "ready", "leaving")
 
     def _failed(self, cause: str, message: str, hint: str = "") -> Events:
@@ -203,11 +203,11 @@ class NexoDialect:
             return self._not_ours(message)
         if message.fault:
             self._stage = "over"
-            text = f"a line of its stdout: {message.detail}"
+            text = f"a line on its stdout breaks the protocol: {message.detail}"
             return (Violation("malformed_response", text, message.fault),)
         value = message.value
         if isinstance(value, dict) and "jsonrpc" in value and "id" in value:
-            # An answer without a result is an answer with none.
+            # An answer without a result counts as one whose result is null.
             value = value if "error" in value else {"result": None, **value}
         heard = self._peer.receive(value)
         if isinstance(heard, jsonrpc.RpcResult):
@@ -227,7 +227,7 @@ class NexoDialect:
         return (broken,)
 
     def _not_ours(self, message: Message) -> Events:
-        """Something else on stdout: a banner, a print that was forgotten, a line of a log."""
+        """Something else on stdout: a banner, a forgotten print, a line of a log."""
         self._count("stdout")
         return (Notice("stdout", message.raw.decode("utf-8", "replace")),)
 
@@ -269,7 +269,7 @@ class NexoDialect:
         if not self._wired:
             return self._reply(question.ticket, Answer(error=(jsonrpc.INTERNAL_ERROR, "not yet wired", None)))
         if question.method == "broker.publish":
-            # It exists as a notification only.
+            # The contract has it as a notification only.
             error = (jsonrpc.METHOD_NOT_FOUND, "broker.publish is a notification", None)
             return self._reply(question.ticket, Answer(error=error))
         self._questions[question.ticket] = question.method
@@ -302,7 +302,7 @@ class NexoDialect:
         if event is None:
             return self._dropped(reason, given.get("topic"))
         self._published += 1
-        # Nobody is answered, so the number need only be one of its own: questions have positive ones.
+        # A publication gets no answer, but needs a ticket. Requests have positive ones.
         self._publications[-self._published] = event
         return (HostCall(-self._published, "broker.publish", event, expects_answer=False),)
 
@@ -330,7 +330,7 @@ class NexoDialect:
             return (Reply(token, known if call.name == "tools" else calls.listed(token, call, self._plugin)),)
         if self._stage != "ready" or token in self._open:
             twice = token in self._open
-            why = "this call is on its way already" if twice else "the plugin is not ready for calls"
+            why = "this call has been sent already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
         if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
@@ -350,7 +350,7 @@ class NexoDialect:
         number = self._peer.waits_for(token) or 0
         family = request.method.partition(".")[0]
         if call.kind == "tool" and request.method != "tool.invoke":
-            family = "outbound_tool"  # whatever its method is called
+            family = "outbound_tool"  # whatever method the manifest names
         self._open[token] = calls.OpenCall(family, number, hook)
         if request.streams:
             self._streams[number] = token
@@ -363,7 +363,7 @@ class NexoDialect:
         raise CallRefused(Refusal(token, "-32602", why, kind))
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The contract has no word for it: the plugin works on, and its answer is dropped."""
+        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped."""
         self._peer.forget(token)
         self._closed(token)
         return ()
@@ -421,7 +421,7 @@ class NexoDialect:
     def emit(self, ticket: int, value: Any) -> Iterator[Event]:
         if not isinstance(value, str):
             return
-        text = value.encode("utf-8", "replace").decode()  # a model's half of a character is none
+        text = value.encode("utf-8", "replace").decode()  # a model may split a character in two
         for at in range(0, len(text), _CHUNK):
             if ticket in self._questions:
                 params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK]}
@@ -430,7 +430,7 @@ class NexoDialect:
     def _spoken(self, raw: bytes) -> Events:
         if len(raw) < FRAME_LIMIT:
             return (self._send(raw, "reply"),)
-        self._count("unanswerable")  # the plugin's own id fills a line
+        self._count("unanswerable")  # the id that the plugin chose fills a line by itself
         return ()
 
     # --- the end --------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""What a plugin's "no" means: the contract's error codes, by the method that was called.
+"""What an error of a plugin means: the contract's error codes, by the method that was called.
 
-The reference host looks for codes in the text of its own log line and finds none. Here the object is read.
+The reference host looks for the code in the text of its own log line, where there is none. Here the code is
+read from the error object.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from sandbox.value import NamedTuple
 
 TOOL_NOT_FOUND, TOOL_ARGUMENT_INVALID = -33401, -33402
 
-_LONGEST = 2000  # of a message; the rest of a long one helps nobody
+_MOST_CHARACTERS = 2000  # of a message
 
 
 class Meaning(NamedTuple):
     kind: str
-    # Fields of `data` the contract promises, with what stands for each if it is not there. MESSAGE stands for
-    # the error's own message.
+    # The fields of `data` that the contract promises, with the value for a missing one. MESSAGE stands for
+    # the message of the error.
     fields: tuple[tuple[str, Any], ...] = ()
 
 
@@ -64,7 +65,8 @@ _ANY = {
     -32000: Meaning("shutdown_failed"),
 }
 
-# By the first word of the method. Tools of the manifest ("outbound") are channels', and answer like both.
+# By the first word of the method. Outbound tools, which the manifest describes, use the codes of channels
+# too.
 _FAMILIES: Mapping[str, Mapping[int, Meaning]] = {
     "channel": _CHANNEL,
     "llm": _LLM,
@@ -75,9 +77,9 @@ _FAMILIES: Mapping[str, Mapping[int, Meaning]] = {
 
 
 def of(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
-    """The answer to a call that a plugin refused. Any `data` will do; the promised fields are there after."""
+    """The answer to a call that a plugin refused, with all fields of `data` that the contract promises."""
     meaning = _FAMILIES.get(family, {}).get(code) or _ANY.get(code) or Meaning("other")
-    text = printable(message[:_LONGEST]).strip() or f"the plugin answered with error {code}"
+    text = printable(message[:_MOST_CHARACTERS]).strip() or f"the plugin answered with error {code}"
     if meaning.fields:
         given = data if isinstance(data, dict) else {}
         data = {name: text if value is MESSAGE else value for name, value in meaning.fields} | given
@@ -87,10 +89,10 @@ def of(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
 def broken(why: str, detail: str, *, wired: bool) -> Violation | None:
     """What is wrong with a message that is neither question nor answer. `wired`: after the handshake."""
     if why == "echo":
-        text = f"it sends back what it is sent: {detail}"
+        text = f"it sends our own messages back: {detail}"
         code: Code = "malformed_response" if wired else "handshake_failed"
-        return Violation(code, text, "echo", "is this program a nexo plugin?")
+        return Violation(code, text, "echo", "check that the command starts a nexo plugin")
     if why == "too_many":
-        text = f"it asks on without waiting for answers: {detail}"
+        text = f"it does not wait for answers: {detail}"
         return Violation("malformed_response", text, "too_many_requests")
     return None

@@ -1,4 +1,4 @@
-"""Events of the broker, as they go over the wire in both directions."""
+"""Events of the broker, from the plugin and to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "host"
 
 
 class Stamp(NamedTuple):
-    """What only the host may say of an event: a plugin that chose these could pass for another one, or for an
+    """What only the host may set in an event. With these a plugin could forge another plugin's event, or an
     event of another time."""
 
     id: str
@@ -35,7 +35,7 @@ def stamp() -> Stamp:
 def accept(
     given: Mapping[str, Any], source: str, allowed: Topics, stamps: Stamps
 ) -> tuple[dict[str, Any] | None, str]:
-    """The event a plugin publishes, made complete; or None, and why it is dropped."""
+    """The event a plugin publishes, completed; or None, and the reason it is dropped."""
     topic = given.get("topic")
     if not isinstance(topic, str) or not topic:
         return None, "no_topic"
@@ -64,10 +64,10 @@ def deliver(method: str, params: Any, topics: Topics, stamps: Stamps, *, ready: 
 
 
 def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[str, Any] | None:
-    """A plugin's event, made complete. None: it is no event.
+    """The event of a plugin, completed. None: it is not an event.
 
-    The scripting SDKs send neither id nor timestamp nor session; the Rust one sends all. Topic and source are
-    what we know, whatever it says.
+    The scripting SDKs send neither id nor timestamp nor session; the Rust one sends all. Topic and source
+    are set by us, whatever the plugin says.
     """
     if not isinstance(given, dict) or "payload" not in given or not _is_session(given.get("session_id")):
         return None
@@ -85,7 +85,7 @@ def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[st
 
 
 def delivered(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str, Any]:
-    """An event for a plugin: `event` as far as it is given, or just a `payload`."""
+    """An event for a plugin, from an `event` or just a `payload`. We fill in what is missing."""
     given = params.get("event")
     if not isinstance(given, Mapping):
         given = {name: value for name, value in params.items() if name != "topic"}
@@ -96,7 +96,7 @@ def delivered(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str
 def _is_session(value: object) -> bool:
     if value is None:
         return True
-    if not isinstance(value, str) or len(value) > 45:  # the longest way to write one, urn:uuid:…
+    if not isinstance(value, str) or len(value) > 45:  # urn:uuid:… is the longest spelling
         return False
     try:
         uuid.UUID(value)

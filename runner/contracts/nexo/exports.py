@@ -1,6 +1,7 @@
-"""What a manifest tells a session beyond plain names, as exports of the Plugin: written and read here only.
+"""Exports of the Plugin that hold more than names. Only this module writes and reads them.
 
-An export is a kind and a row of texts, so that the cache of manifests needs to know nothing of this contract.
+An export is a kind and a tuple of strings, so that the cache of manifests needs to know nothing of this
+contract.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Configuration(NamedTuple):
 
 
 class OutboundTool(NamedTuple):
-    """A tool the manifest describes, so that the handshake need not."""
+    """A tool that the manifest describes instead of the handshake."""
 
     method: str
-    seconds: float | None  # None: as long as any tool
+    seconds: float | None  # None: the limit of every tool
     description: str
     schema: str  # JSON
 
@@ -42,7 +43,7 @@ def configuration(shape: str | None, schema: str) -> Export:
 def outbound_tool(
     name: str, method: str | None, milliseconds: int | None, description: str | None, schema: str
 ) -> Export:
-    # An integer of a manifest can have more digits than Python writes out.
+    # An integer in a manifest can have more digits than Python converts to text.
     clock = str(milliseconds) if milliseconds is not None and 0 < milliseconds < 2**63 else ""
     return _OUTBOUND_TOOL + name, (method or _OUTBOUND_METHOD, clock, description or "", schema)
 

@@ -1,7 +1,7 @@
-"""The plugin's answer to initialize: is it the plugin of the manifest, and are its tools the manifest's?
+"""Checks the plugin's answer to initialize: it has to be the manifest's plugin, with the manifest's tools.
 
-Not looked at, as the contract's own host does not: the version it says, keys that nobody knows, and whether
-the other lists of [plugin.extends] have anything behind them.
+Like the contract's own host, this does not check the version the plugin claims, unknown keys, or whether
+the plugin has what the other lists of [plugin.extends] name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandbox.value import NamedTuple
 
 PROTOCOL = "1.10"
 
-_LONGEST = 200  # of what a plugin says of itself
+_MOST_CHARACTERS = 200  # of what a plugin says of itself
 
 
 class HandshakeFault(Exception):
@@ -34,7 +34,7 @@ class HandshakeFault(Exception):
 class Welcome(NamedTuple):
     identity: Identity
     tools: Mapping[str, catalogue.Tool]  # with those of the manifest
-    missing: tuple[str, ...] = ()  # declared, and not there
+    missing: tuple[str, ...] = ()  # declared, but not advertised
 
 
 def welcome(result: Any, plugin: Plugin) -> Welcome:
@@ -43,12 +43,12 @@ def welcome(result: Any, plugin: Plugin) -> Welcome:
     said = manifest.get("plugin") if isinstance(manifest, dict) else None
     name = said.get("id") if isinstance(said, dict) else None
     if not isinstance(name, str):
-        message = "its answer to initialize has no result.manifest.plugin.id, so nobody knows who it is"
+        message = "its answer to initialize has no result.manifest.plugin.id to tell which plugin it is"
         raise HandshakeFault("identity_missing", message)
-    # An instance ("whatsapp.sales") may answer with the name of what it is an instance of.
+    # An instance ("whatsapp.sales") may answer with the name of its plugin ("whatsapp").
     if name not in (plugin.id, plugin.id.partition(".")[0]):
         message = f"it says that it is {quoted(name)}, its manifest says {quoted(plugin.id)}"
-        hint = "look whether the manifest's command starts the program it was written for"
+        hint = "check that entrypoint.command starts the program of this manifest"
         raise HandshakeFault("identity_mismatch", message, hint)
     declared = dict(plugin.exports).get(exports.ADVERTISABLE, ())
     try:
@@ -79,16 +79,16 @@ def check_config(configuration: exports.Configuration, config: Any) -> None:
         values = config if configuration.array else [config]
         faults = [str(fault) for value in values for fault in schema.faults(value)]
     except SchemaFault as fault:
-        raise _misfit(f"the schema is none: {fault}") from None
+        raise _misfit(f"the schema cannot be used: {fault}") from None
     if faults:
         raise _misfit("; ".join(faults[:5]))
 
 
 def _misfit(why: str) -> HandshakeFault:
-    hint = "[plugin.config_schema] in the manifest says what it may be"
+    hint = "[plugin.config_schema] in the manifest describes it"
     return HandshakeFault("config_invalid", f"its configuration does not fit: {printable(why)}", hint)
 
 
 def _text(table: Any, name: str) -> str:
     value = table.get(name) if isinstance(table, dict) else None
-    return value[:_LONGEST] if isinstance(value, str) else ""
+    return value[:_MOST_CHARACTERS] if isinstance(value, str) else ""

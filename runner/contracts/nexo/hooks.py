@@ -24,13 +24,13 @@ def stand_in(token: int, hook: str, why: str, on_failure: Literal["continue", "a
 def fault(value: Any) -> str:
     """What is wrong with the answer of a hook; empty if nothing is."""
     if not isinstance(value, dict):
-        return "its answer is no object"
+        return "its answer is not an object"
     for name in ("abort", "do_not_reply_again"):
         if name in value and not isinstance(value[name], bool):
-            return f"{name} in its answer is no boolean"
+            return f"{name} in its answer is not a boolean"
     for name in ("reason", "transformed_body"):
         if value.get(name) is not None and not isinstance(value[name], str):
-            return f"{name} in its answer is no string"
+            return f"{name} in its answer is not a string"
     if value.get("decision") not in (None, "allow", "block", "transform"):
         return "decision in its answer is none of allow, block and transform"
     return ""

@@ -1,4 +1,4 @@
-"""nexo between a plugin and a host of its own: who answers, with which tools, and where it publishes."""
+"""Checks nexo between a plugin and a host of its own: its identity, its tools, and its topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.protocol.dialect import Setting, Violation
 from runner.protocol.observer import Answered, Observer, odd_key
 from sandbox.document.diagnostic import quoted
 
-# What is read of the plugin's messages, here and in handshake.py.
+# The keys of the plugin's messages that are read, here and in handshake.py.
 _OUTER_WORDS = frozenset(("topic", "event", "manifest", "tools"))
 _WORDS = frozenset(("topic", "plugin", "id", "name"))
 INITIALIZE, PUBLISH = "initialize", "broker.publish"
@@ -29,7 +29,7 @@ class Inspector:
         self._observer = Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
         self._plugin = setting.plugin
         self._topics = topics.of(setting.plugin)
-        # The host's variables are the runner's: it was started by it.
+        # The host started the runner, so the host's variables are in the runner's environment.
         self.handshake_seconds = timeouts.of(setting.environ).seconds("initialize")
         self.handshaken = False
         self.awaiting = False
@@ -61,7 +61,7 @@ class Inspector:
     def _shaken(self, answer: Answered) -> Violation | None:
         self.awaiting = False
         if answer.error is not None:
-            return None  # the host sees that it refuses, and knows what to do
+            return None  # the host sees the error itself
         if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(answer.result))), ""):
             return Violation("malformed_response", odd, "ambiguous")
         try:
@@ -77,18 +77,18 @@ class Inspector:
         for name, part in (("params", params), ("event", event)):
             if part is not None and not isinstance(part, dict):
                 # Rust's serde, for one, reads an array as the fields of a struct in order.
-                message = f"{PUBLISH} whose {name} is no object: some hosts find a topic there"
+                message = f"{PUBLISH} whose {name} is not an object: some hosts find a topic there"
                 return Violation("malformed_response", message, "ambiguous")
         if odd := odd_key(event, _WORDS):
             return Violation("malformed_response", odd, "ambiguous")
         if not isinstance(topic, str) or not topic:
-            self._observer.stray("no_topic")  # which no host can publish
+            self._observer.stray("no_topic")  # no host can publish it
             return None
-        # A host that goes by the event's own word would publish there.
+        # Some hosts take the topic from the event itself.
         inner = event.get("topic", topic) if isinstance(event, dict) else topic
         for name in (topic, inner):
             if not isinstance(name, str) or not self._topics.admits(name):
-                shown = quoted(name[:200]) if isinstance(name, str) else "what is no topic"
+                shown = quoted(name[:200]) if isinstance(name, str) else "what is not a topic"
                 message = f"it publishes to {shown}, which its manifest does not ask for"
                 hint = "name the topic in [plugin.capabilities.broker] publish, or the channel it belongs to"
                 return Violation("capability_not_allowed", message, "topic", hint)
@@ -96,7 +96,7 @@ class Inspector:
 
 
 def _described(result: Any) -> Iterator[Any]:
-    """What says who the plugin is and which tools it has, inside of the answer to initialize."""
+    """The parts of the answer to initialize that name the plugin and its tools."""
     if isinstance(result, dict):
         manifest = result.get("manifest")
         yield manifest

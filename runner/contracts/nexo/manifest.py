@@ -83,7 +83,7 @@ def _is_current(faults: Faults, document: Document) -> bool:
 
 
 def _port(document: Document, legacy: Sequence[str]) -> str:
-    """What to do with a manifest of version 1. Who has done all of it has one that passes."""
+    """How to port a manifest of version 1: with all of these steps done, it passes."""
     transport = Table(document.data).table("transport")
     kind = transport.string("kind") or "stdio"
     if kind != "stdio":
@@ -119,7 +119,7 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
             env.append(EnvRequest(item.text, required=False, where=item.keys))
     if command is None or not command.strip():
         if not faults.failed:
-            message = "there is no entrypoint.command, so there is nothing to start"
+            message = "there is no entrypoint.command, so the runner has nothing to start"
             faults.warn(table.at("command"), "entrypoint_missing", message)
         return None, env
     return Entrypoint(command, tuple(item.text for item in args), directory), env
@@ -148,7 +148,7 @@ def _enabled_spec(
     paths: list[PathRequest] = []
     for item in sandbox.strings("fs_read_paths"):
         sandbox_request.check_path(faults, item, item.text, home, write=False)
-        # The browser plugin lists four places where Chrome might be: none of them is a must.
+        # Optional: the browser plugin lists four places where Chrome might be.
         paths.append(PathRequest(item.text, "read", required=False, where=item.keys))
     for item in sandbox.strings("fs_write_paths"):
         sandbox_request.check_path(faults, item, item.text, home, write=True)
@@ -180,7 +180,7 @@ def _network(faults: Faults, sandbox: Table) -> Network:
         hint = 'set network = "allowlist", or remove the list'
         faults.error(sandbox.at("network_allowlist"), "network_allowlist", message, hint)
     if mode == "host":
-        message = 'network = "host" is granted only where the operator allows it'
+        message = 'network = "host" has to be allowed by the operator'
         hint = (
             'it needs a policy whose [network] ceiling is "host", or NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW=1 in '
             'the runner\'s environment under a policy that says environment = "may_raise"'
@@ -197,7 +197,7 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
     registered = [channel.string("kind") for channel in plugin.table("channels").tables("register")]
     kinds = [kind for kind in registered if kind]
     found["channels"] = kinds + found["channels"]
-    # What a plugin may advertise in its handshake is what extends says; expose is another list.
+    # The handshake may advertise the tools of extends only; expose is another list.
     found[exports.ADVERTISABLE] = [item.text for item in extends.strings("tools")]
     broker = plugin.table("capabilities").table("broker")
     channels = [topics.of_channel(kind) for kind in kinds]
@@ -210,7 +210,7 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What a session has to know beyond names."""
+    """Exports that a session needs besides names."""
     config = plugin.table("config_schema")
     schema = config.string("schema")
     if schema is not None:

@@ -13,8 +13,8 @@ from sandbox.document.diagnostic import DocumentError, quoted
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath
 
-# The release of the daemon we stand in for when a manifest says what it needs. Contract 1.10 appeared with
-# 0.1.x; published plugins that use it ask for up to >=0.2.0, so this is the lowest release that hosts all.
+# The release of nexo that min_nexo_version is compared with. Contract 1.10 appeared with 0.1.x; published
+# plugins that use it ask for up to >=0.2.0, so this is the lowest release that hosts them all.
 NEXO_VERSION: Triple = (0, 2, 0)
 
 _ID = re.compile(r"[a-z][a-z0-9_]{0,63}\Z", re.ASCII)
@@ -53,7 +53,7 @@ ICONS = frozenset(_ICON_NAMES.split())
 
 
 def check(faults: Faults, plugin: Table) -> None:
-    """All rules but the sandbox's, which make requests (see manifest.py)."""
+    """All rules except those of [plugin.sandbox], which manifest.py checks while it reads the requests."""
     rules: tuple[Callable[[Faults, Table], None], ...] = (
         _identity,
         _versions,
@@ -85,7 +85,7 @@ def _identity(faults: Faults, plugin: Table) -> None:
             faults.error(plugin.at(name), f"{name}_blank", f"the {name} is blank")
 
 
-_ID_HINT = "a small letter, then small letters, digits and _, 64 characters at most"
+_ID_HINT = "a lower-case letter, then lower-case letters, digits and _; at most 64 characters"
 
 
 def _versions(faults: Faults, plugin: Table) -> None:
@@ -100,7 +100,7 @@ def _versions(faults: Faults, plugin: Table) -> None:
     host = ".".join(map(str, NEXO_VERSION))
     try:
         if not admits(requirement, NEXO_VERSION):
-            message = f"the plugin needs nexo {shown}, this host stands for nexo {host}"
+            message = f"the plugin needs nexo {shown}, this runner hosts plugins for nexo {host}"
             faults.error(plugin.at("min_nexo_version"), "min_nexo_version", message)
     except ValueError as error:
         message = f"{shown} {error}"
@@ -130,12 +130,12 @@ def _extends(faults: Faults, plugin: Table) -> None:
                 message = f"{quoted(item.text)} in {section} is not an id"
                 faults.error(item.keys, "extends_id", message, _ID_HINT)
             elif item.text in seen:
-                message = f"{quoted(item.text)} is twice in {section}"
+                message = f"{quoted(item.text)} is listed twice in {section}"
                 faults.error(item.keys, "extends_duplicate", message, "remove one")
             elif homes.setdefault(item.text, section) != section and item.text not in conflicts:
                 conflicts.add(item.text)
                 message = f"{quoted(item.text)} is in {homes[item.text]} and in {section}"
-                faults.error(item.keys, "extends_conflict", message, "an id has one place")
+                faults.error(item.keys, "extends_conflict", message, "list it in one of them only")
             seen.add(item.text)
 
 
@@ -195,7 +195,7 @@ def _channels(faults: Faults, plugin: Table) -> None:
         kind = channel.string("kind")
         if kind is not None and not _CHANNEL.match(kind):
             message = f"the channel kind {quoted(kind)} is not allowed"
-            hint = "a small letter, then small letters, digits and _, 32 characters at most"
+            hint = "a lower-case letter, then lower-case letters, digits and _; at most 32 characters"
             faults.error(channel.at("kind"), "channel_kind", message, hint)
 
 
@@ -311,10 +311,10 @@ def _ids(fault: Callable[[KeyPath, str, str], None], tables: list[Table], what: 
         if name is None:
             continue
         if not _KEBAB.match(name):
-            hint = "small letters, digits and -, starting with a letter, 41 characters at most"
+            hint = "a lower-case letter, then lower-case letters, digits and -; at most 41 characters"
             fault(table.at("id"), f"the {what} id {quoted(name)} is not allowed", hint)
         if name in seen:
-            fault(table.at("id"), f"the {what} id {quoted(name)} is there twice", "")
+            fault(table.at("id"), f"the {what} id {quoted(name)} is used twice", "")
         seen.add(name)
     return seen
 
@@ -329,7 +329,7 @@ def _contribution(
     slot, parent = entry.string("slot"), entry.string("parent")
     if parent is not None:
         if parent not in siblings or parent == entry.string("id"):
-            fault(entry.at("parent"), f"the parent {quoted(parent)} is no other contribution", "")
+            fault(entry.at("parent"), f"the parent {quoted(parent)} is not another contribution", "")
     elif slot is None:
         if "slot" not in entry and "parent" not in entry:
             fault(entry.keys, "the contribution needs a slot or a parent", "")
@@ -349,7 +349,7 @@ def _contribution(
 
 
 def environment(faults: Faults, plugin: Table) -> list[tuple[str, Item]]:
-    """entrypoint.env. Names of the host's own configuration are reserved."""
+    """entrypoint.env. Names that start with NEXO_ are reserved for the host's own configuration."""
     pairs = plugin.table("entrypoint").pairs("env")
     for name, item in pairs:
         if name.startswith("NEXO_"):

@@ -1,7 +1,7 @@
-"""What a nexo plugin may ask of its host: memory.recall, llm.complete, and that its events are passed on.
+"""What a nexo plugin may ask of its host: memory.recall, llm.complete, and to publish events.
 
-Checked in the contract's order: the service, then each parameter. A service that is not there or not allowed
-is "not configured" (-32603) and not "no such method": the SDKs have a documented path for the former only.
+Checked in the contract's order: the service first, then each parameter. A service that is missing or not
+allowed is "not configured" (-32603) and not "no such method", because the SDKs document only the former.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def refused(method: str, why: Why) -> Answer:
     if why == "unknown":
         return Answer(error=(NOT_FOUND, f"method not found: {quoted(method)}", None))
     if why == "absent" and method == "broker.publish":
-        return Answer()  # no broker of ours, but whoever listens to the session's events has it
+        return Answer()  # there is no broker, but readers of the session's events get it
     if why == "denied" and method == "broker.publish":
-        # Nobody is answered: this is told to the operator.
-        return Answer(error=(INTERNAL, "host under [capabilities] in the policy does not allow it", None))
+        # A notification has no answer. The operator is shown this instead.
+        return Answer(error=(INTERNAL, "the policy does not allow it: see host under [capabilities]", None))
     if why == "busy":
         return Answer(error=(INTERNAL, "the host is busy with your other requests", None))
     return Answer(error=(INTERNAL, f"{METHODS.get(method, 'service')} not configured", None))
@@ -86,7 +86,7 @@ async def _complete(given: Mapping[str, Any], llm: LanguageModel, emit: Emit) ->
     if not told:
         _check_text(completion)
         if completion.content:
-            await emit(completion.content)  # a model without pieces: one piece, or the text would be lost
+            await emit(completion.content)  # the model sent no pieces: the plugin gets the text as one
     return _ending(completion)
 
 
@@ -94,7 +94,7 @@ def _request(given: Mapping[str, Any]) -> dict[str, Any]:
     provider, model = _string(given, "provider"), _string(given, "model")
     messages = given.get("messages")
     if not isinstance(messages, list):
-        raise HostError(INVALID_PARAMS, "messages is missing or no array")
+        raise HostError(INVALID_PARAMS, "messages is missing or not an array")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise HostError(INVALID_PARAMS, f"messages[{place}] needs a role, one of {', '.join(ROLES)}")
@@ -133,10 +133,10 @@ def _ending(completion: Completion) -> dict[str, Any]:
 def _string(given: Mapping[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise HostError(INVALID_PARAMS, f"{name} is missing or no string")
+        raise HostError(INVALID_PARAMS, f"{name} is missing or not a string")
     return value
 
 
 def _natural(value: Any, default: int) -> int:
-    """An integer from 0 on; anything else is as good as nothing."""
+    """An integer from 0 on; the default for anything else."""
     return value if type(value) is int and value >= 0 else default

@@ -1,4 +1,4 @@
-"""How long each method may take, and the operator's variables that say otherwise."""
+"""The time limit of each method, and the operator's variables that change it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sandbox.value import NamedTuple
 
-# Method -> seconds, and the middle of NEXO_PLUGIN_…_TIMEOUT_MS. A stream of llm.chat has a clock of its own.
+# Method -> seconds, and the middle of NEXO_PLUGIN_…_TIMEOUT_MS. A stream of llm.chat has its own limit.
 STREAM = "llm.chat stream"
 _METHODS: Mapping[str, tuple[float, str]] = {
     "initialize": (5.0, "INIT"),
@@ -28,7 +28,7 @@ _METHODS: Mapping[str, tuple[float, str]] = {
     "plugin.credentials.resolve_bytes": (1.0, ""),
     "shutdown": (5.0, ""),
 }
-_OTHER = 60.0
+_OTHER_SECONDS = 60.0
 _MOST_MS = 2**64 - 1  # what the reference host can read
 
 
@@ -36,12 +36,12 @@ class Timeouts(NamedTuple):
     overrides: Mapping[str, float] = {}
 
     def seconds(self, method: str) -> float:
-        seconds, word = _METHODS.get(method, (_OTHER, ""))
+        seconds, word = _METHODS.get(method, (_OTHER_SECONDS, ""))
         return self.overrides.get(word, seconds)
 
 
 def of(environ: Mapping[str, str]) -> Timeouts:
-    """As the variables are now. One that is no number is as good as none."""
+    """As the variables are now. A variable that is not a number is ignored."""
     words = sorted({word for _, word in _METHODS.values() if word})
     found = {word: _milliseconds(environ.get(f"NEXO_PLUGIN_{word}_TIMEOUT_MS", "")) for word in words}
     return Timeouts({word: seconds for word, seconds in found.items() if seconds is not None})

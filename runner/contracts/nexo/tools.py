@@ -16,11 +16,11 @@ from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 
 class CatalogueFault(Exception):
-    """The list of tools breaks the contract, or a tool's schema is none."""
+    """The list of tools breaks the contract, or the schema of a tool cannot be used."""
 
 
 class Tool:
-    """One tool. Its schema is compiled when it is needed: most tools of a plugin are never called."""
+    """One tool. Its schema is compiled when the tool is called: most tools never are."""
 
     def __init__(
         self,
@@ -37,13 +37,15 @@ class Tool:
         self.seconds = seconds
 
     def faults(self, arguments: Any, compiled: Shelf[Schema]) -> list[str]:
-        """What is wrong with the arguments. Raises CatalogueFault. `compiled`: by the names of tools."""
+        """What is wrong with the arguments. `compiled`: by the name of the tool. Raises CatalogueFault."""
         schema = compiled.get(self.name)
         if schema is None:
             try:
                 schema = Schema(self.schema)
             except SchemaFault as fault:
-                raise CatalogueFault(f"the schema of the tool {quoted(self.name)} is none: {fault}") from None
+                raise CatalogueFault(
+                    f"the schema of the tool {quoted(self.name)} cannot be used: {fault}"
+                ) from None
             compiled.put(self.name, schema, schema.size)
         return [printable(str(fault)) for fault in schema.faults(arguments)]
 
@@ -54,7 +56,7 @@ class Tool:
 def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
     """The `tools` of an initialize result. Raises CatalogueFault."""
     if not isinstance(tools, list):
-        raise CatalogueFault("its tools are no array")
+        raise CatalogueFault("its tools are not an array")
     found: dict[str, Tool] = {}
     for place, entry in enumerate(tools):
         name = entry.get("name") if isinstance(entry, dict) else None
@@ -63,10 +65,10 @@ def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
         if not isinstance(entry.get("description"), str):
             raise CatalogueFault(f"the tool {quoted(name)} has no description")
         if not isinstance(entry.get("input_schema"), dict):
-            raise CatalogueFault(f"the tool {quoted(name)} has no input_schema, or one that is no object")
+            raise CatalogueFault(f"the tool {quoted(name)} has no input_schema, or one that is not an object")
         if name not in declared:
             raise CatalogueFault(
-                f"it advertises the tool {quoted(name)}, which [plugin.extends] tools does not"
+                f"it advertises the tool {quoted(name)}, which is not in [plugin.extends] tools"
             )
         if name in found:
             raise CatalogueFault(f"it advertises the tool {quoted(name)} twice")
@@ -104,6 +106,7 @@ def of_manifest(plugin: Plugin) -> dict[str, Tool]:
 
 
 def _schema(text: str) -> Any:
-    """Of a manifest, whose rules saw to it that it is an object; but they admit more than the wire does."""
+    """The schema in a manifest. The manifest's rules made sure that it is an object, but admit more JSON
+    than the wire does; then it is None."""
     value, cause, *_ = wire.message(text.encode("utf-8", "replace"))
     return None if cause else value

@@ -1,7 +1,7 @@
-"""Topics: which events a plugin is sent, and to which it may publish. Patterns come from its manifest.
+"""Topics: which events a plugin gets, and where it may publish. The patterns are the manifest's.
 
-A plugin publishes to a subject, which names one topic. The reference host reads a wildcard in a subject as a
-plain word, so there a plugin can publish to `plugin.inbound.slack.>`; here that is no subject at all.
+A plugin publishes to a subject, which names one topic. The reference host takes a wildcard in a subject for
+a plain word, so there a plugin can publish to `plugin.inbound.slack.>`. Here that is not a subject.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from runner.plugin import Plugin
 from sandbox.value import NamedTuple
 
-# Names of the Plugin's exports that hold the patterns.
+# The exports of the Plugin that hold the patterns.
 SUBSCRIBE, PUBLISH = "broker.subscribe", "broker.publish"
 
 
@@ -23,13 +23,13 @@ def of_channel(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """`*` is one segment, `>` one or more and the end of the pattern, all else is itself."""
+    """`*` stands for one segment, `>` at the end for one or more, everything else for itself."""
     return is_complete(subject) and _matches(pattern, subject)
 
 
 def _matches(pattern: str, subject: str) -> bool:
     wanted = pattern.split(".")
-    # No further than the pattern goes: a plugin may name a topic of half a million segments.
+    # Split no further than the pattern: a plugin may name a topic of half a million segments.
     given = subject.split(".", len(wanted))
     if "" in wanted:
         return False

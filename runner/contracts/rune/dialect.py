@@ -1,12 +1,11 @@
-"""rterm.plugin.v1: one handshake, one request, one response, then the plugin goes by itself.
+"""rterm.plugin.v1: one handshake, one request, one response, then the plugin exits by itself.
 
-The contract is what its first host does, so each check stands where that host has it and the first one hit
-decides. Its JSON is Go's: null is the empty value of whatever was expected, a known field of another type
-spoils the whole line, an unknown one is nobody's business. Where we differ on purpose: a line is refused as
-soon as it is too long and not after it was read whole, nothing is lost or judged by what comes after the
-response, keys are told apart by their case, and JSON is as strict as runner/protocol/wire.py is.
+The contract is what its first host does. So the checks are in that host's order, and the first one that
+fails decides (see messages.py). This host differs on purpose in four points: a line is refused as soon as
+it is too long and not after it was read whole; output after the response is ignored; keys have to match in
+case; and JSON is as strict as in runner/protocol/wire.py.
 
-The plugin's word on what it may do is held against what its bundle lists *and* the policy lets it declare.
+A capability that the plugin declares has to be listed in its bundle and allowed by the policy.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from runner.protocol.frames import Framer
 from runner.protocol.memory import STANDING
 from sandbox.document.diagnostic import quoted
 
-# What the contract's codes of a "no" mean to the layer above; all others are the plugin's own trouble.
+# Error codes of the contract that keep their meaning. Every other code is an internal error of the plugin.
 REFUSALS: Final = ("invalid_input", "not_found")
 
 Stage = Literal["silent", "ready", "asked", "answered", "listed", "over"]
@@ -69,7 +68,7 @@ def make(setting: Setting) -> RuneDialect:
 
 
 def allow_list(plugin: Plugin, patterns: Iterable[str]) -> frozenset[str]:
-    """The capabilities a plugin may declare: a bundle asks, the policy allows."""
+    """The capabilities a plugin may declare: listed in its bundle and allowed by the policy."""
     patterns = tuple(patterns)
     return frozenset(
         name for name in plugin.capabilities if any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -77,9 +76,9 @@ def allow_list(plugin: Plugin, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def objection(setting: Setting) -> Violation | Refusal | None:
-    """What the contract refuses before there is a process. None of the nine codes is meant for that.
+    """What the contract refuses before it starts a process. It has no code for that.
 
-    A manifest that was read by us has passed all of it; a Plugin made by hand may not have.
+    A manifest that the runner has read passes all of it; a Plugin made by a program may not.
     """
     plugin, call = setting.plugin, setting.call
     if is_blank(plugin.id):
@@ -130,7 +129,7 @@ class RuneDialect:
         return self._seconds("handshake")
 
     def seconds(self, call: Call) -> float:
-        """Of the whole invocation, launch and exit included: the contract has no clock for the call alone."""
+        """The limit of the whole invocation, launch and exit included: the contract has none for the call."""
         return self._seconds("invocation")
 
     def framer(self) -> Framer:
@@ -140,7 +139,7 @@ class RuneDialect:
         teardown = self._seconds("teardown")
         if self._stage == "answered":
             return Farewell(exit=teardown, counts=True)
-        # Whoever was not asked anything may well be startled by the end of its input.
+        # A plugin that got no request may need a moment to notice the end of its input.
         unasked = self._stage in ("silent", "ready", "listed")
         return Farewell(exit=teardown if unasked else 0.0)
 
@@ -192,7 +191,7 @@ class RuneDialect:
         return (Ready(self._identity),)
 
     def _response(self, message: Message) -> Events:
-        # Also before the request: who answers what it was not asked cannot know the id.
+        # Also before the request is sent: a response then is a fault, whatever its id.
         plugin_id = self._identity.id
         said = read_response(message_value(message, "response", plugin_id), plugin_id)
         check_response(said, self._request_id, plugin_id)
@@ -205,7 +204,7 @@ class RuneDialect:
         return (Reply(self._token, said.output),)
 
     def _tool(self) -> str | None:
-        """The tool that has to be exposed. None: no tool is asked for, or none that can be."""
+        """The tool that the handshake has to expose. None: the call names none."""
         call = self._setting.call
         if call is None or call.kind != "tool" or is_blank(call.name):
             return None
@@ -224,7 +223,7 @@ class RuneDialect:
         opening = _send({"type": "handshake", "protocol_version": PROTOCOL})
         if self._setting.config is None:
             return (opening,)
-        why = "rune plugins are not configured by their host: the configuration is not sent"
+        why = "the configuration was not sent: rune plugins take none from their host"
         return (opening, Notice("config_ignored", why))
 
     def call(self, token: int, call: Call) -> Events:
@@ -261,13 +260,13 @@ class RuneDialect:
         return [{"name": name} for name in dict(self._plugin.exports).get("tools", ())]
 
     def cancel(self, token: int, reason: str) -> Events:
-        # There is no word for it. The process is ended, and what it still says is not for anybody.
+        # The contract cannot cancel a call. The session ends the process, and further output is ignored.
         if self._stage == "asked" and token == self._token:
             self._stage = "over"
         return ()
 
     def expired(self, token: int, why: str) -> Events:
-        return ()  # what is not answered has failed
+        return ()  # the contract has no substitute for an answer
 
     def notify(self, method: str, params: Any) -> Events:
         message = f"a rune plugin takes one request and no notifications, not even {quoted(method)}"
@@ -277,14 +276,14 @@ class RuneDialect:
         return ()
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        return ()  # these plugins ask nothing of their host
+        return ()  # these plugins send no requests
 
     def emit(self, ticket: int, value: Any) -> Events:
         return ()
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:
-    """A call that cannot be put into this contract's words."""
+    """Why a call cannot be sent in this contract."""
     message = ""
     code = "invalid_input"
     wrong = [key for key in CONTRACT.context["tool"] if not isinstance(call.context.get(key) or "", str)]

@@ -12,9 +12,9 @@ LINES: Final = 2  # a handshake and a response
 
 
 class ExchangeFramer:
-    """The two lines of an exchange. What comes after them is counted and let go, however long it is.
+    """The two lines of an exchange. Output after them is counted and dropped, however long it is.
 
-    Blanks before a line are not held, so they are neither limited nor part of what is.
+    White space before a line is not held, so it does not count for the limit.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class ExchangeFramer:
         return found
 
     def finish(self) -> list[bytes]:
-        # Blanks without a newline are no line but the end of the output.
+        # White space without a newline is not a line.
         return self._taken([rest for rest in self._lines.finish() if self._left and trim_line(rest)])
 
     def _taken(self, lines: list[bytes]) -> list[bytes]:
@@ -54,7 +54,7 @@ def trim_line(raw: bytes) -> bytes:
     raw = raw.strip()
     if raw[:1] < b"\x80" and raw[-1:] < b"\x80":
         return raw
-    # There are blanks beyond ASCII. No JSON begins or ends with such a byte, so this is rare.
+    # White space beyond ASCII. JSON neither begins nor ends with such a byte, so this is rare.
     text = raw.decode("utf-8", "surrogateescape").strip(BLANKS)
     return text.encode("utf-8", "surrogateescape")
 

@@ -1,4 +1,4 @@
-"""rterm.plugin.v1 between a plugin and a host of its own: the dialect's checks on what others say."""
+"""Checks rterm.plugin.v1 between a plugin and a host of its own, as the dialect does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.observer import hides, odd_key
 
-# What is read of a handshake and of a response.
+# The keys of a handshake and of a response that are read.
 _WORDS = frozenset(
     (
         *("type", "manifest", "plugin_id", "plugin_version", "protocol_version", "exposed_tools"),
@@ -25,7 +25,7 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector(RuneDialect):
-    """Hears what the plugin says, as the dialect does, and overhears what it is told."""
+    """Reads the plugin's lines as the dialect does, and the host's requests for their ids."""
 
     limit = LINE_LIMIT
     spare = 1  # for a carriage return
@@ -33,7 +33,7 @@ class Inspector(RuneDialect):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._addressed = False
-        self._asked = False  # whether there was a request, also one we could not read
+        self._asked = False  # the host has sent a request, even one we could not read
         self._blanks = 0
 
     @property
@@ -59,17 +59,17 @@ class Inspector(RuneDialect):
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
         if hides(raw, is_json=True, is_message=lambda value: isinstance(value, dict)):
-            text = "a line that some hosts would take for more than one"
+            text = "some hosts would read this line as more than one"
             return Violation("malformed_response", text, "ambiguous")
         message = self.read(raw)
         if fault := _double_meaning(raw, message.value):
             return fault
         if self._stage in ("answered", "over"):
-            # A session lets go whatever comes now. A host that reads on would take it for an answer.
+            # A session ignores further output. Another host might take it for an answer.
             if message.fault == "blank_line":
                 self._blanks += 1
                 return None
-            text = "it says more after its response, which is the last that a plugin says"
+            text = "it writes more after its response, which has to be its last line"
             return Violation("malformed_response", text, "after_response")
         if (
             self._stage == "ready"
@@ -77,19 +77,19 @@ class Inspector(RuneDialect):
             and self._request_id is None
             and isinstance(message.value, dict)
         ):
-            # The request was too long for us to read: its id is for the host to compare.
+            # The request was too long for us to read, so the host has to compare the id.
             said = message.value.get("request_id")
             self._request_id = said if isinstance(said, str) else None
         return next((event for event in self.feed(message) if isinstance(event, Violation)), None)
 
 
 def _double_meaning(raw: bytes, value: Any) -> Violation | None:
-    """What two hosts could take for different things: a key twice, or in capital letters."""
+    """A line that two hosts could read differently: a key twice, or in capital letters."""
     if not isinstance(value, dict):
         return None
     _, cause, detail, _ = wire.message(raw, unique=True)
     if cause == "duplicate_key":
-        return Violation("malformed_response", f"a line that is not right: {detail}", cause)
+        return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
     parts = (value, value.get("manifest"), value.get("error"), value.get("metadata"))
     odd = next(filter(None, (odd_key(part, _WORDS) for part in parts)), "")
     return Violation("malformed_response", odd, "ambiguous") if odd else None

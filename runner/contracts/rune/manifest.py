@@ -1,4 +1,4 @@
-"""rune bundles: rterm-plugin.json. One process per request; its environment is exactly what is listed."""
+"""rune bundles: rterm-plugin.json. A process serves one request. It gets exactly the listed environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 TIERS = ("safe", "moderate", "dangerous", "destructive")
 TARGETS = ("workspace", "widget", "policy")
 ID_LIMIT = 128
-ANY_OBJECT = {"type": "object", "additionalProperties": True}  # the schema of who gives none
+ANY_OBJECT = {"type": "object", "additionalProperties": True}  # the schema of a tool that gives none
 
 
 class _Table(BaseModel):
@@ -110,7 +110,7 @@ def _identity(faults: Faults, manifest: Table) -> None:
         faults.error(manifest.at("plugin_version"), "plugin_version", "the plugin_version is blank")
     protocol = manifest.string("protocol_version")
     if protocol is not None and protocol.strip() != PROTOCOL:
-        message = f"the protocol_version is {quoted(protocol)}; only {PROTOCOL} is spoken"
+        message = f"the protocol_version is {quoted(protocol)}; the runner speaks only {PROTOCOL}"
         faults.error(manifest.at("protocol_version"), "protocol_version", message)
 
 
@@ -137,8 +137,10 @@ def _tools(faults: Faults, manifest: Table, allowed: tuple[str, ...]) -> tuple[s
         for item in tool.strings("capabilities"):
             wanted = item.text.strip()
             if wanted and allowed and wanted not in allowed:
-                message = f"the capability {quoted(wanted)} is not one of the plugin's"
-                faults.error(item.keys, "tool_capability", message, "add it to the plugin's capabilities")
+                message = f"the capability {quoted(wanted)} is not one of the bundle's"
+                faults.error(
+                    item.keys, "tool_capability", message, "add it to the capabilities of the bundle"
+                )
     return tuple(names)
 
 
@@ -159,7 +161,7 @@ def _process(faults: Faults, process: Table, root: str) -> tuple[Entrypoint | No
             continue
         if name in pairs:
             faults.warn(
-                item.keys, "env_duplicate", f"the variable {quoted(name)} is set twice; this one holds"
+                item.keys, "env_duplicate", f"the variable {quoted(name)} is set twice; this value is used"
             )
         pairs[name] = Item(item.keys, value)
     directory = _inside(faults, process, "dir", (process.string("dir") or "").strip(), root)
@@ -171,7 +173,7 @@ def _process(faults: Faults, process: Table, root: str) -> tuple[Entrypoint | No
     if not command:
         faults.error(process.at("command"), "command_missing", "process.command is blank")
     elif "/" in command and not command.startswith("/"):
-        # Hangs on the bundle, not on the working directory, as the reference joins it.
+        # Relative to the bundle, not to the working directory, as in the reference host.
         command = _inside(faults, process, "command", command, root)
     sandbox_request.check_vector(faults, Item(process.at("command"), command), args, list(pairs.items()))
     env = [EnvRequest(name, item.text, where=item.keys) for name, item in pairs.items()]
@@ -180,20 +182,20 @@ def _process(faults: Faults, process: Table, root: str) -> tuple[Entrypoint | No
 
 
 def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> str:
-    """`path` joined to the bundle. The reference keeps what leads out of it; here that is an error."""
+    """`path` joined to the bundle. One that leads out of it is an error, unlike in the reference host."""
     joined = os.path.normpath(os.path.join(root, path)) if path else root
     if joined != root and not joined.startswith(root.rstrip("/") + "/"):
         keys: KeyPath = process.at(name)
         message = f"process.{name} {quoted(path)} leads out of the bundle"
-        hint = "a program of the system is named without a slash, or by its absolute path"
+        hint = "name a program of the system without a slash or by its absolute path"
         faults.error(keys, "path_outside", message, hint if name == "command" else "")
     return joined
 
 
 def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-    """The contract's last rule: the directory and the command of the bundle's own are there.
+    """The contract's last rule: the bundle's own directory and command exist.
 
-    Programs of the system are left out. They are another machine's business than the one that checks.
+    Programs of the system are not looked for: the bundle may be checked on another machine than it runs on.
     """
     faults = Faults(document)
     process = Table(document.data).table("process")
@@ -203,22 +205,22 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
     if not os.path.isdir(entrypoint.directory):
         dir_ = quoted(process.string("dir") or "")
         fact = "is not a directory" if os.path.lexists(entrypoint.directory) else "does not exist"
-        hint = "it starts at the bundle's folder"
+        hint = "it is relative to the bundle's folder"
         faults.error(process.at("dir"), "process_dir_missing", f"process.dir {dir_} {fact}", hint)
     command = (process.string("command") or "").strip()
     if "/" in command and not command.startswith("/") and not os.path.isfile(entrypoint.command):
         fact = "is not a file" if os.path.exists(entrypoint.command) else "does not exist"
         message = f"process.command {quoted(command)} {fact}"
-        hint = "it starts at the bundle's folder, not at process.dir"
+        hint = "it is relative to the bundle's folder, not to process.dir"
         faults.error(process.at("command"), "process_command_missing", message, hint)
     return faults.diagnostics()
 
 
 def catalogue(plugin: Plugin) -> list[dict[str, Any]]:
-    """The tools of a bundle with what it says of them; names alone if it cannot be read any more.
+    """The tools of a bundle with descriptions and schemas; names alone if it can no longer be read.
 
-    Read again on purpose: a Plugin has the names only, and just who lists tools needs more. The names stay
-    those of the Plugin, which is what was checked, whatever the file has become since.
+    The bundle is read again because a Plugin has the names only. The names are still the Plugin's, which were
+    checked, even if the file has changed since.
     """
     names = dict(plugin.exports).get("tools", ())
     try:

@@ -64,7 +64,7 @@ def message_value(message: Message, what: str, plugin_id: str | None) -> Any:
             "malformed_response",
             f"its {what} cannot be read: {message.detail}{shown}",
             message.fault,
-            "the output of a plugin is for the protocol alone; anything else belongs on its standard error",
+            "only the protocol may go to stdout; write everything else to stderr",
             plugin_id=plugin_id,
         )
     )
@@ -127,13 +127,13 @@ def _texts(table: dict[str, Any], key: str, prefix: str) -> tuple[str, ...]:
 
 
 def check_handshake(said: Handshake, plugin: Plugin, tool: str | None, allowed: frozenset[str]) -> None:
-    """In the contract's order."""
+    """The checks are in the contract's order. Raises BrokenContract."""
     if said.type != "handshake":
         message = f"its first message is of type {quoted(said.type)} and not a handshake"
         _violated("handshake_failed", message, "message_type")
     own = said.plugin_id
     if said.protocol_version.strip(BLANKS) != PROTOCOL:
-        message = f"it speaks {quoted(said.protocol_version)}; spoken here is {PROTOCOL}"
+        message = f"it speaks {quoted(said.protocol_version)}; the runner speaks {PROTOCOL}"
         _violated("protocol_version_mismatch", message, "protocol_version", plugin_id=own)
     if is_blank(own):
         _violated("handshake_failed", "its handshake has no plugin_id", "plugin_id_missing")
@@ -145,7 +145,7 @@ def check_handshake(said: Handshake, plugin: Plugin, tool: str | None, allowed: 
         _violated("handshake_failed", message, "exposed_tools_missing", plugin_id=own)
     if own != plugin.id:
         message = f"it calls itself {quoted(own)}, the bundle calls it {quoted(plugin.id)}"
-        hint = "the plugin_id has to be the same in the handshake and in the manifest, to the letter"
+        hint = "use the same plugin_id in the handshake and in the manifest"
         _violated("handshake_failed", message, "plugin_id_mismatch", hint, own)
     if tool is not None and tool not in said.exposed_tools:
         raise BrokenContract(not_exposed(tool, said.exposed_tools, own))
@@ -156,7 +156,7 @@ def _check_capabilities(said: Handshake, plugin: Plugin, allowed: frozenset[str]
     own = said.plugin_id
     if allowed and not said.capabilities:
         message = "it declares no capabilities, although its bundle lists some"
-        hint = "declare those it uses in the handshake, or list none in the manifest"
+        hint = "declare in the handshake the capabilities it uses, or list none in the manifest"
         _violated("capability_not_declared", message, "capabilities_missing", hint, own)
     seen: set[str] = set()
     for name in said.capabilities:
@@ -172,18 +172,22 @@ def _check_capabilities(said: Handshake, plugin: Plugin, allowed: frozenset[str]
             message = f"it declares the capability {quoted(name)}, which " + (
                 "the policy does not let plugins declare" if listed else "its bundle does not list"
             )
-            hint = "the operator allows it in the policy" if listed else "list it in the manifest"
+            hint = (
+                "allow it in the policy: declare under [capabilities]"
+                if listed
+                else "list it in the manifest"
+            )
             cause = "policy" if listed else "bundle"
             _violated("capability_not_allowed", message, cause, hint, own)
 
 
 def check_response(said: Response, request_id: str | None, plugin_id: str) -> None:
-    """In the contract's order."""
+    """The checks are in the contract's order. Raises BrokenContract."""
     fault: tuple[str, str] | None = None
     if said.type != "response":
         fault = f"a message of type {quoted(said.type)} where the response should be", "message_type"
     elif request_id is None:
-        fault = "a response before there was a request", "request_id"
+        fault = "a response before the request", "request_id"
     elif said.request_id != request_id:
         fault = f"a response to {quoted(said.request_id)}, asked was {quoted(request_id)}", "request_id"
     elif said.status not in ("ok", "error"):
@@ -191,7 +195,7 @@ def check_response(said: Response, request_id: str | None, plugin_id: str) -> No
     elif said.status == "ok" and said.error is not None:
         fault = "a response that is 'ok' and has an error", "error_with_ok"
     elif said.status == "error" and (said.error is None or is_blank(said.error[1])):
-        fault = "a response that is an error and does not say which", "error_missing"
+        fault = "an error without a message", "error_missing"
     if fault is not None:
         _violated("malformed_response", f"it sent {fault[0]}", fault[1], plugin_id=plugin_id)
 

@@ -95,9 +95,9 @@ def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest
     assert run(check, "rterm-plugin.json") == 20
     assert capsys.readouterr().out.splitlines() == [
         "rterm-plugin.json:6:3: error: process_command_missing: process.command './run' does not exist",
-        "    it starts at the bundle's folder, not at process.dir",
+        "    it is relative to the bundle's folder, not to process.dir",
         "rterm-plugin.json:7:3: error: process_dir_missing: process.dir 'sub' does not exist",
-        "    it starts at the bundle's folder",
+        "    it is relative to the bundle's folder",
         "2 errors, 0 warnings",
     ]
     (tmp_path / "run").touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.contracts.registry import all_kinds
 from runner.outcome import EXIT
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
@@ -179,7 +180,7 @@ def test_a_plugin_that_dies(
     ("words", "status", "said"),
     [
         ((), 2, "required: MANIFEST"),
-        (("{p}", "echo"), 2, "one is called with runner call MANIFEST NAME"),
+        (("{p}", "echo"), 2, "to call one, use runner call MANIFEST NAME"),
         (("--repeat", "3", "{p}"), 2, "--repeat"),
         (("--report", "/", "{p}"), 2, "--report /: is a directory"),
         (("/nonexistent",), 20, "there is no such file"),
@@ -221,5 +222,5 @@ def test_help_and_completion_know_both_verbs(runner_as_user: Caller) -> None:
     assert {"default", "dev", "strict"} <= completed(script, "runner", "call", "--policy", "")
     fish = runner_as_user("completion", "fish").stdout
     start = "complete -c runner -n '__fish_seen_subcommand_from"
-    assert f"{start} call' -l kind -x -a 'tool hook channel llm memory event method prompt resource'" in fish
+    assert f"{start} call' -l kind -x -a '{' '.join(all_kinds())}'" in fish
     assert f"{start} tools' -l json\n" in fish

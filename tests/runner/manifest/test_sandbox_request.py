@@ -201,7 +201,7 @@ def test_two_words_for_one_limit_are_an_error_whatever_they_say(
     _, said = _limits(WORDS, **{order[0]: first, order[1]: 256})
     assert said[-1] == (
         "limit_twice",
-        f"{order[0]} and {order[1]} are two words for one limit",
+        f"{order[0]} and {order[1]} set the same limit",
         "keep one of them",
     )
 

@@ -40,8 +40,11 @@ def asked(peer: Peer, plugin_id: Any, method: str = "m") -> RpcRequest:
         ({"id": 1, "error": {"code": -1, "message": "no", "data": [1]}}, RpcError("token", -1, "no", [1])),
         ({"id": 1, "error": {"code": True, "message": 5}}, RpcError("token", INTERNAL_ERROR, "")),
         ({"id": 1, "error": {}}, RpcError("token", INTERNAL_ERROR, "")),
-        ({"id": 1, "error": "no"}, RpcError("token", INTERNAL_ERROR, "an error that is no object", "no")),
-        ({"id": 1, "error": False}, RpcError("token", INTERNAL_ERROR, "an error that is no object", False)),
+        ({"id": 1, "error": "no"}, RpcError("token", INTERNAL_ERROR, "an error that is not an object", "no")),
+        (
+            {"id": 1, "error": False},
+            RpcError("token", INTERNAL_ERROR, "an error that is not an object", False),
+        ),
         ({"id": 2, "result": 5}, RpcStray("unknown")),
         ({"id": 0, "result": 5}, RpcStray("unknown")),
         ({"id": -1, "result": 5}, RpcStray("unknown")),

@@ -211,7 +211,7 @@ def test_any_bytes_have_an_outcome(raw: bytes) -> None:
     if cause is not None:
         assert value is None and detail and cause in CAUSES
         return
-    assert decode(encode(value)) == value  # so there is nothing in it that is no JSON
+    assert decode(encode(value)) == value  # so there is nothing in it that is not JSON
 
 
 @given(pieces | values.map(encode) | pieces.map(lambda raw: b"[" + raw + b"]"))
@@ -289,7 +289,7 @@ def test_a_fault_tells_what_and_why() -> None:
     with pytest.raises(WireFault) as caught:
         decode(b"[NaN]")
     assert caught.value.cause == "bad_number"
-    assert str(caught.value) == "bad_number: NaN is no number in JSON"
+    assert str(caught.value) == "bad_number: NaN is not a number in JSON"
 
 
 def test_frames_are_read_in_threads_at_the_same_time() -> None:

@@ -530,7 +530,12 @@ ANSWERS: list[tuple[Kind, str, Said, Any]] = [
         Refusal(7, "-32602", "Unknown tool", "invalid_arguments"),
     ),
     ("tool", "t", {"error": {"code": 0, "message": "x", "data": [1]}}, Refusal(7, "0", "x", "", [1])),
-    ("tool", "t", {"error": "x"}, Refusal(7, "-32603", "an error that is no object", "internal_error", "x")),
+    (
+        "tool",
+        "t",
+        {"error": "x"},
+        Refusal(7, "-32603", "an error that is not an object", "internal_error", "x"),
+    ),
     ("tool", "t", {"result": None}, "bad_type"),
     ("tool", "t", {"result": [TEXT]}, "bad_type"),
     ("tool", "t", {"result": {"content": "hello"}}, "bad_type"),

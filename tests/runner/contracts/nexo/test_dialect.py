@@ -180,8 +180,8 @@ def offers(*tools: Any) -> dict[str, Any]:
         (answer(1, who("Demo")), "identity_mismatch", "'Demo'"),
         (answer(1, who("demo.sales")), "identity_mismatch", "'demo.sales'"),
         (answer(1, who("\x1b[2J")), "identity_mismatch", "\\x1b[2J"),
-        (answer(1, {"manifest": WHO, "tools": {}}), "tool_catalogue", "no array"),
-        (answer(1, {"manifest": WHO, "tools": None}), "tool_catalogue", "no array"),
+        (answer(1, {"manifest": WHO, "tools": {}}), "tool_catalogue", "not an array"),
+        (answer(1, {"manifest": WHO, "tools": None}), "tool_catalogue", "not an array"),
         (answer(1, offers("demo_say")), "tool_catalogue", "entry 0"),
         (answer(1, offers(SAY, {**REST, "name": 5})), "tool_catalogue", "entry 1"),
         (answer(1, offers({"name": "demo_say", "input_schema": {}})), "tool_catalogue", "description"),
@@ -733,7 +733,7 @@ def test_refusals(call: Call, code: int, given: Any, kind: str, data: Any) -> No
 @pytest.mark.parametrize(
     ("reply", "code", "message"),
     [
-        ({"jsonrpc": "2.0", "id": 2, "error": "broken"}, "-32603", "an error that is no object"),
+        ({"jsonrpc": "2.0", "id": 2, "error": "broken"}, "-32603", "an error that is not an object"),
         (error(2, "x", 5), "-32603", "the plugin answered with error -32603"),
         (error(2, True), "-32603", "no"),
         (error(2, -33403, ""), "-33403", "the plugin answered with error -33403"),

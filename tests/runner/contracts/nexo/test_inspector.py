@@ -178,7 +178,7 @@ FIELDS: list[Any] = ["id", "2026-01-01T00:00:00Z", "agent.intake", "core", None,
 
 
 def lenient(old: bytes, new: bytes, raw: bytes = EVIL) -> Lines:
-    """The line changed so that it is no JSON for us."""
+    """The line changed so that it is not JSON for us."""
     assert old in raw
     return (*HELLO, ("<", raw.replace(old, new)))
 
@@ -269,7 +269,7 @@ AMBIGUOUS: Mapping[str, Lines] = {
     },
     "a letter written as itself": (*HELLO, ("<", b"{'me\\thod':'m'}")),
     "a line continued": (*HELLO, ("<", b"{'me\\\rthod':'m'}")),
-    "bytes that are no UTF-8": (*HELLO, ("<", b"{'me\xffthod':'m'}")),
+    "bytes that are not UTF-8": (*HELLO, ("<", b"{'me\xffthod':'m'}")),
     "more escaped letters than we look at": (*HELLO, ("<", b"{" + rb"\u0041" * 10_001)),
     **{
         f"in {encoding}": (*HELLO, ("<", EVIL.decode().encode(encoding)))
@@ -297,7 +297,7 @@ AMBIGUOUS: Mapping[str, Lines] = {
             *("\u2028broker.publish", "\x7fbroker.publish", "INITIALIZE", " " * 100_000),
         )
     },
-    "a method with bytes that are no UTF-8": lenient(b"broker.publish", b"broker.pub\xfflish"),
+    "a method with bytes that are not UTF-8": lenient(b"broker.publish", b"broker.pub\xfflish"),
     "keys in capital letters, no version": (
         *HELLO,
         ("<", b'{"Method":"broker.publish","PARAMS":{"topic":"agent.intake"}}'),

@@ -473,7 +473,7 @@ def test_both_words_for_one_limit_are_an_error_at_the_second(own: str, ours: str
     [fault] = [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]
     names = [line.partition(" ")[0] for line in (first, second)]
     assert found is None
-    assert fault.message == f"{names[0]} and {names[1]} are two words for one limit"
+    assert fault.message == f"{names[0]} and {names[1]} set the same limit"
     assert (fault.rule, fault.line, fault.column) == ("limit_twice", HEAD.count("\n") + 3, 3)
 
 
