@@ -179,7 +179,7 @@ class Session:
         await self.close()
         ended = self._cage.has_ended
         if self._verdict is None and farewell.counts and ended is not None:
-            outcome = verdict.concluded(ended.outcome, self._record.forced, self._exit_seconds(farewell))
+            outcome = verdict.after_answer(ended.outcome, self._record.forced, self._exit_seconds(farewell))
             self._verdict = outcome if outcome.code != "ok" else None
         if self._verdict is not None:
             raise PluginFailure(self._verdict)
@@ -216,7 +216,7 @@ class Session:
     @property
     def _over_because(self) -> Outcome:
         ended = self._verdict or self._left or _CLOSED
-        return verdict.gone(ended, "call", self._record.stderr)
+        return verdict.ended_early(ended, "call", self._record.stderr)
 
     def _without_plugin(self, token: int, call: Call) -> Any:
         """Some contracts have an answer for a plugin that is gone: of a nexo hook the policy says which."""
@@ -536,7 +536,7 @@ class Session:
         self._record.wrote(stream, data)
         overdrawn = self._record.overdrawn(self.prepared.limits)
         if overdrawn is not None:
-            self._fail(verdict.overdrawn(overdrawn, self.prepared.limits, self._phase))
+            self._fail(verdict.output_exceeded(overdrawn, self.prepared.limits, self._phase))
 
     @_UNINTERRUPTED
     async def _write(self) -> None:
@@ -548,7 +548,7 @@ class Session:
             if not self._closing:
                 await trio.sleep(_LINGER)
                 if self._is_awaited:
-                    self._fail(verdict.deaf(self._phase, "stdin", self._record.stderr))
+                    self._fail(verdict.stream_closed(self._phase, "stdin", self._record.stderr))
         finally:
             self._flushed.set()
 
@@ -568,11 +568,11 @@ class Session:
         if self._verdict is not None or self._closing:
             return
         if self._is_awaited:
-            self._verdict = verdict.gone(ended.outcome, self._phase, self._record.stderr)
+            self._verdict = verdict.ended_early(ended.outcome, self._phase, self._record.stderr)
         elif self._dialect.one_shot:
             self._left = ended.outcome  # which is expected, after its answer
         else:
-            self._verdict = verdict.left(ended.outcome, self._record.stderr)
+            self._verdict = verdict.ended_unasked(ended.outcome, self._record.stderr)
         self._end_waiting()
 
     @_UNINTERRUPTED
@@ -580,7 +580,7 @@ class Session:
         await self._eof.wait()
         await trio.sleep(_LINGER)
         if not self._closing and self._cage.has_ended is None:
-            self._fail(verdict.deaf(self._phase, "stdout", self._record.stderr))
+            self._fail(verdict.stream_closed(self._phase, "stdout", self._record.stderr))
 
     @_UNINTERRUPTED
     async def _watch_stdin(self) -> None:
@@ -590,7 +590,7 @@ class Session:
             await trio.lowlevel.wait_readable(errors.fileno())
         await trio.sleep(_LINGER)
         if not self._closing and self._is_awaited and self._cage.has_ended is None:
-            self._fail(verdict.deaf(self._phase, "stdin", self._record.stderr))
+            self._fail(verdict.stream_closed(self._phase, "stdin", self._record.stderr))
 
     @_UNINTERRUPTED
     async def _watch_clock(self, seconds: float) -> None:
