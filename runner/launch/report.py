@@ -97,7 +97,7 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return ()
     if planned.grant.unsandboxed:
         # The plugin sees the host as it is, so every path it names exists for it.
-        return (Note("unsandboxed", _UNSANDBOXED),)
+        return (Note("unsandboxed", UNSANDBOXED),)
     # Paths that the policy refuses are let pass only if they do not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     found = (*planned.plan.notes, *map(missing_note, absent))
@@ -112,7 +112,7 @@ def _is_absent(denial: Denial) -> bool:
     return denial.rule in ("read_ceiling", "write_ceiling") and not denial.required
 
 
-_UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
 
 
 def _own_code(end: End) -> int | None:

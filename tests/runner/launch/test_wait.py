@@ -47,7 +47,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
 
     from runner.launch import wait as watch
 
-    watch.GRACE = how.get("grace", 1000.0)
+    watch.GRACE_SECONDS = how.get("grace", 1000.0)
     for number in how.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)
     for number in how.get("blocked", ()):
