@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.launch.report import UNSANDBOXED, described_layers, notes, place, report
+from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
-from runner.launch.stdio import foreseen
+from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
@@ -84,7 +84,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
-        "streams": None if decided is None else foreseen(decided.grant.limits),
+        "streams": None if decided is None else foresee_streams(decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
         "argv": None if planned is None else _command_line(planned),
     }
@@ -221,14 +221,14 @@ def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
-    for name, way in foreseen(plan.limits).items():
+    for name, way in foresee_streams(plan.limits).items():
         yield f"{name:<10} {way}"
     yield ""
     yield from _table(
         "layers",
         [
             (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", layer.detail)
-            for layer in described_layers(planned)
+            for layer in describe_layers(planned)
         ],
     )
     for note in notes(planned):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
-from runner.launch.verdict import denied, failing, invalid
+from runner.launch.verdict import failing, judge_denials, judge_diagnostics
 from runner.manifest.load import contract
 from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
@@ -29,7 +29,7 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     """Read the manifest. Raises Failure."""
     read = load_manifest(invocation.manifest, contract=invocation.contract, server=invocation.server)
     if read.plugin is None:
-        raise Failure(invalid(read.diagnostics, "manifest"), EXEC_REFUSED)
+        raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
     loaded = Loaded(invocation, read.plugin, read.diagnostics)
     if read.plugin.entrypoint is None:
         outcome = Outcome(
@@ -52,7 +52,7 @@ def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Deci
         asked = loaded.plugin.spec
         require_enforceable(asked.network if asked.enabled else None)
         if decided.grant.refused:
-            raise Failure(denied(decided.grant.refused, "policy"), EXEC_REFUSED)
+            raise Failure(judge_denials(decided.grant.refused, "policy"), EXEC_REFUSED)
     return decided._replace(timings=watch.lap("policy"))
 
 

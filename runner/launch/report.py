@@ -73,7 +73,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
                 "effective": layer.effective,
                 "detail": layer.detail,
             }
-            for layer in described_layers(stage)
+            for layer in describe_layers(stage)
         ],
         "limits": list(_limit_documents(stage)),
         "degraded": list(degraded(stage)),
@@ -169,7 +169,7 @@ def _stderr_document(relay: Relay) -> dict[str, Any]:
     }
 
 
-def described_layers(stage: Stage | None) -> Iterator[Layer]:
+def describe_layers(stage: Stage | None) -> Iterator[Layer]:
     """The layers, with the seccomp filter named by its digest. Not every launch pays for the digest."""
     planned = planned_of(stage)
     for layer in () if planned is None else planned.layers:

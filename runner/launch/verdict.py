@@ -40,9 +40,9 @@ def failing(stage: Stage | None) -> Iterator[None]:
         failure.stage = failure.stage or stage
         raise
     except DocumentError as error:
-        raise Failure(invalid(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
+        raise Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
     except PlanRefused as refused:
-        raise Failure(denied(refused.denials, "plan"), EXEC_REFUSED, stage) from None
+        raise Failure(judge_denials(refused.denials, "plan"), EXEC_REFUSED, stage) from None
     except StateRefused as refused:
         outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
         raise Failure(outcome, EXEC_REFUSED, stage) from None
@@ -60,7 +60,7 @@ def failing(stage: Stage | None) -> Iterator[None]:
         raise _unavailable("bubblewrap", missing.reason, missing.hint, stage) from None
 
 
-def invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
+def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
     """A manifest or a policy with faults."""
     errors = [d for d in diagnostics if d.severity == "error"]
     faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
@@ -74,7 +74,7 @@ def invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "pol
     )
 
 
-def denied(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
+def judge_denials(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
     asked = [denial for denial in denials if not denial.origin]
     things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
     message = f"the manifest asks for {things} it may not have"
@@ -95,7 +95,7 @@ def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
     return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
 
 
-def unlaunched(error: Exception) -> tuple[Outcome, int]:
+def judge_error(error: Exception) -> tuple[Outcome, int]:
     """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
     match error:
         case Failure():
@@ -116,7 +116,7 @@ def unlaunched(error: Exception) -> tuple[Outcome, int]:
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
 
 
-def diagnosed(outcome: Outcome, stage: Stage | None) -> Outcome:
+def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
     """A launch that the machine refused, in the doctor's words.
 
     The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and

@@ -108,7 +108,7 @@ class Signals:
 
 
 @contextmanager
-def watched_signals() -> Iterator[Signals]:
+def watch_signals() -> Iterator[Signals]:
     """From just before the launch: then a signal must neither be lost nor kill the runner half-way. Before,
     a signal ends the runner at once, even if it hangs on a slow filesystem."""
     signals = Signals()
@@ -119,7 +119,7 @@ def watched_signals() -> Iterator[Signals]:
 
 
 @contextmanager
-def watched_caller() -> Iterator[int | None]:
+def watch_caller() -> Iterator[int | None]:
     """A descriptor that becomes readable when the process that started us has ended.
 
     The parent-death signal would be wrong: it follows the thread that forked us, and hosts start processes

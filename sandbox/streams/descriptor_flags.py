@@ -27,7 +27,7 @@ class _Flags(NamedTuple):
 
 
 @contextmanager
-def restored(fds: Iterable[int]) -> Iterator[None]:
+def restore_flags(fds: Iterable[int]) -> Iterator[None]:
     """Restore flags, locks and pipe sizes of these descriptors' open files at the end of the context."""
     before = {fd: _read(fd) for fd in fds}
     try:

@@ -20,13 +20,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from sandbox.streams.descriptor_flags import SETTABLE, restored
+from sandbox.streams.descriptor_flags import SETTABLE, restore_flags
 
 _MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends
 
 
 class Handover:
-    """The caller's streams on their way to a plugin. Made by `handed_over`."""
+    """The caller's streams on their way to a plugin. Made by `hand_over`."""
 
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}  # the plugin's ends, where they are not the caller's own
@@ -54,7 +54,7 @@ def forget(fd: int) -> None:
 
 
 @contextmanager
-def handed_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Handover]:
+def hand_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Handover]:
     """`fds`: 0-2, or some of them. `keep`: those the runner needs itself while the plugin runs."""
     handover = Handover()
     sizes: dict[int, tuple[int, int]] = {}  # of pipes: an O_PATH handle, and size and flags
@@ -71,7 +71,7 @@ def handed_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Han
                 continue
             if fd not in keep:
                 handover._given.add(fd)
-        with restored(kept):
+        with restore_flags(kept):
             yield handover
     finally:
         handover._given.clear()  # if they are still there, the plugin was never started
