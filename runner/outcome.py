@@ -1,27 +1,35 @@
 """What happened, in one vocabulary.
 
-Every failure of a plugin has a code (what), a phase (when), a cause (why exactly) and a hint (what to do):
+Every failure has a code (what happened), a phase (when), a cause (why exactly), a message and a hint (what to
+change). The tree of failures: each code with the phases it can occur in, and the sentence the operator reads.
 
-    launch_failed              launch     the program never ran: bubblewrap or exec failed
-    handshake_failed           handshake  it spoke, but its handshake is wrong
-    timeout                    any        a clock ran out; the phase names which
-    crashed                    any        it ended before it was done; cause exit:N, signal:N, seccomp
-    malformed_response         any        bytes that are not the protocol
-    tool_not_exposed           handshake  the tool asked for is not offered
-    protocol_version_mismatch  handshake  no common protocol version
-    capability_not_declared    handshake  a capability that must be declared is not
-    capability_not_allowed     handshake  a capability that nobody granted
-    manifest_invalid           manifest   the manifest has faults, listed with file:line:column
-    policy_invalid             policy     the operator's policy has faults, listed with file:line:column
-    policy_denied              policy     the manifest asks what policy or denylist refuse
-    sandbox_unavailable        plan       this machine cannot enforce what is required
-    quarantined                launch     it failed too often and is not started for now
-    cancelled                  any        the caller changed its mind
-    overloaded                 launch     no room for another one now
-    internal                   any        a fault of the runner
+Nothing was started
+  manifest_invalid           manifest                "MANIFEST has 2 faults", each with file:line:column
+  policy_invalid             policy                  "POLICY has 2 faults", each with file:line:column
+  policy_denied              policy, plan            "the manifest asks for 2 things it may not have"
+  sandbox_unavailable        plan, launch            "the memory limit cannot be enforced: REASON"
+  launch_failed              manifest, plan, launch  "the program is not in the cage: REASON"
+  quarantined, overloaded    launch                  not produced yet
+The plugin broke its contract (in a session, or with `exec --inspect`)
+  handshake_failed           handshake               what is wrong with its answer to the handshake
+  protocol_version_mismatch  handshake               which versions it speaks, and which the contract has
+  capability_not_declared    handshake, run          which capability it uses and has not declared
+  capability_not_allowed     handshake, run          which capability manifest or policy do not allow
+  tool_not_exposed           handshake, call         "the plugin does not offer the tool NAME"
+  malformed_response         handshake, call, run    what is wrong with the bytes
+The plugin ended, or was ended
+  timeout                    handshake, call, idle,  "there was no answer within TIME". The phase names the
+                             invocation              clock
+  crashed                    handshake, call, idle,  "the plugin ended with status N", "the plugin exceeded
+                             run, teardown           its NAME limit of AMOUNT"
+  cancelled                  launch, handshake,      "ended by signal N", "the process that started the
+                             call, idle, run,        runner has ended"
+                             teardown
+A bug in the runner
+  internal                   any                     "ExceptionName: text"
 
-A plugin that answers "no" is no failure of this kind: that is plugin_error. A call that the runner refused,
-so that the plugin was never asked, is invalid_call.
+`ok` is no failure. Neither are `plugin_error` (call: the plugin answered "no") and `invalid_call` (call: the
+runner refused the call and did not ask the plugin).
 """
 
 from __future__ import annotations
@@ -61,7 +69,7 @@ Phase = Literal[
     "manifest", "policy", "plan", "launch", "handshake", "call", "idle", "run", "teardown", "invocation"
 ]
 
-# Exit status of the verbs that speak for themselves (check, explain, doctor, call).
+# The exit status of every verb but `exec`.
 EXIT: Final[Mapping[Code, int]] = {
     "ok": 0,
     "plugin_error": 1,
@@ -86,7 +94,7 @@ EXIT: Final[Mapping[Code, int]] = {
 }
 USAGE_ERROR: Final = 2
 
-# Exit status of `runner exec`, after env(1), timeout(1) and docker: everything below is the plugin's own.
+# The exit status of `runner exec`, as of env(1), timeout(1) and docker. Lower ones are the plugin's own.
 EXEC_DEADLINE: Final = 124
 EXEC_NO_CAGE: Final = 125
 EXEC_REFUSED: Final = 126
@@ -115,7 +123,7 @@ class Failure(Exception):
 
 
 def outcome_document(outcome: Outcome) -> dict[str, str]:
-    """As it stands in a report."""
+    """The `outcome` of a report."""
     return {
         "code": outcome.code,
         "phase": outcome.phase,
@@ -126,7 +134,7 @@ def outcome_document(outcome: Outcome) -> dict[str, str]:
 
 
 def with_outcome(report: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """The report of who knows better what happened: a call can fail although its plugin ended well."""
+    """A report with another outcome: a call can fail although its plugin ended well."""
     changed = {**report, "outcome": outcome_document(outcome)}
     if isinstance(report.get("exit"), dict):
         changed["exit"] = {**report["exit"], "status": EXIT[outcome.code]}

@@ -87,10 +87,10 @@ def launch(manifest: str, state_dir: str) -> int:
     from runner.launch.run import run
     from runner.launch.stages import Invocation
     from runner.launch.verdict import judge
-    from runner.launch.wait import watched_caller
+    from runner.launch.wait import watch_caller
 
     own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` gives them away; here more launches follow
-    with watched_caller() as caller:
+    with watch_caller() as caller:
         host = _CommandLine(caller, inspect=False, tty=False)
         invocation = Invocation(manifest, state_dir=state_dir)
         ended = run(invocation, os.environ, time.monotonic(), host)

@@ -16,8 +16,8 @@ from runner.launch.run import run as run_plugin
 from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of
 from runner.launch.start import make_inspection
 from runner.launch.stdio import Plumbing, connect_caller
-from runner.launch.verdict import diagnosed, judge, unlaunched
-from runner.launch.wait import End, Signals, watched_caller, watched_signals
+from runner.launch.verdict import diagnose, judge, judge_error
+from runner.launch.wait import End, Signals, watch_caller, watch_signals
 from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
 
 if TYPE_CHECKING:
@@ -64,18 +64,18 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     stage: Stage | None = None
     try:
-        with watched_caller() as caller:
+        with watch_caller() as caller:
             _refuse_directories()
             host = _CommandLine(caller, inspect=args.inspect, tty=args.tty)
             stage = ended = run_plugin(invocation, os.environ, began, host)
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
     except Exception as error:
-        outcome, status = unlaunched(error)
+        outcome, status = judge_error(error)
         if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
             raise
         if isinstance(error, Failure):
             stage = error.stage
-    outcome = diagnosed(outcome, stage)
+    outcome = diagnose(outcome, stage)
     # The report first: nobody may be reading stderr, and that must cost neither the report nor the status.
     with suppress(OSError):
         try:
@@ -105,7 +105,7 @@ class _CommandLine:
             _print_notes(planned, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
-        return watched_signals()
+        return watch_signals()
 
     def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
         planned = acquired.planned

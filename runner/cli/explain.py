@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
-from runner.launch.report import described_layers, notes, place, report
+from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
-from runner.launch.stdio import foreseen
+from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
@@ -84,7 +84,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
-        "streams": None if decided is None else foreseen(decided.grant.limits),
+        "streams": None if decided is None else foresee_streams(decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
         "argv": None if planned is None else _command_line(planned),
     }
@@ -95,7 +95,7 @@ def _command_line(planned: Planned) -> str:
     return bwrap.command_line(planned.plan, planned.bwrap, profile, os.environ)
 
 
-Row = tuple[str, ...]  # all of one table are equally long
+Row = tuple[str, ...]  # all rows of one table have the same length
 
 
 def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
@@ -119,13 +119,8 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
     if planned is not None:
         missing = {shown.path for shown in planned.plan.shown if shown.state == "missing"}
     if not spec.enabled:
-        rows.append(
-            (
-                "sandbox",
-                "none",
-                *(("granted", "UNSANDBOXED") if granted.unsandboxed else ("refused", "always in a cage")),
-            )
-        )
+        refusal = ("refused", "the policy runs every plugin in a cage")
+        rows.append(("sandbox", "none", *(("granted", "UNSANDBOXED") if granted.unsandboxed else refusal)))
     for path in spec.paths:
         word, why = verdict(path.where, path.path)
         if path.path in missing or word == "withheld":
@@ -138,7 +133,7 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
     if spec.network is not None:
         words = " ".join((spec.network.mode, *spec.network.hosts))
         beyond = dict(granted.decided_by).get("network") == "environment"
-        why = "by the contract's environment variable, beyond the policy's ceiling" if beyond else ""
+        why = "by the contract's environment variable, above the policy's ceiling" if beyond else ""
         rows.append(("network", words, *verdict(spec.network.where, f"network {spec.network.mode}", why)))
     if spec.seccomp is not None:
         rows.append(
@@ -182,10 +177,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     if granted is not None:
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
-            yield "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+            yield UNSANDBOXED
     rows = _asked(stage, outcome)
     yield ""
-    yield from _table("asked", rows) if rows else ("asked: nothing beyond the plain cage",)
+    yield from _table("asked", rows) if rows else ("asked: nothing beyond what every plugin gets",)
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
@@ -209,7 +204,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     if outcome.code == "ok":
         lacking = any(note.rule == "outside" for note in notes(stage))
         yield "It would be launched" + (
-            ", but not with all that it names: see the notes." if lacking else "."
+            ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
     else:
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
@@ -226,14 +221,14 @@ def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
-    for name, way in foreseen(plan.limits).items():
+    for name, way in foresee_streams(plan.limits).items():
         yield f"{name:<10} {way}"
     yield ""
     yield from _table(
         "layers",
         [
             (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", layer.detail)
-            for layer in described_layers(planned)
+            for layer in describe_layers(planned)
         ],
     )
     for note in notes(planned):

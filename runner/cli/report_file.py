@@ -1,4 +1,4 @@
-"""Where a report goes: a path or an open descriptor, chosen and opened before anything is started."""
+"""The file of --report: a path or an open descriptor, opened before anything is started."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path
 
 
 class ReportFileError(Exception):
-    """The report cannot be written there; the text says why."""
+    """The report cannot be written there. The message says why."""
 
 
-# Names of our own descriptors. What is behind them may have no path, or one that is somebody else's by now.
+# Names of our own descriptors. The file may have no path, or its path may belong to another file by now.
 _NAMED = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
 _NUMBERED = ("/dev/fd/", "/proc/self/fd/")
 
 
 class ReportFile:
-    """What is opened now is what is written to in the end: a plugin that can write to the folder cannot lead
-    the report somewhere else meanwhile. Nor can another user before: links that others than root could change
-    are refused, as for sources of a cage."""
+    """What is opened now is what is written to at the end. A plugin that can write to the folder cannot lead
+    the report elsewhere meanwhile. Nor can another user before: links that others than root could change are
+    refused, as for the sources of a cage."""
 
     def __init__(self, target: str | None) -> None:
         self._fd: int | None = None  # written to as it is
@@ -51,19 +51,21 @@ class ReportFile:
         processes = os.stat("/proc").st_dev
 
         def refuse_processes(steps: list[Step], last: bool) -> None:
-            # What looks like a link there is none: /proc/PID/fd/N only says where a file was once.
+            # A link there is not a real one: /proc/PID/fd/N only says where a file was when it was opened.
             if steps[-1].status.st_dev == processes:
-                raise ReportFileError(f"--report {target}: is on procfs; for a descriptor give its number")
+                raise ReportFileError(
+                    f"--report {target}: is on procfs; for a descriptor, write its number: --report N"
+                )
 
         missing: list[str] = []
         steps = walk(os.path.join(os.getcwd(), target), check=refuse_processes, missing=missing)
         try:
             last = steps[-1]
             if not missing and (stat.S_ISDIR(last.status.st_mode) or target.endswith("/")):
-                raise ReportFileError(f"--report {target}: is a directory")
+                raise ReportFileError(f"--report {target}: is a directory; name a file in it")
             if len(missing) > 1 or target.endswith("/"):
                 folder = os.path.join(real_path(steps), *missing[: len(missing) - 1])
-                raise ReportFileError(f"--report {target}: the directory {folder} does not exist")
+                raise ReportFileError(f"--report {target}: the directory {folder} does not exist; create it")
             if missing and not stat.S_ISDIR(last.status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if not missing and not stat.S_ISREG(last.status.st_mode):
@@ -73,7 +75,9 @@ class ReportFile:
             folder_step = last if missing else steps[-2]
             if not os.access(f"/proc/self/fd/{folder_step.fd}", os.W_OK | os.X_OK):
                 folder = real_path(steps if missing else steps[:-1])
-                raise ReportFileError(f"--report {target}: the directory {folder} is not writable")
+                raise ReportFileError(
+                    f"--report {target}: the directory {folder} is not writable by the runner"
+                )
             self._folder = os.dup(folder_step.fd)
         finally:
             close(steps)
@@ -96,7 +100,7 @@ class ReportFile:
 
 
 def _number(target: str) -> str | None:
-    """The descriptor that `target` names, if it names one."""
+    """The number of the descriptor that `target` names, if it names one."""
     if target.isdecimal():
         return target
     for prefix in _NUMBERED:
@@ -107,11 +111,13 @@ def _number(target: str) -> str | None:
 
 def _descriptor(target: str, number: str) -> int:
     if len(number) > 9:
-        raise ReportFileError(f"--report {target}: there is no such descriptor")
+        raise ReportFileError(f"--report {target}: there is no descriptor of that number")
     fd = int(number)
-    # Who writes /dev/stdout means it.
+    # A bare 1 is most likely a mistake; /dev/stdout is not.
     if fd == 0 or (fd == 1 and target == number):
-        raise ReportFileError(f"--report {target}: descriptors 0 and 1 are the plugin's")
+        raise ReportFileError(
+            f"--report {target}: the plugin has descriptors 0 and 1; use 2, or open another"
+        )
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
@@ -119,27 +125,27 @@ def _descriptor(target: str, number: str) -> int:
         raise ReportFileError(f"--report {target}: descriptor {number} is not open{file}") from None
     if flags & os.O_ACCMODE == os.O_RDONLY:
         raise ReportFileError(f"--report {target}: descriptor {number} is open for reading only")
-    # Our own copy of stdout is given away when the plugin has it.
+    # The runner gives its own copy of stdout away when the plugin has it.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd == 1 else fd
 
 
 def _open_special(target: str, step: Step) -> int:
-    """A terminal, a FIFO: written to, never replaced. Without a reader a FIFO refuses."""
+    """A terminal or a FIFO is written to, and never replaced. A FIFO without a reader is an error."""
     kind, owner = stat.S_IFMT(step.status.st_mode), step.status.st_uid
     if kind == stat.S_IFIFO and owner not in (0, os.geteuid()):
-        # Its maker would get the report, and could keep us waiting for ever by not reading it.
+        # Its owner would get the report, and could block us for ever by not reading it.
         raise ReportFileError(
             f"--report {target}: that FIFO belongs to uid {owner}; make one of your own, or open it and "
-            "give its descriptor"
+            "write the number of its descriptor"
         )
-    # By the descriptor: the name may be another's by now.
+    # By the descriptor: the name may belong to another file by now.
     fd = os.open(f"/proc/self/fd/{step.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
 
 
 def _replace(folder: int, name: str, text: bytes) -> None:
-    """All or nothing, under a name nobody can have guessed, and for its owner alone to read."""
+    """All or nothing: a draft under a name that nobody can guess, for its owner alone, then a rename."""
     draft = f".runner.{os.urandom(8).hex()}"
     fd = os.open(
         draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder

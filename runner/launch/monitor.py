@@ -35,7 +35,7 @@ from runner.launch.report import explained, notes, report
 from runner.launch.run import CalledOff, run
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
 from runner.launch.stdio import Plumbing, connect_session
-from runner.launch.verdict import diagnosed, judge, unlaunched
+from runner.launch.verdict import diagnose, judge, judge_error
 from runner.outcome import Failure, Outcome
 from runner.plugin import Entrypoint, Plugin
 from sandbox.codec import decode, encode
@@ -250,7 +250,7 @@ def _keep(gear: Gear, control: Control) -> MonitorEnd:
         stage = called.stage
         outcome, status = _called_off(control)
     except Exception as error:  # noqa: BLE001 -- the host learns every error from MonitorEnd
-        outcome, status = unlaunched(error)
+        outcome, status = judge_error(error)
         if isinstance(error, Failure):
             stage = error.stage
         if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
@@ -260,7 +260,7 @@ def _keep(gear: Gear, control: Control) -> MonitorEnd:
     finally:
         before.stop()
         streams.give_away()
-    ending = _ending(stage, diagnosed(outcome, stage), status)
+    ending = _ending(stage, diagnose(outcome, stage), status)
     return ending._replace(explanation=(*ending.explanation, *trace))
 
 
@@ -369,7 +369,7 @@ def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
 
 def _bare_ending(error: Exception) -> MonitorEnd:
     """Without a report: to make one may be what failed."""
-    outcome, status = unlaunched(error)
+    outcome, status = judge_error(error)
     return MonitorEnd(outcome, status, (f"runner: {outcome.code}: {outcome.message}",))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from runner.contracts.registry import find_contract
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
-from runner.launch.verdict import denied, failing, invalid
+from runner.launch.verdict import failing, judge_denials, judge_diagnostics
 from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
@@ -34,7 +34,7 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
         options=dict(invocation.options),
     )
     if read.plugin is None:
-        raise Failure(invalid(read.diagnostics, "manifest"), EXEC_REFUSED)
+        raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
     loaded = Loaded(invocation, read.plugin, read.diagnostics)
     if read.plugin.entrypoint is None:
         outcome = Outcome(
@@ -57,7 +57,7 @@ def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Deci
         asked = loaded.plugin.spec
         require_enforceable(asked.network if asked.enabled else None)
         if decided.grant.refused:
-            raise Failure(denied(decided.grant.refused, "policy"), EXEC_REFUSED)
+            raise Failure(judge_denials(decided.grant.refused, "policy"), EXEC_REFUSED)
     return decided._replace(timings=watch.lap("policy"))
 
 

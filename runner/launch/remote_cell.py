@@ -20,7 +20,7 @@ from runner.launch import forkserver
 from runner.launch.forkserver import LaunchTicket
 from runner.launch.monitor import MESSAGES, Born, Launched, Message, MonitorEnd, Terms
 from runner.launch.stages import Invocation
-from runner.launch.verdict import unlaunched
+from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell.cell import KILL_SECONDS
 from sandbox.codec import decode
@@ -121,7 +121,7 @@ class RemoteCell:
                     if len(said) > _LINE_LIMIT:
                         raise ValueError("a message of the monitor does not end")
         except Exception as error:  # noqa: BLE001 -- a bug of ours; tasks that wait must not wait for ever
-            self._end(MonitorEnd(*unlaunched(error)))
+            self._end(MonitorEnd(*judge_error(error)))
             self.kill()
         finally:
             self._end(self._ended or self._unannounced_end())
@@ -235,7 +235,7 @@ async def open_cage(
     try:
         ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, grace=grace)
     except OSError as error:
-        raise Failure(*unlaunched(error)) from None
+        raise Failure(*judge_error(error)) from None
     cage = RemoteCell(ticket)
     failure: BaseException | None = None
     try:
@@ -283,7 +283,7 @@ async def _send(ticket: LaunchTicket) -> None:
                 forkserver.close(taker)
             except OSError as error:
                 if error.errno != errno.EBADF:  # closed by another thread
-                    raise Failure(*unlaunched(error)) from None
+                    raise Failure(*judge_error(error)) from None
             else:
                 return
     message = f"the fork server, which launches plugins, was killed {_ATTEMPTS} times in a row"

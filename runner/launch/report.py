@@ -73,7 +73,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
                 "effective": layer.effective,
                 "detail": layer.detail,
             }
-            for layer in described_layers(stage)
+            for layer in describe_layers(stage)
         ],
         "limits": list(_limit_documents(stage)),
         "degraded": list(degraded(stage)),
@@ -97,7 +97,7 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return ()
     if planned.grant.unsandboxed:
         # The plugin sees the host as it is, so every path it names exists for it.
-        return (Note("unsandboxed", _UNSANDBOXED),)
+        return (Note("unsandboxed", UNSANDBOXED),)
     # Paths that the policy refuses are let pass only if they do not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     found = (*planned.plan.notes, *map(missing_note, absent))
@@ -112,7 +112,7 @@ def _is_absent(denial: Denial) -> bool:
     return denial.rule in ("read_ceiling", "write_ceiling") and not denial.required
 
 
-_UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
+UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the policy allows it"
 
 
 def _own_code(end: End) -> int | None:
@@ -169,7 +169,7 @@ def _stderr_document(relay: Relay) -> dict[str, Any]:
     }
 
 
-def described_layers(stage: Stage | None) -> Iterator[Layer]:
+def describe_layers(stage: Stage | None) -> Iterator[Layer]:
     """The layers, with the seccomp filter named by its digest. Not every launch pays for the digest."""
     planned = planned_of(stage)
     for layer in () if planned is None else planned.layers:

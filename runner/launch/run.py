@@ -20,7 +20,7 @@ from runner.launch.prepare import decide, load
 from runner.launch.stages import Ended, Invocation, Planned, Stage, Started, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.stdio import Plumbing
-from runner.launch.verdict import TIMEOUT, failing, unlaunched
+from runner.launch.verdict import TIMEOUT, failing, judge_error
 from runner.launch.wait import Orders, wait
 from runner.outcome import EXEC_DEADLINE, Failure
 
@@ -74,7 +74,7 @@ def run(invocation: Invocation, environ: Mapping[str, str], began: float, host: 
         except Failure:
             raise
         except Exception as error:
-            raise Failure(*unlaunched(error), stage) from error
+            raise Failure(*judge_error(error), stage) from error
         return run_plan(planned, environ, began, host, sources, watch)
 
 
@@ -111,7 +111,7 @@ def run_plan(
         failure.stage = failure.stage or stage
         raise
     except Exception as error:
-        raise Failure(*unlaunched(error), stage) from error
+        raise Failure(*judge_error(error), stage) from error
 
 
 def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:

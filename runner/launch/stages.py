@@ -101,6 +101,9 @@ class Planned(NamedTuple):
     uid, a cgroup, the runner's own environment. `acquire` gets those. It does hold the values of the
     variables that were granted, in `plan.env`, in the grant and in the invocation. A stored plan is as
     secret as they are: keep it in a file that only its owner can read and write.
+
+    A launch from a stored plan opens and judges every source again, and refuses what has changed. It does not
+    read manifest and policy again: the store has to drop a plan when one of them, or the runner, changes.
     """
 
     decided: Decided

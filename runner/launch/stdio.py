@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.limits.meter import Meter
 from sandbox.spec import Limits
-from sandbox.streams.handover import forget, handed_over
+from sandbox.streams.handover import forget, hand_over
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Plumbing(NamedTuple):
         return all(results)
 
 
-def foreseen(limits: Limits) -> dict[str, str]:
+def foresee_streams(limits: Limits) -> dict[str, str]:
     """How `runner exec` will give the plugin its streams, before it is known what the caller's are."""
     by_kind = "direct; a terminal is relayed, unless exec is told --tty"
     counted = limits.output is not None or limits.output_lines is not None
@@ -134,7 +134,7 @@ def connect_caller(
         if inspection is not None:
             passed[:2] = ((end, "inspected") for end in inspection.ends)
         direct = [fd for fd in range(3) if passed[fd] is None]
-        handover = stack.enter_context(handed_over(direct, keep=(2,)))
+        handover = stack.enter_context(hand_over(direct, keep=(2,)))
         stdin_end, stdout_end, stderr_end = (passed[fd] or (handover.end(fd), "direct") for fd in range(3))
         yield Plumbing(
             (stdin_end[0], stdout_end[0], stderr_end[0]),

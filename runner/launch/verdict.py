@@ -26,7 +26,7 @@ from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import SpawnError
 from sandbox.spec import Denial, Limits
 
-_TICKS_ASIDE = 0.75
+_CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
 # --- before anything runs -----------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ def failing(stage: Stage | None) -> Iterator[None]:
         failure.stage = failure.stage or stage
         raise
     except DocumentError as error:
-        raise Failure(invalid(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
+        raise Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
     except PlanRefused as refused:
-        raise Failure(denied(refused.denials, "plan"), EXEC_REFUSED, stage) from None
+        raise Failure(judge_denials(refused.denials, "plan"), EXEC_REFUSED, stage) from None
     except StateRefused as refused:
         outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
         raise Failure(outcome, EXEC_REFUSED, stage) from None
@@ -61,7 +61,7 @@ def failing(stage: Stage | None) -> Iterator[None]:
         raise _unavailable("bubblewrap", missing.reason, missing.hint, stage) from None
 
 
-def invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
+def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
     """A manifest or a policy with faults."""
     errors = [d for d in diagnostics if d.severity == "error"]
     faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
@@ -75,7 +75,7 @@ def invalid(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "pol
     )
 
 
-def denied(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
+def judge_denials(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
     asked = [denial for denial in denials if not denial.origin]
     things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
     message = f"the manifest asks for {things} it may not have"
@@ -96,7 +96,7 @@ def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
     return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
 
 
-def unlaunched(error: Exception) -> tuple[Outcome, int]:
+def judge_error(error: Exception) -> tuple[Outcome, int]:
     """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
     match error:
         case Failure():
@@ -117,7 +117,7 @@ def unlaunched(error: Exception) -> tuple[Outcome, int]:
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
 
 
-def diagnosed(outcome: Outcome, stage: Stage | None) -> Outcome:
+def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
     """A launch that the machine refused, in the doctor's words.
 
     The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and
@@ -147,7 +147,11 @@ def diagnosed(outcome: Outcome, stage: Stage | None) -> Outcome:
 
 
 TIMEOUT = Outcome(
-    "timeout", "invocation", "the deadline passed", "deadline", "give it more time, if it deserves more"
+    "timeout",
+    "invocation",
+    "the deadline passed",
+    "deadline",
+    "raise the deadline limit: --deadline TIME, or in manifest and policy",
 )
 
 
@@ -157,40 +161,41 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     status = code if code is not None else 128 + _SIGKILL
     hits = limits_hit(end, limits)
     if "memory" in hits:
-        # Whatever the exit code says: a child may have been killed and the program none the wiser.
+        # Whatever the exit code says: the kernel may have killed a child, and the program not have noticed.
         message = f"the plugin ran out of memory: its limit is {_amount('memory', limits)}"
-        return Outcome("crashed", "run", message, "oom", _RAISE), status
+        return Outcome("crashed", "run", message, "oom", raise_hint("memory")), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
-        return Outcome("crashed", "run", message, "oom", _AROUND), status
+        return Outcome("crashed", "run", message, "oom", _AROUND_HINT), status
     if end.breach is not None:
         violation = end.breach.violation
         outcome = Outcome(
             violation.code, end.breach.phase, violation.message, violation.cause, violation.hint
         )
         if violation.code == "crashed":
-            return outcome, status  # by its own doing, and with its own status
+            return outcome, status  # it ended by itself, with its own status
         return outcome, EXEC_DEADLINE if violation.code == "timeout" else 128 + _SIGKILL
     if end.reason == "limit":
         assert end.limit is not None
-        message = f"the plugin used up its {end.limit} limit of {_amount(end.limit, limits)}"
+        message = f"the plugin exceeded its {end.limit} limit of {_amount(end.limit, limits)}"
         message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
-        return Outcome("crashed", "run", message, cause, _RAISE), 128 + _SIGKILL if end.forced else status
-    if end.reason == "launch" and code in (None, 128 + _SIGKILL):  # else it was just ending by itself
+        outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit))
+        return outcome, 128 + _SIGKILL if end.forced else status
+    if end.reason == "launch" and code in (None, 128 + _SIGKILL):  # else it ended by itself just then
         outcome = Outcome(
             "launch_failed",
             "launch",
             f"the program did not run after {_amount('launch', limits)}",
             "deadline",
-            "raise the launch limit, or look what keeps the machine busy",
+            _LAUNCH_HINT,
         )
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
         return TIMEOUT, EXEC_DEADLINE
     if end.reason == "caller_died":
         return Outcome(
-            "cancelled", "run", "the process that started the runner is gone", "caller_died"
+            "cancelled", "run", "the process that started the runner has ended", "caller_died"
         ), 128 + _SIGKILL
     number = end.signal or 15
     if end.reason == "signal" and (end.forced or code in (None, 128 + number)):
@@ -210,18 +215,18 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
             "launch",
             f"bubblewrap could not start the program{said}",
             "bubblewrap",
-            "if it complains of the machine, runner doctor tells which layer is refused",
+            "run `runner doctor`: it says which layer this machine refuses",
         )
         return outcome, EXEC_NO_CAGE
     return _own_ending(code, hits), code
 
 
 def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
-    """The cage stood, and the kernel refused to execute the program in it. What can be known of a program
-    before that was looked at (sandbox/paths/program.py)."""
+    """The kernel refused to execute the program, inside a cage that was ready. Faults of the program that can
+    be seen before are refused when it is planned (sandbox/paths/program.py)."""
     why = os.strerror(verdict.errno)
     if verdict.errno in (errno.ENOENT, errno.ENOTDIR) and not verdict.found:
-        hint = "if nobody has removed it meanwhile, look with runner explain what is in the cage"
+        hint = "run `runner explain MANIFEST` to see what is in the cage"
         message = f"the program is not in the cage: {why}"
         return Outcome("launch_failed", "launch", message, "not_found", hint), EXEC_NOT_FOUND
     if verdict.errno == errno.ENOENT:
@@ -229,60 +234,65 @@ def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
         hint = "install the interpreter or loader below /usr, or in the plugin's folder"
     elif verdict.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
         message = f"the program cannot be started within its limits: {why}"
-        hint = "raise its memory or pids, or pass shorter arguments and fewer variables"
+        hint = "raise its memory or pids limit, or pass shorter arguments and fewer variables"
     else:
         message = f"the program cannot be executed in the cage: {why}"
-        hint = "name a program of this machine, or a script with a #! line, that everybody may execute"
+        hint = "the command has to be a program for this machine or a script with a #! line, with mode o+rx"
     return Outcome("launch_failed", "launch", message, "not_executable", hint), EXEC_REFUSED
 
 
 def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
-    """The program ended by itself, or by a signal of the kernel's."""
+    """The program ended by itself, or the kernel sent it a signal."""
     if code == 0:
         return Outcome("ok", "run", "the plugin ended with status 0")
     if code == 128 + _SIGSYS:
         return Outcome(
             "crashed",
             "run",
-            "the plugin was killed for a system call: most likely one of a foreign architecture",
+            "the seccomp filter killed the plugin, most likely for a system call of another architecture",
             "seccomp",
-            "build it for this machine",
+            "build the plugin for this machine's architecture",
         )
-    # bwrap folds "killed by n" and "returned 128+n" into one number; mostly the first is meant.
+    # bwrap reports "killed by signal n" and "returned 128+n" as the same number. Mostly it was the signal.
     words = f"was ended by signal {code - 128}" if 128 < code <= 192 else f"ended with status {code}"
     cause = f"signal:{code - 128}" if 128 < code <= 192 else f"exit:{code}"
     for name, because in (
-        ("cpu_time", "it used up its processor time"),
-        ("file_size", "it wrote beyond the largest file it may have"),
-        ("pids", "it was refused more processes"),
+        ("cpu_time", "it exceeded its cpu_time limit"),
+        ("file_size", "it wrote a file larger than its file_size limit"),
+        ("pids", "it was refused more processes, by its pids limit"),
     ):
         if name in hits:
-            return Outcome("crashed", "run", f"the plugin {words}: {because}", name, _RAISE)
+            return Outcome("crashed", "run", f"the plugin {words}: {because}", name, raise_hint(name))
     return Outcome("crashed", "run", f"the plugin {words}", cause)
 
 
-_AROUND = (
+_LAUNCH_HINT = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
+_AROUND_HINT = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
     "MemoryMax= of a unit), or give the plugin a smaller memory limit"
 )
-_RAISE = "give it more, if it deserves more: in its manifest, or by option, up to the policy's ceiling"
+
+
+def raise_hint(limit: str) -> str:
+    """How to raise a limit."""
+    return f"raise the {limit} limit in the manifest or with --limit {limit}=…, up to the policy's ceiling"
 
 
 def _is_full(end: End, pids: int) -> bool:
-    """Whether it was its own limit: a group around the runner may have one as well."""
+    """Whether the plugin reached its own limit. A group around the runner may have a lower one."""
     peak = end.exit.counters.pids_peak
     return peak is None or peak >= pids
 
 
 def _amount(name: str, limits: Limits) -> str:
-    from sandbox.units import format_limit  # only for who is told
+    from sandbox.units import format_limit  # most launches need it for no message
 
     return format_limit(name, getattr(limits, name))
 
 
 def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
-    """The limits it met, as far as anybody counts. What only the plugin sees (no more open files, a full
-    /tmp) is not among them."""
+    """The limits that the plugin reached, as far as the kernel or the runner count. Limits that only the
+    plugin notices (open files, a full /tmp) are not among them."""
     code, counters = end.exit.code, end.exit.counters
     used = end.exit.usage.cpu_user + end.exit.usage.cpu_system
     met = {
@@ -292,8 +302,8 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
         "cpu_time": limits.cpu_time is not None
         and (
             (code in (None, 128 + _SIGKILL) and used >= limits.cpu_time)
-            # The kernel's limit counts in ticks, and may be a few ahead of the account.
-            or (code == 128 + _SIGXCPU and used >= _TICKS_ASIDE * limits.cpu_time)
+            # The kernel enforces RLIMIT_CPU in ticks, and may be some ahead of the time it reports.
+            or (code == 128 + _SIGXCPU and used >= _CPU_TICKS_TOLERANCE * limits.cpu_time)
         ),
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
@@ -302,7 +312,7 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
     }
     met["deadline"] = met["deadline"] or (end.rang == "deadline" and limits.deadline is not None)
     for name in (end.limit, *end.late):
-        # Of memory the kernel knows more than who looked.
+        # The kernel's count of OOM kills says more about memory than our meter.
         if name is not None and (name != "memory" or not counters.oom_kills):
             met[name] = True
     return tuple(name for name in limits._fields if met.get(name))
@@ -310,69 +320,64 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
 
 # --- what a session saw ------------------------------------------------------------------------------------
 #
-# Whoever speaks with a plugin sees more of it than its ending. First cause wins: what a session has found out
-# stands, whatever becomes of the process it then ends. A process that ended by itself is judged as above, and
-# the session adds when that was.
+# A session sees more of a plugin than its ending. The first cause wins: what a session has found stays the
+# outcome, however the process ends that it then kills. A process that ended by itself is judged as above, and
+# the session adds when that was. `stderr` is what the plugin wrote there.
 
 
-# `stderr`: what the plugin wrote there.
+def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
+    """The plugin ended while the session waited for it."""
+    awaited = "answered the handshake" if phase == "handshake" else "answered"
+    return _early(ended, phase, f"before it {awaited}", stderr)
 
 
-def gone(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
-    """The plugin ended while something was expected of it."""
-    awaited = "shook hands" if phase == "handshake" else "answered"
-    return _ended_early(ended, phase, f"before it {awaited}", stderr)
+def ended_unasked(ended: Outcome, stderr: str) -> Outcome:
+    """The plugin ended while no call was pending and nobody had asked it to end."""
+    return _early(ended, "idle", "although it was not asked to end", stderr)
 
 
-def left(ended: Outcome, stderr: str) -> Outcome:
-    """The plugin ended although nothing was asked of it and nobody had told it to leave."""
-    return _ended_early(ended, "idle", "although it was not asked to end", stderr)
-
-
-def _ended_early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
+def _early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
     if ended.code == "ok":
         message = f"the plugin ended with status 0, {when}"
-        return Outcome("crashed", phase, message, "exit:0", _last_words(stderr))
+        return Outcome("crashed", phase, message, "exit:0", _stderr_hint(stderr))
     if ended.code != "crashed" or ended.phase != "run":
-        return ended  # who was told so once is told the same again
-    hint = ended.hint or _last_words(stderr)
+        return ended  # the moment is in it already, or does not matter
+    hint = ended.hint or _stderr_hint(stderr)
     return ended._replace(phase=phase, message=f"{ended.message}, {when}", hint=hint)
 
 
-def deaf(phase: Phase, stream: str, stderr: str) -> Outcome:
-    """It lives, and cannot be spoken with any more."""
+def stream_closed(phase: Phase, stream: str, stderr: str) -> Outcome:
+    """The plugin runs, and has closed a stream that the session needs."""
     message = f"the plugin closed its {stream} and went on running"
-    return Outcome("crashed", phase, message, f"{stream}_closed", _last_words(stderr))
+    return Outcome("crashed", phase, message, f"{stream}_closed", _stderr_hint(stderr))
 
 
-def _last_words(stderr: str) -> str:
-    return "its stderr may say why" if stderr.strip() else "it wrote nothing to its stderr"
+def _stderr_hint(stderr: str) -> str:
+    return "the plugin's stderr may say why" if stderr.strip() else "the plugin wrote nothing to its stderr"
 
 
 def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
-    """`limited`: by a limit, and not by the contract or by who called."""
+    """A clock of the session ran out. `limited`: the clock is a limit, and not the contract's or the
+    caller's. `hint`: what else the session knows."""
     from sandbox.units import format_limit
 
     what = {
         "launch": "the program did not run",
-        "handshake": "there was no handshake",
+        "handshake": "the plugin did not answer the handshake",
         "call": "there was no answer",
-        "idle": "nothing was said",
-        "teardown": "it did not end",
+        "idle": "the plugin sent nothing",
+        "teardown": "the plugin did not end",
         "invocation": "the call was not over",
     }[phase]
     amount = format_limit("deadline", seconds)
     if phase == "launch":
-        message = f"{what} after {amount}"
-        return Outcome(
-            "launch_failed", phase, message, "deadline", hint or "look what keeps the machine busy"
-        )
+        return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or _LAUNCH_HINT)
     if limited:
-        remedy = _RAISE
+        remedy = raise_hint("deadline" if phase == "invocation" else phase)
     elif phase == "handshake":
-        remedy = "look why it is so slow to start"  # nobody's --timeout is for that
+        remedy = "this is the contract's limit: find out why the plugin is slow to start"
     else:
-        remedy = "give it more time (--timeout), if it deserves more"
+        remedy = "raise it with --timeout"
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 
@@ -380,21 +385,23 @@ def stalled(seconds: float) -> Outcome:
     from sandbox.units import format_limit
 
     message = f"the plugin did not read what was sent to it for {format_limit('call', seconds)}"
-    return Outcome("crashed", "call", message, "write_stalled", "it has to read its stdin while it works")
+    hint = "the plugin has to read its stdin while it works on a call"
+    return Outcome("crashed", "call", message, "write_stalled", hint)
 
 
-def overdrawn(name: str, limits: Limits, phase: Phase) -> Outcome:
+def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
     message = f"the plugin wrote more than its {name} limit of {_amount(name, limits)}"
-    return Outcome("crashed", phase, message, "output", _RAISE)
+    return Outcome("crashed", phase, message, "output", raise_hint(name))
 
 
-def concluded(ended: Outcome, forced: bool, seconds: float) -> Outcome:
-    """Of a plugin whose way of ending is part of its answer."""
+def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:
+    """For contracts in which the plugin has to end after its answer."""
     if forced:
         from sandbox.units import format_limit
 
         message = f"the plugin answered, but did not end within {format_limit('teardown', seconds)}"
-        return Outcome("crashed", "teardown", message, "no_exit", "it has to exit when its stdin is closed")
+        hint = "the plugin has to exit when its stdin is closed"
+        return Outcome("crashed", "teardown", message, "no_exit", hint)
     if ended.code == "crashed":
         return ended._replace(phase="teardown", message=f"{ended.message}, after it had answered")
     return ended

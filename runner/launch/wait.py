@@ -1,8 +1,8 @@
 """Waiting for a cell to end, or for a reason to end it.
 
-Orders (signals to the runner, or words of a session), clocks, limits that have run out, and the death of
-whoever started the runner. No threads and no sleeping: one poll over descriptors, so that nothing is missed
-between two looks.
+Reasons are orders (signals to the runner, or bytes from a session), clocks, limits that were exceeded, and
+the end of the process that started the runner. There are no threads and no sleeps: one poll over all
+descriptors, so that nothing is missed between two looks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     from runner.launch.inspection import Breach
 
-# How long a plugin may take to end after it was asked to, before all of it is killed; unless its `teardown`
-# limit says otherwise.
-GRACE = 2.0
-# How long bwrap may take to die of SIGKILL with all its children before the cell's init is killed too, and
-# with it the account of what was used.
-PATIENCE = 1.0
+# How long a plugin may take to end after it got a signal, before all its processes are killed. Its `teardown`
+# limit may say otherwise.
+GRACE_SECONDS = 2.0
+# How long bwrap and all its children may take to die of SIGKILL, before the cell's init is killed too. Then
+# nobody reports what was used.
+BWRAP_KILL_SECONDS = 1.0
 
-_MOMENT = 0.1
-_LONGEST_POLL = 86400.0  # poll(2) counts milliseconds in an int: 24 days
+_BWRAP_EXIT_SECONDS = 0.1
+_LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -40,18 +40,18 @@ Reason = Literal["deadline", "launch", "limit", "violation", "signal", "caller_d
 
 class End(NamedTuple):
     exit: Exit
-    reason: Reason | None  # why we ended it; None: it ended by itself
-    signal: int | None  # which signal made us
-    forced: bool  # it had to be killed
-    limit: str | None = None  # which limit had run out
-    late: tuple[str, ...] = ()  # limits found overdrawn when it was over
+    reason: Reason | None  # why the runner ended it; None: it ended by itself
+    signal: int | None  # the signal that was the reason
+    forced: bool  # it was killed
+    limit: str | None = None  # the limit that was exceeded
+    late: tuple[str, ...] = ()  # limits that were found exceeded after it had ended
     detail: str = ""  # more about the limit
-    rang: Literal["deadline", "teardown"] | None = None  # which clock made us force it
-    breach: Breach | None = None  # of its contract, where somebody reads along
+    rang: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
+    breach: Breach | None = None  # of its contract, if the plugin was inspected
 
 
 class Clocks(NamedTuple):
-    """On the monotonic clock, but for the last, which starts when the plugin is asked to end."""
+    """Times on the monotonic clock. `teardown` is in seconds, from the moment the plugin is asked to end."""
 
     deadline: float | None = None
     launch: float | None = None
@@ -66,21 +66,23 @@ class Orders(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whoever gives them is gone."""
+        """Whether the giver of orders has ended."""
         ...
 
     def arrived(self) -> list[int]:
-        """Since the last look. Does not wait."""
+        """The orders since the last look. Does not wait."""
         ...
 
 
 class Signals:
-    """The ending signals as a readable descriptor. One the caller has set to be ignored (nohup) stays so."""
+    """Signals that end the runner, as a readable descriptor. A signal that the caller ignores (nohup) stays
+    ignored."""
 
-    over = False  # who sends signals has no end
+    over = False  # signals can always come
 
     def __init__(self) -> None:
-        # What the caller blocked would never arrive; a SIGCHLD it ignored would leave nobody to wait for.
+        # A signal that the caller blocked would never arrive. If it ignored SIGCHLD, there would be no child
+        # to wait for.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,9 +108,9 @@ class Signals:
 
 
 @contextmanager
-def watched_signals() -> Iterator[Signals]:
-    """From just before the launch: then a signal must neither be lost nor kill us half-way. Not earlier: as
-    long as nothing runs, ending at once is right, also if a look at a slow filesystem hangs."""
+def watch_signals() -> Iterator[Signals]:
+    """From just before the launch: then a signal must neither be lost nor kill the runner half-way. Before,
+    a signal ends the runner at once, even if it hangs on a slow filesystem."""
     signals = Signals()
     try:
         yield signals
@@ -117,21 +119,21 @@ def watched_signals() -> Iterator[Signals]:
 
 
 @contextmanager
-def watched_caller() -> Iterator[int | None]:
-    """A descriptor that becomes readable when the process that started us is gone.
+def watch_caller() -> Iterator[int | None]:
+    """A descriptor that becomes readable when the process that started us has ended.
 
-    Not the parent-death signal: that one follows the thread that forked us, and hosts start processes from
-    worker threads that end while the host lives on.
+    The parent-death signal would be wrong: it follows the thread that forked us, and hosts start processes
+    from worker threads that end while the host lives on.
     """
     parent = os.getppid()
-    fd = None  # started by a process outside of our pid namespace
+    fd = None  # stays so if the parent is outside of our pid namespace
     if parent:
         try:
             fd = os.pidfd_open(parent)
         except ProcessLookupError:
             pass
         if os.getppid() != parent:
-            # It died between the two looks. A pipe nobody writes to says so for ever.
+            # It ended between the two calls. A pipe without a writer is readable for ever.
             if fd is not None:
                 os.close(fd)
             fd, write = os.pipe2(os.O_CLOEXEC)
@@ -144,12 +146,12 @@ def watched_caller() -> Iterator[int | None]:
 
 
 def wait(cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()) -> End:
-    """Until the whole tree is gone, or nothing more can be done about it."""
+    """Until all processes of the cell have ended, or nothing more can be done about them."""
     return _Watch(cell, orders, caller, clocks, meters).wait()
 
 
 class _Watch:
-    """What was decided so far. The first reason to end stays the reason."""
+    """The first reason to end a plugin stays the reason."""
 
     def __init__(
         self, cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
@@ -158,14 +160,14 @@ class _Watch:
         self.orders: Orders | None = orders
         self.caller = caller
         self.meters = meters
-        self.teardown = GRACE if clocks.teardown is None else clocks.teardown
+        self.teardown = GRACE_SECONDS if clocks.teardown is None else clocks.teardown
         self.until = self.deadline = clocks.deadline
         self.launch = clocks.launch
         self.rang: Literal["deadline", "teardown"] | None = None
         self.reason: Reason | None = None
         self.number: int | None = None
         self.limit: str | None = None
-        self.steps = 0  # towards the end: 1 ended from within, or by itself; 2 killed
+        self.steps = 0  # towards the end: 1 the program was ended, or ended by itself; 2 the cell was killed
         self.forced = False
         self.over = cell.over_fd
 
@@ -181,7 +183,7 @@ class _Watch:
             if self.caller is not None and self.caller in ready:
                 self.caller = None
                 if not self.has_ended:
-                    self._finish("caller_died")  # nobody is left to hear a goodbye
+                    self._finish("caller_died")  # at once: nobody is left to read its last output
             elif self.orders is not None and self.orders.fd in ready:
                 self._hear(self.orders, now)
             for meter in self.meters:
@@ -189,7 +191,7 @@ class _Watch:
                 if ran_out == VIOLATION:
                     self._finish("violation")
                     continue
-                # Also after it was asked to end: the time it is given for that is no time without limits.
+                # Limits also hold during the grace after a signal.
                 if ran_out is not None and self.limit is None:
                     self.limit = ran_out
                     self._finish("limit")
@@ -203,24 +205,24 @@ class _Watch:
     def _hear(self, orders: Orders, now: float) -> None:
         arrived = orders.arrived()
         if orders.over:
-            self.orders = None  # a descriptor at its end is readable for ever
+            self.orders = None  # at the end of the file a descriptor is readable for ever
             if not self.has_ended:
                 self._finish("caller_died")
         elif arrived and not self.has_ended:
             self._asked(arrived, now)
 
     def _is_over(self) -> bool:
-        """Whether the program has come and gone between two looks. When it is gone, bwrap is there for a
-        moment more, and looks as if there had been none yet."""
+        """Whether the program has started and ended between two looks. bwrap lives a moment longer than the
+        program, and looks then as it did before."""
         if self.over is None:
             return self.cell.over_fd is not None
         look = select.poll()
         look.register(self.over, 0)
-        return bool(look.poll(_MOMENT * 1000))
+        return bool(look.poll(_BWRAP_EXIT_SECONDS * 1000))
 
     @property
     def has_ended(self) -> bool:
-        """The program itself, by its own doing: whatever comes now is not the reason."""
+        """Whether the program ended by itself: whatever comes now is not the reason."""
         return self.over is None and self.cell.over_fd is not None and self.reason is None
 
     def _poll(self) -> dict[int, int]:
@@ -231,7 +233,7 @@ class _Watch:
         if self.caller is not None:
             wanted[self.caller] = select.POLLIN
         if self.over is not None:
-            wanted[self.over] = 0  # a hang-up is told unasked
+            wanted[self.over] = 0  # poll reports a hang-up without being asked
         for meter in self.meters:
             wanted.update(meter.interest())
         for fd, events in wanted.items():
@@ -240,12 +242,12 @@ class _Watch:
         until = min(self.until or math.inf, self.launch or math.inf, next_look)
         if until == math.inf:
             return dict(poll.poll())
-        left = min(max(0.0, until - time.monotonic()), _LONGEST_POLL)
+        left = min(max(0.0, until - time.monotonic()), _LONGEST_POLL_SECONDS)
         return dict(poll.poll(math.ceil(left * 1000)))
 
     def _asked(self, arrived: Sequence[int], now: float) -> None:
-        """Asked twice, by a signal nobody survives, or the program is not there yet: then there is nothing to
-        wait for."""
+        """Signals arrived. A second signal, SIGKILL, or a program that does not run yet: then the plugin is
+        ended at once."""
         at_once = self.reason is not None or len(arrived) > 1 or signal.SIGKILL in arrived
         self.number = self.number or arrived[0]
         if at_once or not self.cell.signal_program(arrived[0]):
@@ -260,17 +262,17 @@ class _Watch:
         self.forced = True
         if self.steps == 0:
             self.cell.end()
-            self.steps, self.until = 1, time.monotonic() + PATIENCE
+            self.steps, self.until = 1, time.monotonic() + BWRAP_KILL_SECONDS
 
     def _outlive(self, now: float) -> None:
-        """The program has ended, and its init kills what it left. That is not waited for without end; half
-        of the time we give to a kill, since then comes the kill."""
+        """The program has ended, and bwrap's init kills what the program left behind. That is waited for half
+        as long as a kill may take, and then the cell is killed."""
         if self.steps == 0:
             self.steps, self.launch = 1, None
             self.until = min(self.until or math.inf, now + KILL_SECONDS / 2)
 
     def _press(self) -> bool:
-        """The time is up. Whether there is nothing left to try."""
+        """A clock ran out: take the next step. True if there is none left."""
         if self.steps == 0:
             late = self.deadline is not None and time.monotonic() >= self.deadline
             self.rang = "deadline" if late else "teardown"

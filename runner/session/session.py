@@ -229,7 +229,7 @@ class Session:
         await self.close()
         ended = state.cell.has_ended
         if state.verdict is None and farewell.counts and ended is not None:
-            outcome = verdict.concluded(ended.outcome, state.record.forced, self._exit_seconds(farewell))
+            outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(farewell))
             state.verdict = outcome if outcome.code != "ok" else None
         if state.verdict is not None:
             raise PluginFailure(state.verdict)
@@ -246,7 +246,7 @@ class Session:
     @property
     def _ended_outcome(self) -> Outcome:
         state = self.state
-        return verdict.gone(state.verdict or state.left or CLOSED, "call", state.record.stderr)
+        return verdict.ended_early(state.verdict or state.left or CLOSED, "call", state.record.stderr)
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report, when everything has ended: the monitor's, completed by what only the session

@@ -191,7 +191,7 @@ class SessionTasks:
         state.record.wrote(stream, data)
         exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
-            state.fail(verdict.overdrawn(exceeded, state.terms.limits, state.phase))
+            state.fail(verdict.output_exceeded(exceeded, state.terms.limits, state.phase))
 
     # --- the plugin's questions -------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class SessionTasks:
             if not state.closing:
                 await trio.sleep(LINGER_SECONDS)
                 if state.is_awaited:
-                    state.fail(verdict.deaf(state.phase, "stdin", state.record.stderr))
+                    state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
         finally:
             state.flushed.set()
 
@@ -258,11 +258,11 @@ class SessionTasks:
         if state.verdict is not None or state.closing:
             return
         if state.is_awaited:
-            state.verdict = verdict.gone(ended.outcome, state.phase, state.record.stderr)
+            state.verdict = verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
         elif state.dialect.one_shot:
             state.left = ended.outcome  # a one-shot plugin is expected to end after its answer
         else:
-            state.verdict = verdict.left(ended.outcome, state.record.stderr)
+            state.verdict = verdict.ended_unasked(ended.outcome, state.record.stderr)
         state.end_waiting()
 
     @_uninterrupted
@@ -271,7 +271,7 @@ class SessionTasks:
         await state.stdout_eof.wait()
         await trio.sleep(LINGER_SECONDS)
         if not state.closing and state.cell.has_ended is None:
-            state.fail(verdict.deaf(state.phase, "stdout", state.record.stderr))
+            state.fail(verdict.stream_closed(state.phase, "stdout", state.record.stderr))
 
     @_uninterrupted
     async def _watch_stdin(self) -> None:
@@ -282,7 +282,7 @@ class SessionTasks:
             await trio.lowlevel.wait_readable(errors.fileno())
         await trio.sleep(LINGER_SECONDS)
         if not state.closing and state.is_awaited and state.cell.has_ended is None:
-            state.fail(verdict.deaf(state.phase, "stdin", state.record.stderr))
+            state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
 
     @_uninterrupted
     async def _watch_clock(self, seconds: float) -> None:

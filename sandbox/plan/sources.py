@@ -26,7 +26,7 @@ _PLAN_AGAIN = "make the plan again: start the plugin from its manifest"
 
 @contextmanager
 def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator[OpenPlan]:
-    """Open every source of `plan` but its state. Raises PlanRefused.
+    """Open every source of `plan` but its state, which is only judged. Raises PlanRefused.
 
     Denylist and scan judge what is there now. What is there now must also be what the plan was made for: the
     same real path, device, inode and mode, and the same owner where an owner is mapped. The change time is
@@ -38,24 +38,28 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
     refusals: list[Denial] = []
     with ExitStack() as stack:
         for bind in plan.operations:
-            if not isinstance(bind, Bind) or origins.get(bind.dest) == _STATE:
+            if not isinstance(bind, Bind):
                 continue
-            trusted = _is_trusted(bind.dest, origins.get(bind.dest, ""))
+            origin = origins.get(bind.dest, "")
             try:
                 source = open_source(
                     bind.dest,
                     access="write" if bind.writable else "read",
                     denylist=denylist,
                     scan_limit=scan_limit,
-                    trusted=trusted,
+                    trusted=_is_trusted(bind.dest, origin),
+                    own_state=origin == _STATE,
                 )
             except Missing:
-                refusals.append(_changed(bind.dest, f"{bind.dest} does not exist any more"))
+                if origin != _STATE:
+                    refusals.append(_changed(bind.dest, f"{bind.dest} does not exist any more"))
                 continue
             except Refused as refused:
                 refusals.append(Denial(refused.rule, refused.asked, refused.reason, refused.hint))
                 continue
             stack.callback(os.close, source.fd)
+            if origin == _STATE:
+                continue  # judged before it is claimed; opened for the launch after that
             if (source.real, *source.identity[:3]) != (bind.real, *bind.identity[:3]):
                 refusals.append(_changed(bind.dest, f"{bind.dest} is not the file the plan was made for"))
             elif source.uid != mapped.get(bind.dest, source.uid):
@@ -68,7 +72,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
 
 def _is_trusted(path: str, origin: str) -> bool:
     """Whether the scan is left out, as it was when the plan was made (plan.py)."""
-    return origin == "the system" or (origin == "the program" and path.startswith("/usr/"))
+    return origin in ("the system", _STATE) or (origin == "the program" and path.startswith("/usr/"))
 
 
 def _changed(path: str, reason: str) -> Denial:

@@ -1,7 +1,7 @@
-"""Flags and locks that belong to an open file and not to one process: a plugin changes them for its caller.
+"""Flags and locks that belong to an open file, not to one process: a plugin can change them for its caller.
 
-A shell whose terminal is left with O_NONBLOCK ends at its next read, and a log that stays locked cannot be
-rotated. So what the caller handed over is put back as it was.
+A shell whose terminal is left with O_NONBLOCK ends at its next read. A log that stays locked cannot be
+rotated. So the flags of the caller's descriptors are restored after the plugin.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 
 from sandbox.value import NamedTuple
 
-# What F_SETFL can change. The rest is decided when a file is opened.
-_UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # of everything
+_UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # a struct flock: the whole file
+# The flags that F_SETFL can change. The others are decided when a file is opened.
 SETTABLE = os.O_APPEND | os.O_NONBLOCK | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
 
 
 class _Flags(NamedTuple):
     status: int
-    owner: int  # who gets signals about it
-    pipe_size: int | None  # None: it is no pipe
+    owner: int  # the process that gets signals about it
+    pipe_size: int | None  # None: not a pipe
     locked: bool
 
 
 @contextmanager
-def restored(fds: Iterable[int]) -> Iterator[None]:
-    """Whatever is done to these descriptors' open files meanwhile, their flags and pipe sizes come back."""
+def restore_flags(fds: Iterable[int]) -> Iterator[None]:
+    """Restore flags, locks and pipe sizes of these descriptors' open files at the end of the context."""
     before = {fd: _read(fd) for fd in fds}
     try:
         yield
@@ -70,4 +70,4 @@ def _set(fd: int, command: int, value: int | bytes) -> None:
     try:
         fcntl.fcntl(fd, command, value)
     except OSError:
-        pass  # a file that may only be appended to; a pipe with more in it than it would hold then
+        pass  # an append-only file; a pipe that holds more bytes than its old size

@@ -1,15 +1,15 @@
-"""The caller's own streams, given to the plugin: what it closes is closed, and what it changes is undone.
+"""The caller's own streams, given to the plugin: what it closes is closed, and what it changes is restored.
 
-Two things stand against each other. Who reads the plugin's stdout sees its end only if nobody else holds the
-pipe, the runner included. And what a plugin does to flags of an open file (O_NONBLOCK) stays for the caller,
-unless somebody who holds that file puts it back. So:
+Two needs conflict. A reader of the plugin's stdout sees the end only when nobody else holds the pipe, and the
+runner holds it too. But flags that a plugin changes on an open file (O_NONBLOCK) stay changed for the caller,
+unless a process that holds the file restores them. So:
 
-    pipe        the plugin gets a new open file of the same pipe, and the runner gives its own copy away. What
-                the plugin does to flags and locks ends with that file. Only the pipe's size is put back.
-    socket      given away, if the process that started the runner does not have it itself. Then nobody is
-                left for whom anything could be put back.
-    all else    kept, and put back when the plugin has ended: files, terminals, FIFOs with a name, pipes that
-                the runner may not open (another user's), sockets that the caller uses too.
+    pipe        the plugin gets a new open file of the same pipe, and the runner gives its own copy away.
+                Changes of flags and locks end with the new file. Only the pipe's size is restored.
+    socket      given away, if the process that started the runner does not hold it itself. Then nobody is
+                left who would notice a change.
+    all else    kept, and restored when the plugin has ended: files, terminals, FIFOs with a name, pipes that
+                the runner may not open (another user's), sockets that the caller holds too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from sandbox.streams.descriptor_flags import SETTABLE, restored
+from sandbox.streams.descriptor_flags import SETTABLE, restore_flags
 
-_MOST_FILES = 4096  # of the process that started us. Who has more is not looked through
+_MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends
 
 
 class Handover:
-    """Made by `handed_over`."""
+    """The caller's streams on their way to a plugin. Made by `hand_over`."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, int] = {}  # what the plugin gets, where that is not the caller's own
+        self._ends: dict[int, int] = {}  # the plugin's ends, where they are not the caller's own
         self._given: set[int] = set()  # to be given away once the plugin runs
 
     def end(self, fd: int) -> int:
@@ -47,17 +47,17 @@ class Handover:
 
 
 def forget(fd: int) -> None:
-    """Give up one of our own 0-2. The number stays taken, or the next file that is opened gets it."""
+    """Give up one of our own descriptors 0-2. /dev/null takes its number, or the next open file would."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, fd)
     os.close(null)
 
 
 @contextmanager
-def handed_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Handover]:
-    """`fds` are 0-2, or some of them. Those in `keep` the runner needs itself while the plugin runs."""
+def hand_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Handover]:
+    """`fds`: 0-2, or some of them. `keep`: those the runner needs itself while the plugin runs."""
     handover = Handover()
-    sizes: dict[int, tuple[int, int]] = {}  # of pipes: a handle that keeps nothing open, and the size
+    sizes: dict[int, tuple[int, int]] = {}  # of pipes: an O_PATH handle, and size and flags
     kept = []
     try:
         for fd in fds:
@@ -71,10 +71,10 @@ def handed_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Han
                 continue
             if fd not in keep:
                 handover._given.add(fd)
-        with restored(kept):
+        with restore_flags(kept):
             yield handover
     finally:
-        handover._given.clear()  # it was never started
+        handover._given.clear()  # if they are still there, the plugin was never started
         handover.give_away()
         for handle, (size, flags) in sizes.items():
             with suppress(OSError):
@@ -85,7 +85,8 @@ def handed_over(fds: Iterable[int], *, keep: Iterable[int] = ()) -> Iterator[Han
 def _opened_anew(fd: int) -> int | None:
     """Another open file of the same pipe, with the same flags."""
     try:
-        # A FIFO with a name is not opened anew: that could wait, and would not know that it has ended before.
+        # A FIFO with a name is not opened anew: the open could wait, and the new file would not know that the
+        # FIFO has ended before.
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:["):
             return None
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -104,7 +105,7 @@ def _resize(handle: int, size: int, access: int) -> None:
 
 
 def _caller_has(inode: int) -> bool:
-    """Whether the process that started us holds this socket, too; also if that cannot be known."""
+    """Whether the process that started us holds this socket too. True also if that cannot be found out."""
     folder = f"/proc/{os.getppid()}/fd"
     name = f"socket:[{inode}]"
     try:

@@ -333,7 +333,7 @@ def test_a_launch_limit_for_a_root_that_may_not_look(
 
 # --- the time to end ---------------------------------------------------------------------------------------
 
-IMPATIENT = "from runner.launch import wait as watch\nwatch.GRACE = {seconds}\n"
+IMPATIENT = "from runner.launch import wait as watch\nwatch.GRACE_SECONDS = {seconds}\n"
 
 
 def test_a_plugin_that_does_not_hear_has_its_teardown(box: Box) -> None:

@@ -28,7 +28,7 @@ TIMEOUT = ("timeout", "invocation", "deadline")
 BRISK = """
 import runner.launch.wait, sandbox.cell.cell, sandbox.limits.cgroup
 runner.launch.wait.KILL_SECONDS = sandbox.cell.cell.KILL_SECONDS = 0.5
-runner.launch.wait.PATIENCE = 0.2
+runner.launch.wait.BWRAP_KILL_SECONDS = 0.2
 sandbox.limits.cgroup._REMOVE_SECONDS = 0.1
 """
 # How long a runner may take then, on a machine that is slow. A runner that waits for ever takes longer.

@@ -405,7 +405,7 @@ WAYS: dict[str, Way] = {
     "silent from the start, for its contract's time": Way(
         "timeout",
         "handshake",
-        r"timeout in handshake \(deadline\): there was no handshake within 2s; look why",
+        r"timeout in handshake \(deadline\): the plugin did not answer .* within 2s; .*contract's limit",
         misbehaving("silent", "rune", "start"),
         "echo",
         ("--timeout", "60"),
@@ -413,7 +413,7 @@ WAYS: dict[str, Way] = {
     "silent from the start": Way(
         "timeout",
         "handshake",
-        r"timeout in handshake \(deadline\): there was no handshake within 300ms; .* the policy's ceiling",
+        r"timeout in handshake \(deadline\): the plugin did not answer .* within 300ms; .* policy's ceiling",
         misbehaving("silent", "mcp", "start"),
         "echo",
         ("--limit", "handshake=300ms"),
@@ -437,7 +437,7 @@ WAYS: dict[str, Way] = {
     "died": Way(
         "crashed",
         "call",
-        r"crashed in call \(exit:3\): .* status 3, before it answered; its stderr may say why",
+        r"crashed in call \(exit:3\): .* status 3, before it answered; the plugin's stderr may say why",
         misbehaving("exit_failing", "nexo", "call"),
         misbehaviour.TOOL["nexo"],
         tail="cannot open the database",
@@ -445,7 +445,7 @@ WAYS: dict[str, Way] = {
     "died early": Way(
         "crashed",
         "handshake",
-        r"crashed in handshake \(exit:3\): .*before it shook hands",
+        r"crashed in handshake \(exit:3\): .*before it answered the handshake",
         misbehaving("exit_failing", "mcp", "start"),
         "echo",
         tail="cannot open the database",
@@ -460,7 +460,7 @@ WAYS: dict[str, Way] = {
     "talked too much": Way(
         "crashed",
         "call",
-        r"crashed in call \(output\): the plugin wrote more than its output limit of 64 KiB; give it more",
+        r"crashed in call \(output\): the plugin wrote more than its output limit of 64 KiB; raise the",
         misbehaving("burst_stderr", "nexo", "call"),
         misbehaviour.TOOL["nexo"],
         ("--limit", "output=64K"),

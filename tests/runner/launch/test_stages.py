@@ -224,7 +224,7 @@ def _bound(path: dict[str, str]) -> str:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("change", ["", "replaced", "removed", "mode", "socket", "link"])
+@pytest.mark.parametrize("change", ["", "replaced", "removed", "mode", "socket", "link", "state"])
 def test_a_source_that_changed_since_the_plan_was_made(
     runner_as: Caller, plugin_dir: Path, write_file: Write, change: str
 ) -> None:
@@ -242,18 +242,24 @@ def test_a_source_that_changed_since_the_plan_was_made(
         case "socket":
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(f"{read}/door")
+        case "state":  # a link in its place, which others than root could change
+            os.symlink(away, stored.place / "state")
+            if os.geteuid() == 0:
+                os.lchown(stored.place / "state", 65534, 65534)
         case "link":
             read.rename(away)
             os.symlink(away, read)
-            os.lchown(read, 65534, 65534)
+            if os.geteuid() == 0:
+                os.lchown(read, 65534, 65534)
     found = stored.launch(plan)
     if not change:
         assert found["outcome"][0] == "crashed"  # the control: by itself
         return
-    rule = {"socket": "special_file", "link": "symlink"}.get(change, "plan_outdated")
+    rule = {"socket": "special_file", "link": "symlink", "state": "symlink"}.get(change, "plan_outdated")
     assert found["outcome"] == ["policy_denied", rule, 126], found["denials"]
     assert found["stage"] == "Planned" and found["report"]["layers"]
     assert not (stored.place / "state").exists()  # refused before anything was made
+    assert away.exists() == (change in ("replaced", "removed", "link"))
 
 
 @pytest.mark.launches

@@ -70,7 +70,10 @@ def test_a_path_outside_of_the_cage_is_told_once(
     assert not lost.exists()
     explained = runner_as("explain", manifest)
     assert f"note: --db-path {lost} names a host path" in explained.stdout
-    assert "It would be launched, but not with all that it names: see the notes." in explained.stdout
+    assert (
+        "It would be launched, but paths that it names are not in the cage: see the notes."
+        in explained.stdout
+    )
     # The control: where the manifest asks for it and the policy lets it, nobody needs to be told.
     shell(plugin_dir, write_file, "exit 0", "--db-path", "/srv", **asks(["/srv"]))
     allowed = policy(runner_as, write_file, '[read]\nceiling = ["/srv"]\n')

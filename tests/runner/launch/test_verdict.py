@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from runner.launch.inspection import Breach
-from runner.launch.verdict import deaf, gone, judge, left, limits_hit
+from runner.launch.verdict import ended_early, ended_unasked, judge, limits_hit, stream_closed
 from runner.launch.wait import End, Reason
 from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Violation
@@ -350,7 +350,7 @@ def test_which_limits_were_met(end: End, limits: Limits, hits: tuple[str, ...]) 
         (by_limit("disk"), ("disk limit of 1.95 KiB",)),
         (by_limit("cpu_time"), ("cpu_time limit of 5s",)),
         (ended(None, reason="launch", forced=True), ("did not run after 2s",)),
-        (ended(XFSZ), ("ended by signal 25", "largest file")),
+        (ended(XFSZ), ("ended by signal 25", "file_size limit")),
         (ended(1, counters=FULL_HOUSE), ("ended with status 1", "refused more processes")),
     ],
 )
@@ -365,25 +365,25 @@ def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
 
 
 def test_who_is_gone_is_gone_in_the_same_words_for_everybody() -> None:
-    first = gone(judge(ended(3), Limits())[0], "call", "")
+    first = ended_early(judge(ended(3), Limits())[0], "call", "")
     assert (first.code, first.phase, first.cause) == ("crashed", "call", "exit:3")
     assert first.message == "the plugin ended with status 3, before it answered"
-    assert gone(first, "call", "") == first
+    assert ended_early(first, "call", "") == first
 
 
 def test_an_end_that_nobody_asked_for_is_no_good_end() -> None:
     for code, words in ((0, "with status 0"), (3, "with status 3"), (139, "by signal 11")):
-        outcome = left(judge(ended(code), Limits())[0], "")
+        outcome = ended_unasked(judge(ended(code), Limits())[0], "")
         assert (outcome.code, outcome.phase) == ("crashed", "idle")
         assert words in outcome.message and "was not asked to end" in outcome.message
-    assert left(judge(by_deadline(137), Limits())[0], "").code == "timeout"
+    assert ended_unasked(judge(by_deadline(137), Limits())[0], "").code == "timeout"
 
 
 def test_stderr_is_pointed_to_only_if_there_is_something() -> None:
     ok = judge(ended(0), Limits())[0]
     for stderr, hint in (
-        ("Traceback …\n", "its stderr may say why"),
-        (" \n", "it wrote nothing to its stderr"),
+        ("Traceback …\n", "the plugin's stderr may say why"),
+        (" \n", "the plugin wrote nothing to its stderr"),
     ):
-        assert gone(ok, "call", stderr).hint == left(ok, stderr).hint == hint
-    assert deaf("call", "stdin", "").hint == "it wrote nothing to its stderr"
+        assert ended_early(ok, "call", stderr).hint == ended_unasked(ok, stderr).hint == hint
+    assert stream_closed("call", "stdin", "").hint == "the plugin wrote nothing to its stderr"

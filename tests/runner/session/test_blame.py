@@ -129,7 +129,7 @@ async def test_a_failure_nobody_catches_says_all_there_is(folder: Path) -> None:
     (within,) = group.value.exceptions
     for failure in (caught.value, within):
         assert str(failure).splitlines() == [
-            "crashed: the plugin ended with status 3, before it answered; its stderr may say why",
+            "crashed: the plugin ended with status 3, before it answered; the plugin's stderr may say why",
             "its stderr ends with:",
             r"| the disk is \x1b[1mfull",
         ]

@@ -129,7 +129,9 @@ async def test_an_end_nobody_asked_for_is_told_and_reported(folder: Path) -> Non
         assert (outcome.code, outcome.phase, outcome.cause) == ("crashed", "idle", cause)
         assert words in outcome.message and "not asked to end" in outcome.message
         said = "print" in case[1]
-        assert outcome.hint == ("its stderr may say why" if said else "it wrote nothing to its stderr")
+        assert outcome.hint == (
+            "the plugin's stderr may say why" if said else "the plugin wrote nothing to its stderr"
+        )
         told = {key: getattr(outcome, key) for key in ("code", "phase", "cause", "message", "hint")}
         assert events[-1] == Notice("ended", told)
         report = plugin.report

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.streams.descriptor_flags import restored
+from sandbox.streams.descriptor_flags import restore_flags
 from tests import elsewhere
 from tests.conftest import Caller
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_put_back_is_left(tmp_path: Path) -> None:
     """A pipe that holds more than it would then have room for, and one that is gone."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
-    with restored((read, write)):
+    with restore_flags((read, write)):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 16)
         os.set_blocking(write, False)
         os.write(write, bytes(1 << 15))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.streams.handover import handed_over
+from sandbox.streams.handover import hand_over
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def is_null(fd: int) -> bool:
 def test_a_pipe_is_opened_anew_and_given_away() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
-    with handed_over([write]) as handover:
+    with hand_over([write]) as handover:
         end = handover.end(write)
         assert end != write and os.fstat(end).st_ino == os.fstat(write).st_ino
         assert not os.get_blocking(end)  # with the caller's flags
@@ -48,7 +48,7 @@ def test_a_pipe_is_opened_anew_and_given_away() -> None:
 
 def test_what_is_to_be_kept_is_kept_and_has_no_flags_of_the_plugins() -> None:
     read, write = os.pipe()
-    with handed_over([write], keep=[write]) as handover:
+    with hand_over([write], keep=[write]) as handover:
         handover.give_away()
         os.write(write, b"the runner's own word")
     assert os.read(read, 100) == b"the runner's own word"
@@ -62,7 +62,7 @@ def test_files_and_named_pipes_are_the_callers_own(tmp_path: Path, kind: str) ->
     if kind == "fifo":
         os.mkfifo(path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    with handed_over([fd]) as handover:
+    with hand_over([fd]) as handover:
         assert handover.end(fd) == fd
         handover.give_away()
         assert not is_null(fd)
@@ -75,7 +75,7 @@ def test_a_socket_that_nobody_else_has_is_given_away() -> None:
     """Our parent does not have it. That one which it has is kept, test_descriptor_flags.py shows."""
     ours, theirs = socket.socketpair()
     fd = theirs.detach()
-    with handed_over([fd]) as handover:
+    with hand_over([fd]) as handover:
         assert handover.end(fd) == fd and stat.S_ISSOCK(os.fstat(fd).st_mode)
         plugin = os.dup(fd)
         handover.give_away()
@@ -89,7 +89,7 @@ def test_a_socket_that_nobody_else_has_is_given_away() -> None:
 
 def test_a_launch_that_fails_gives_nothing_away() -> None:
     read, write = os.pipe()
-    with pytest.raises(KeyError), handed_over([read, write]):
+    with pytest.raises(KeyError), hand_over([read, write]):
         raise KeyError("ours")
     os.write(write, b"still here")
     assert os.read(read, 100) == b"still here"
