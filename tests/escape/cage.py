@@ -1,7 +1,7 @@
-"""The probe inside the cage, and the same probe with something taken away from it.
+"""The probe plugin in its cage, and controls: the same probe with a layer of the cage removed.
 
-Every attack is made twice: through `runner exec`, where it must fail, and as a control without the layer that
-stops it, where it must succeed. A test whose control fails says nothing.
+Every attack runs twice. Through `runner exec` it must fail. In the control, without the layer that stops it,
+it must succeed. A test whose control fails proves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
 
 PROBE = ROOT / "tests/plugins/probe/probe.py"
-# Who the controls are, when root's runner would have dropped to a leased uid: one that is nobody's either.
+# The uid of root's controls, in place of the leased uid root's runner would use. No account has it.
 STAND_IN_UID = SPARE_UID + 2
 
 MANIFEST = """\
@@ -38,8 +38,8 @@ args = {args}
 
 
 @dataclass(frozen=True)
-class Told:
-    """What came of an attack, and how the program that made it ended."""
+class AttackResult:
+    """The result of an attack, and the exit status and output of the program that made it."""
 
     code: int
     out: str
@@ -48,28 +48,28 @@ class Told:
 
     @property
     def done(self) -> Any:
-        """What the attack gained. Fails if it gained nothing."""
+        """What the attack returned. Fails if the attack did not succeed."""
         assert "done" in self.answer, f"the attack did not succeed: {self}"
         return self.answer["done"]
 
     @property
     def refused(self) -> str:
-        """The errno's name. Fails if nothing was refused."""
+        """The name of the errno. Fails if the attack was not refused."""
         assert "refused" in self.answer, f"the attack was not refused: {self}"
         return str(self.answer["refused"])
 
 
-def told(done: subprocess.CompletedProcess[str]) -> Told:
+def parse_result(done: subprocess.CompletedProcess[str]) -> AttackResult:
     lines = done.stdout.splitlines()
     try:
         answer = json.loads(lines[-1]) if lines else {}
     except ValueError:
         answer = {}
-    return Told(done.returncode, done.stdout, done.stderr, answer if isinstance(answer, dict) else {})
+    return AttackResult(done.returncode, done.stdout, done.stderr, answer if isinstance(answer, dict) else {})
 
 
-def several(answer: Told) -> list[Told]:
-    return [Told(answer.code, answer.out, answer.err, each) for each in answer.done]
+def split_results(answer: AttackResult) -> list[AttackResult]:
+    return [AttackResult(answer.code, answer.out, answer.err, each) for each in answer.done]
 
 
 def toml(value: str | Sequence[str]) -> str:
@@ -88,11 +88,11 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.out = b""  # what it said after "ready", once it has ended
+        self.out = b""  # its stdout after "ready", set when it has ended
 
     @property
     def pid(self) -> int:
-        """Of the plugin itself, as the host counts: the innermost first child."""
+        """The plugin's pid on the host: the innermost first child."""
         pid = self.process.pid
         while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             pid = int(children[0])
@@ -100,9 +100,9 @@ class Running:
 
 
 @dataclass(frozen=True)
-class RemoteCell:
+class ProbeCage:
     caller: Caller
-    folder: Path  # the plugin's own; everybody may write to its subfolder `open`
+    folder: Path  # the plugin's own; any user may write to its subfolder `open`
 
     def manifest(
         self,
@@ -114,7 +114,7 @@ class RemoteCell:
     ) -> None:
         text = MANIFEST.format(id=plugin_id, command=toml(command), args=toml(args), tables=tables)
         path = self.folder / "nexo-plugin.toml"
-        if not path.exists() or path.read_text() != text:  # else the runner need not read it anew
+        if not path.exists() or path.read_text() != text:  # unchanged: the runner's cache stays valid
             path.write_text(text)
             path.chmod(0o644)
 
@@ -125,20 +125,20 @@ class RemoteCell:
         options: Iterable[str] = (),
         env: Mapping[str, str] | None = None,
         **run: Any,
-    ) -> Told:
-        """In the cage, through the real command line."""
+    ) -> AttackResult:
+        """Run one attack in the cage, through the real command line."""
         self.manifest(tables)
-        return told(self.caller("exec", *options, self.folder, "--", *words, env=env, **run))
+        return parse_result(self.caller("exec", *options, self.folder, "--", *words, env=env, **run))
 
-    def attacks(self, *attempts: Sequence[str], **more: Any) -> list[Told]:
-        """Several in one launch."""
-        return several(self.attack("many", json.dumps(attempts), **more))
+    def attacks(self, *attempts: Sequence[str], **more: Any) -> list[AttackResult]:
+        """Run several attacks in one launch."""
+        return split_results(self.attack("many", json.dumps(attempts), **more))
 
     @contextmanager
     def running(
         self, *words: str, tables: str = "", options: Iterable[str] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[Running]:
-        """In the cage, after it has said "ready". Its input ends with the context, and it with that."""
+        """A plugin in the cage that has printed "ready". Leaving the context closes its stdin."""
         self.manifest(tables)
         process = self.caller.start("exec", *options, self.folder, "--", *words, env=env)
         with process:
@@ -153,12 +153,14 @@ class RemoteCell:
                 process.kill()
                 raise
 
-    def outside(self, *words: str, **run: Any) -> Told:
-        """The same program, as the same caller, without any cage."""
+    def outside(self, *words: str, **run: Any) -> AttackResult:
+        """Run the same program as the same caller, without a cage."""
         return self._run([*self.caller.prefix, str(self.folder / "probe.py"), *words], **run)
 
-    def loosely(self, *words: str, bwrap: Sequence[str] = ("--dev-bind", "/", "/"), **run: Any) -> Told:
-        """Under a bubblewrap that is asked for nothing much."""
+    def under_plain_bwrap(
+        self, *words: str, bwrap: Sequence[str] = ("--dev-bind", "/", "/"), **run: Any
+    ) -> AttackResult:
+        """Run the same program under bubblewrap with these few options."""
         argv = [*self.caller.prefix, "bwrap", *bwrap, "--", str(self.folder / "probe.py"), *words]
         return self._run(argv, **run)
 
@@ -171,10 +173,10 @@ class RemoteCell:
         options: Iterable[str] = (),
         drop: bool = True,
         **run: Any,
-    ) -> Told:
-        """The runner's own bwrap command line, with some of its words removed or replaced.
+    ) -> AttackResult:
+        """Run the runner's own bwrap command line with some words removed or replaced.
 
-        `drop`: root's control first becomes a plugin's uid, as root's runner would.
+        `drop`: as root, switch to a plugin's uid first, as root's runner does.
         """
         self.manifest(tables)
         explained = self.caller("explain", "--format", "argv", *options, self.folder)
@@ -201,7 +203,7 @@ class RemoteCell:
         cwd: str | os.PathLike[str] = "/",
         timeout: float = 60.0,
         **popen: Any,
-    ) -> Told:
+    ) -> AttackResult:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         done = subprocess.run(
             argv,
@@ -213,16 +215,16 @@ class RemoteCell:
             timeout=timeout,
             **{**streams, **popen},
         )
-        return told(done)
+        return parse_result(done)
 
 
-def make_cage(caller: Caller, folder: Path) -> RemoteCell:
-    """A plugin folder with the probe, the caller's own as far as it has one."""
+def make_cage(caller: Caller, folder: Path) -> ProbeCage:
+    """Put the probe in a plugin folder that belongs to the caller."""
     shutil.copyfile(PROBE, folder / "probe.py")
     (folder / "probe.py").chmod(0o755)
     (folder / "open").mkdir()
     (folder / "open").chmod(0o777)
     caller.give(folder)
-    cage = RemoteCell(caller, folder)
+    cage = ProbeCage(caller, folder)
     cage.manifest()
     return cage

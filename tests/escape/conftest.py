@@ -1,4 +1,4 @@
-"""What the attacks share: a plugin that tries them, and a secret nobody gave it."""
+"""Fixtures of the attacks: a plugin that tries them, and a secret it was not given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
-from tests.escape.cage import RemoteCell, make_cage
+from tests.escape.cage import ProbeCage, make_cage
 from tests.template import quick, templates
 
 __all__ = ("cage", "secret", "templates")
@@ -17,7 +17,7 @@ SECRET = "canary-7f3a"
 
 
 @pytest.fixture
-def cage(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> RemoteCell:
+def cage(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> ProbeCage:
     return make_cage(quick(runner_as), plugin_dir)
 
 

@@ -1,4 +1,4 @@
-"""A manifest's words never become the cage's options (CVE-2024-32462), nor its wishes more than wishes."""
+"""Words of a manifest never become options of bwrap (CVE-2024-32462) and never widen the cage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import RemoteCell, told
+from tests.escape.cage import ProbeCage, parse_result
 from tests.escape.conftest import SECRET
 
 REFUSED, NOT_FOUND = 126, 127
@@ -31,16 +31,16 @@ OPTIONS = [
 ]
 
 
-def test_arguments_that_look_like_options_are_arguments(cage: RemoteCell) -> None:
+def test_arguments_that_look_like_options_are_arguments(cage: ProbeCage) -> None:
     cage.manifest(args=["words", *OPTIONS])
-    done = told(cage.caller("exec", cage.folder, "--", *OPTIONS, "--policy", "dev"))
+    done = parse_result(cage.caller("exec", cage.folder, "--", *OPTIONS, "--policy", "dev"))
     assert done.done == [*OPTIONS, *OPTIONS, "--policy", "dev"]
     assert cage.attack("interfaces").done == ["lo"]
 
 
 @pytest.mark.parametrize("command", ["--dev-bind", "-h", "--", "--share-net", "--help"])
-def test_a_command_that_looks_like_an_option_is_a_command(cage: RemoteCell, command: str) -> None:
-    """Not found, and nothing else happens; a program that really has that name runs."""
+def test_a_command_that_looks_like_an_option_is_a_command(cage: ProbeCage, command: str) -> None:
+    """The command is reported as not found. A program that really has that name runs."""
     cage.manifest(command=command, args=["/", "/", "sh", "-c", "echo out"])
     done = cage.caller("exec", cage.folder)
     assert (done.returncode, done.stdout) == (NOT_FOUND, "")
@@ -49,25 +49,25 @@ def test_a_command_that_looks_like_an_option_is_a_command(cage: RemoteCell, comm
     shutil.copyfile(cage.folder / "probe.py", program)
     program.chmod(0o755)
     cage.manifest(command=f"./{command}", args=["words", "ran"])
-    assert told(cage.caller("exec", cage.folder)).done == ["ran"]
+    assert parse_result(cage.caller("exec", cage.folder)).done == ["ran"]
 
 
-def test_a_folder_that_looks_like_an_option(cage: RemoteCell) -> None:
+def test_a_folder_that_looks_like_an_option(cage: ProbeCage) -> None:
     folder = cage.folder / "--share-net"
     folder.mkdir()
     shutil.copyfile(cage.folder / "probe.py", folder / "probe.py")
     (folder / "probe.py").chmod(0o755)
     shutil.copyfile(cage.folder / "nexo-plugin.toml", folder / "nexo-plugin.toml")
-    assert told(cage.caller("exec", folder, "--", "working_directory")).done == str(folder)
-    assert told(cage.caller("exec", folder, "--", "interfaces")).done == ["lo"]
+    assert parse_result(cage.caller("exec", folder, "--", "working_directory")).done == str(folder)
+    assert parse_result(cage.caller("exec", folder, "--", "interfaces")).done == ["lo"]
 
 
 NUL_PLACES = ["command", "args", "dir", "env"]
 
 
 @pytest.mark.parametrize("place", NUL_PLACES)
-def test_a_nul_ends_no_option_early(cage: RemoteCell, place: str) -> None:
-    """bubblewrap's options are separated by NUL: one inside a word would make two of it."""
+def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage, place: str) -> None:
+    """bubblewrap's options are separated by NUL: a NUL inside a word would split it in two."""
     injected = "x\0--dev-bind\0/\0/host"
     process: dict[str, object] = {"command": "./probe.py", "args": ["listing", "/"]}
     bundle = {
@@ -80,7 +80,7 @@ def test_a_nul_ends_no_option_early(cage: RemoteCell, place: str) -> None:
     (cage.folder / "nexo-plugin.toml").unlink()
     manifest = cage.folder / "rterm-plugin.json"
     manifest.write_text(json.dumps(bundle))
-    plain = told(cage.caller("exec", cage.folder))
+    plain = parse_result(cage.caller("exec", cage.folder))
     assert "host" not in plain.done
 
     process[place] = {"args": ["listing", "/", injected], "env": [f"A={injected}"]}.get(place, injected)
@@ -90,7 +90,7 @@ def test_a_nul_ends_no_option_early(cage: RemoteCell, place: str) -> None:
     assert "NUL" in done.stderr
 
 
-def test_odd_values_arrive_unchanged(cage: RemoteCell) -> None:
+def test_odd_values_arrive_unchanged(cage: ProbeCage) -> None:
     values = ["a=b", "", "x y", "${HOME}", "@@u", "é\n\t'\"\\", "-" * 3]
     odd = {f"ODD_{number}": value for number, value in enumerate(values)}
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in odd.items())
@@ -103,15 +103,15 @@ def test_odd_values_arrive_unchanged(cage: RemoteCell) -> None:
 
 
 @pytest.fixture
-def private(cage: RemoteCell, write_file: Callable[..., Path]) -> Path:
-    """A folder that everybody could read and nobody granted, with a program in it."""
+def private(cage: ProbeCage, write_file: Callable[..., Path]) -> Path:
+    """A world-readable folder that is not granted, with a program in it."""
     folder = Path(f"{cage.folder}.private")
     write_file(folder / "bin/tool", f"#!/bin/sh\necho {SECRET}\n", 0o755)
     write_file(folder / "secret", SECRET)
     return folder
 
 
-def test_an_interpreter_does_not_bring_its_folder(cage: RemoteCell, private: Path) -> None:
+def test_an_interpreter_does_not_grant_its_folder(cage: ProbeCage, private: Path) -> None:
     script = cage.folder / "script"
     script.write_text(f"#!{private}/bin/tool\n")
     script.chmod(0o755)
@@ -127,7 +127,7 @@ def test_an_interpreter_does_not_bring_its_folder(cage: RemoteCell, private: Pat
         shutil.rmtree(private)
 
 
-def test_a_command_does_not_bring_its_folder(cage: RemoteCell, private: Path) -> None:
+def test_a_command_does_not_grant_its_folder(cage: ProbeCage, private: Path) -> None:
     cage.manifest(command=f"{private}/bin/tool")
     try:
         done = cage.caller("exec", cage.folder)
@@ -137,7 +137,7 @@ def test_a_command_does_not_bring_its_folder(cage: RemoteCell, private: Path) ->
         shutil.rmtree(private)
 
 
-def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: RemoteCell, private: Path) -> None:
+def test_a_virtual_environment_does_not_grant_the_folders_it_names(cage: ProbeCage, private: Path) -> None:
     (cage.folder / "pyvenv.cfg").write_text(f"home = {private}/bin\n")
     try:
         answer = cage.attack("read", f"{private}/secret")
@@ -149,13 +149,13 @@ def test_a_virtual_environment_does_not_bring_any_folder_it_names(cage: RemoteCe
         shutil.rmtree(private)
 
 
-def test_a_link_in_the_plugins_folder_leads_nowhere(cage: RemoteCell, secret: Path) -> None:
+def test_a_link_in_the_plugins_folder_does_not_reach_its_target(cage: ProbeCage, secret: Path) -> None:
     os.symlink(secret, cage.folder / "open/link")
     assert cage.attack("read", f"{cage.folder}/open/link").refused == "ENOENT"
     assert cage.outside("read", f"{cage.folder}/open/link").done == SECRET
 
 
-def test_a_manifest_that_wants_no_cage_gets_one(cage: RemoteCell) -> None:
+def test_a_manifest_cannot_switch_the_cage_off(cage: ProbeCage) -> None:
     tables = "[plugin.sandbox]\nenabled = false\n"
     assert cage.attack("status", "Seccomp", tables=tables).done == {"Seccomp": "2"}
     policy = cage.caller.home / "policy.toml"

@@ -1,4 +1,4 @@
-"""What was left open: descriptors and the working directory (CVE-2024-21626's kin)."""
+"""Inherited descriptors and the working directory (attacks like CVE-2024-21626)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import RemoteCell, Told, told
+from tests.escape.cage import AttackResult, ProbeCage, parse_result
 
 
-def test_an_open_directory_is_not_inherited(cage: RemoteCell) -> None:
+def test_an_open_directory_is_not_inherited(cage: ProbeCage) -> None:
     fd = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.set_inheritable(fd, True)
@@ -20,20 +20,20 @@ def test_an_open_directory_is_not_inherited(cage: RemoteCell) -> None:
         inside = cage.attack(*attack, pass_fds=[fd])
         assert inside.refused == "ENOENT"
         assert cage.attack("through_descriptors", "1", "hostname", pass_fds=[fd]).refused == "ENOENT"
-        leak = cage.loosely(*attack, bwrap=["--ro-bind", "/", "/", "--dev", "/dev"], pass_fds=[fd])
+        leak = cage.under_plain_bwrap(*attack, bwrap=["--ro-bind", "/", "/", "--dev", "/dev"], pass_fds=[fd])
         assert leak.done.strip() == Path("/etc/hostname").read_text().strip()
     finally:
         os.close(fd)
 
 
-def test_only_three_descriptors_are_open(cage: RemoteCell) -> None:
+def test_only_three_descriptors_are_open(cage: ProbeCage) -> None:
     with open("/dev/zero", "rb") as one, open("/dev/full", "rb") as two:
         fds = [one.fileno(), two.fileno()]
         own, init = cage.attacks(("descriptors", "self"), ("descriptors", "1"), pass_fds=fds)
         assert set(own.done) == {"0", "1", "2"}
         assert own.done["0"] == "/dev/null"
         assert own.done["1"].startswith("pipe:") and own.done["2"].startswith("pipe:")
-        # bubblewrap's init has two more, and neither is a door: test_the_exit_status_is_… opens them.
+        # bubblewrap's init has two more. test_the_exit_status_cannot_be_forged shows that opening them fails.
         others = {target for name, target in init.done.items() if name not in ("0", "1", "2")}
         assert others <= {"anon_inode:[eventfd]", "/run/runner/uids"}
         assert {str(fd) for fd in fds} <= set(cage.outside("descriptors", "self", pass_fds=fds).done)
@@ -43,17 +43,19 @@ CLOSED: tuple[Sequence[int], ...] = ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (
 
 
 @pytest.mark.parametrize("closed", CLOSED, ids=str)
-def test_a_closed_standard_stream_is_no_gap(cage: RemoteCell, closed: Sequence[int]) -> None:
-    """The lowest free number goes to whatever is opened next: in bubblewrap that is the host's /proc."""
+def test_a_closed_standard_stream_exposes_nothing(cage: ProbeCage, closed: Sequence[int]) -> None:
+    """The next file opened gets the lowest free number: in bubblewrap that file is the host's /proc."""
     state = Path(f"{cage.folder}.state")
     cage.manifest(_STATE)
     options = ["--state-dir", str(state)]
     words = 'many \'[["descriptors", "self"], ["descriptors", "1"], ["listing", "/proc/1/fd/0/"]]\''
-    script = f'"$0" {words} >"$RUNNER_STATE_DIR/told"'
+    script = f'"$0" {words} >"$RUNNER_STATE_DIR/answer"'
     cage.manifest(_STATE, command="/bin/sh", args=["-c", script, str(cage.folder / "probe.py")])
     try:
         _with_closed(cage.caller.command("exec", *options, cage.folder), closed, dict(cage.caller.environ))
-        own, init, host = told(subprocess.CompletedProcess([], 0, (state / "told").read_text(), "")).done
+        own, init, host = parse_result(
+            subprocess.CompletedProcess([], 0, (state / "answer").read_text(), "")
+        ).done
         assert set(own["done"]) == {"0", "1", "2"}
         assert all(own["done"][str(fd)] == "/dev/null" for fd in closed if fd != 1)
         assert set(init["done"]) >= {"0", "1", "2"}
@@ -66,15 +68,15 @@ def test_a_closed_standard_stream_is_no_gap(cage: RemoteCell, closed: Sequence[i
 _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 
 
-def test_the_gap_is_real(cage: RemoteCell) -> None:
-    """The control: bubblewrap alone, with stdin closed, has the host's /proc where stdin was."""
+def test_bubblewrap_alone_exposes_proc_as_a_closed_stdin(cage: ProbeCage) -> None:
+    """The control: bubblewrap alone, started with stdin closed, has the host's /proc as fd 0."""
     bwrap = ["--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     argv = [*cage.caller.prefix, "bwrap", *bwrap, "--", str(cage.folder / "probe.py"), "descriptors", "1"]
     leak = _with_closed(argv, (0,), {"PATH": "/usr/bin"})
     assert leak.done["0"] == "/proc"
 
 
-def _with_closed(argv: Sequence[str], closed: Sequence[int], env: dict[str, str]) -> Told:
+def _with_closed(argv: Sequence[str], closed: Sequence[int], env: dict[str, str]) -> AttackResult:
     redirections = " ".join(f"{fd}>&-" for fd in closed)
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirections}', "sh", *argv],
@@ -84,11 +86,11 @@ def _with_closed(argv: Sequence[str], closed: Sequence[int], env: dict[str, str]
         text=True,
         timeout=60,
     )
-    return told(done)
+    return parse_result(done)
 
 
 @pytest.mark.parametrize("fd", [0, 1, 2])
-def test_a_directory_as_a_standard_stream_is_refused(cage: RemoteCell, fd: int) -> None:
+def test_a_directory_as_a_standard_stream_is_refused(cage: ProbeCage, fd: int) -> None:
     cage.manifest()
     words = cage.caller.command("exec", cage.folder, "--", "through_descriptors", "self", "hostname")
     plain = subprocess.run(
@@ -102,19 +104,19 @@ def test_a_directory_as_a_standard_stream_is_refused(cage: RemoteCell, fd: int) 
         done = subprocess.run(words, env=dict(cage.caller.environ), timeout=60, **streams)  # type: ignore[call-overload]
     finally:
         os.close(opened)
-    # Python gives up first (1); an interpreter that does not is stopped by the runner itself (125).
+    # Python itself exits with 1. With an interpreter that starts anyway, the runner exits with 125.
     assert done.returncode in (1, 125)
     assert b"done" not in (done.stdout or b"") and b"refused" not in (done.stdout or b"")
 
 
-def test_the_working_directory_is_the_plugins(cage: RemoteCell) -> None:
+def test_the_working_directory_is_the_plugin_folder(cage: ProbeCage) -> None:
     inside = cage.attack("working_directory", cwd="/etc")
     assert inside.done == str(cage.folder)
     control = cage.outside("working_directory", cwd="/etc")
     assert control.done == "/etc"
 
 
-def test_the_report_descriptor_is_the_runners_alone(cage: RemoteCell) -> None:
+def test_the_plugin_does_not_inherit_the_report_descriptor(cage: ProbeCage) -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
     with open(read, "rb") as reader:

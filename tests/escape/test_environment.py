@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.escape.cage import RemoteCell, sandbox_table, told, toml
+from tests.escape.cage import ProbeCage, parse_result, sandbox_table, toml
 from tests.escape.conftest import SECRET
 
 REFUSED = 126
 
 
-def test_the_callers_variables_are_nowhere_inside(cage: RemoteCell) -> None:
+def test_the_callers_variables_cannot_be_read_inside(cage: ProbeCage) -> None:
     env = {"API_TOKEN": SECRET, "LD_LIBRARY_PATH": f"/{SECRET}"}
     inside, everybodys = cage.attacks(("environment",), ("environments",), env=env)
     assert SECRET not in json.dumps(inside.done)
@@ -23,14 +23,14 @@ def test_the_callers_variables_are_nowhere_inside(cage: RemoteCell) -> None:
     assert SECRET in cage.outside("environments", env=env).done
     # bubblewrap's own copy is the one --clearenv does not reach.
     assert cage.attack("read", "/proc/1/environ", env=env).answer in ({"done": ""}, {"refused": "EACCES"})
-    leak = cage.loosely("read", "/proc/1/environ", bwrap=_CLEARED, env=env)
+    leak = cage.under_plain_bwrap("read", "/proc/1/environ", bwrap=_CLEARED, env=env)
     assert SECRET in leak.done
 
 
 _CLEARED = ["--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc", "--clearenv"]
 
 
-def test_only_granted_names_are_there(cage: RemoteCell) -> None:
+def test_only_granted_variables_are_set(cage: ProbeCage) -> None:
     found = cage.attack("environment", env={"EDITOR": "ed", "LANG": "C.UTF-8"}).done
     assert set(found) <= {
         "PATH",
@@ -47,8 +47,10 @@ def test_only_granted_names_are_there(cage: RemoteCell) -> None:
     assert found["HOME"] == "/tmp"
 
 
-def test_options_of_the_cage_are_not_shown_to_it(cage: RemoteCell, write_file: Callable[..., Path]) -> None:
-    """Neither host paths nor variables stand in the command line the plugin can read."""
+def test_the_plugin_cannot_read_the_options_of_bwrap(
+    cage: ProbeCage, write_file: Callable[..., Path]
+) -> None:
+    """The command line that the plugin can read has no host paths and no variables."""
     granted = write_file(cage.caller.home / "notes/x", "")
     cage.caller.give(granted.parent)
     cage.caller.home.chmod(0o755)
@@ -63,18 +65,18 @@ def test_options_of_the_cage_are_not_shown_to_it(cage: RemoteCell, write_file: C
     assert launcher.startswith("/proc/self/fd/")  # closed by now: test_only_three_descriptors_are_open
     assert lines["1"][3:] == ["--", launcher, probe, "command_lines"]
     assert SECRET not in json.dumps(lines)
-    control = cage.loosely("command_lines", bwrap=[*_CLEARED, "--setenv", "TOKEN", SECRET])
+    control = cage.under_plain_bwrap("command_lines", bwrap=[*_CLEARED, "--setenv", "TOKEN", SECRET])
     assert SECRET in json.dumps(control.done)
 
 
 @pytest.mark.machine
-def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: RemoteCell) -> None:
+def test_a_secret_of_the_environment_is_in_no_command_line_and_no_report(cage: ProbeCage) -> None:
     report = cage.caller.home / "report.json"
     tables = '[plugin.requires]\nenv = ["API_TOKEN"]\n'
     env = {"API_TOKEN": SECRET}
     options = ["--policy", "dev", "--report", str(report)]
     with cage.running("linger", tables=tables, options=options, env=env) as running:
-        assert SECRET in Path(f"/proc/{running.pid}/environ").read_text(errors="replace")  # it was handed on
+        assert SECRET in Path(f"/proc/{running.pid}/environ").read_text(errors="replace")  # the plugin has it
         assert [pid for pid, line in _command_lines() if SECRET in line] == []
     text = report.read_text()
     assert "API_TOKEN" in text
@@ -86,7 +88,7 @@ def test_a_secret_handed_on_is_in_no_command_line_and_no_report(cage: RemoteCell
 
 
 @pytest.mark.machine
-def test_a_secret_of_the_manifest_is_in_no_command_line_and_no_report(cage: RemoteCell) -> None:
+def test_a_secret_of_the_manifest_is_in_no_command_line_and_no_report(cage: ProbeCage) -> None:
     report = cage.caller.home / "report.json"
     tables = f'[plugin.entrypoint.env]\nAPI_TOKEN = "{SECRET}"\n'
     with cage.running("linger", tables=tables, options=["--report", str(report)]):
@@ -109,8 +111,8 @@ STEERING = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GCONV_PATH", "PYTHONPA
 STEERING += ["NODE_OPTIONS", "JAVA_TOOL_OPTIONS", "BASH_ENV", "PERL5LIB", "RUBYOPT"]
 
 
-def test_a_manifest_may_not_choose_the_code_that_runs(cage: RemoteCell) -> None:
-    """Each name that is asked for is named in the refusal."""
+def test_a_manifest_may_not_set_variables_that_load_code(cage: ProbeCage) -> None:
+    """The refusal names every variable that was requested."""
     lines = "".join(f'{name} = "/tmp/x"\n' for name in STEERING)
     answer = cage.attack("environment", tables=f"[plugin.entrypoint.env]\n{lines}")
     assert answer.code == REFUSED
@@ -119,7 +121,7 @@ def test_a_manifest_may_not_choose_the_code_that_runs(cage: RemoteCell) -> None:
     assert harmless.done["GREETING"] == "/tmp/x"
 
 
-def test_everything_beyond_the_policy_is_listed(cage: RemoteCell) -> None:
+def test_a_refusal_lists_everything_beyond_the_policy(cage: ProbeCage) -> None:
     tables = sandbox_table(
         read=["/var/log", "/opt/data"], write=["/srv/data"], more='network = "host"\nseccomp = "compat"'
     )
@@ -129,13 +131,13 @@ def test_everything_beyond_the_policy_is_listed(cage: RemoteCell) -> None:
         assert asked in os_paths.err
 
 
-# --- Text of strangers -------------------------------------------------------------------------------------
+# --- Untrusted text in messages ----------------------------------------------------------------------------
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
 
 @pytest.mark.parametrize("where", ["path", "command", "socket", "argument"])
-def test_no_terminal_is_steered_by_what_a_plugin_is_called(cage: RemoteCell, where: str) -> None:
+def test_names_with_escape_sequences_are_quoted(cage: ProbeCage, where: str) -> None:
     report = cage.caller.home / "report.json"
     options = ["--report", str(report)]
     tables, command = "", "./probe.py"
@@ -153,20 +155,20 @@ def test_no_terminal_is_steered_by_what_a_plugin_is_called(cage: RemoteCell, whe
     assert "\x1b" not in report.read_text()
     assert json.loads(report.read_text())["schema"] == "runner.report.v1"
     if where == "argument":
-        assert told(done).done == [ESCAPE]  # the control: what is the plugin's arrives unchanged
+        assert parse_result(done).done == [ESCAPE]  # the control: the plugin's own arguments arrive unchanged
     else:
         assert done.returncode in (126, 127)
         assert "owned" in done.stderr
 
 
-def test_a_fault_is_one_line_whatever_it_quotes(cage: RemoteCell) -> None:
+def test_a_quoted_newline_does_not_start_a_new_message(cage: ProbeCage) -> None:
     cage.manifest(sandbox_table(write=["/tmp/a\nrunner: ok: all is well"]))
     done = cage.caller("exec", cage.folder)
     assert done.returncode == REFUSED
     assert not any(line.startswith("runner: ok") for line in done.stderr.splitlines())
 
 
-def test_the_time_zone_is_all_a_plugin_may_change_about_time(cage: RemoteCell) -> None:
+def test_a_plugin_may_set_its_time_zone_but_not_its_deadline(cage: ProbeCage) -> None:
     tables = f"[plugin.entrypoint.env]\nTZ = {toml('Pacific/Apia')}\n"
     assert cage.attack("environment", tables=tables).done["TZ"] == "Pacific/Apia"
     began = cage.attack("daemon_and_wait", "/tmp/x", tables=tables, options=["--deadline", "0.5"])

@@ -1,4 +1,4 @@
-"""Files the plugin was not given: reading, writing, reaching them by another name."""
+"""Files that the plugin was not granted: reading them, writing them, reaching them by another name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import SYSTEM_PATH, USER_UID
-from tests.escape.cage import RemoteCell, sandbox_table, several
+from tests.escape.cage import ProbeCage, sandbox_table, split_results
 from tests.escape.conftest import SECRET
 
 REFUSED = 126
@@ -25,12 +25,12 @@ REFUSED = 126
 # --- Reading -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_the_caller_does_not_exist_inside(cage: RemoteCell, secret: Path) -> None:
+def test_a_file_of_the_caller_does_not_exist_inside(cage: ProbeCage, secret: Path) -> None:
     assert cage.attack("read", str(secret)).refused == "ENOENT"
     assert cage.outside("read", str(secret)).done == SECRET
 
 
-def test_the_hosts_own_places_do_not_exist_inside(cage: RemoteCell) -> None:
+def test_system_folders_of_the_host_do_not_exist_inside(cage: ProbeCage) -> None:
     places = [
         "/etc/shadow",
         "/etc/machine-id",
@@ -44,13 +44,13 @@ def test_the_hosts_own_places_do_not_exist_inside(cage: RemoteCell) -> None:
         "/mnt",
     ]
     looks = [("exists", place) for place in places]
-    inside = [place for place, told in zip(places, cage.attacks(*looks), strict=True) if told.done]
-    seen = several(cage.outside("many", json.dumps(looks)))
-    outside = [place for place, told in zip(places, seen, strict=True) if told.done]
+    inside = [place for place, result in zip(places, cage.attacks(*looks), strict=True) if result.done]
+    seen = split_results(cage.outside("many", json.dumps(looks)))
+    outside = [place for place, result in zip(places, seen, strict=True) if result.done]
     assert (inside, "/etc/shadow" in outside, "/root" in outside) == ([], True, True)
 
 
-def test_the_hosts_tmp_and_shm_are_others(cage: RemoteCell, write_file: Callable[..., Path]) -> None:
+def test_tmp_and_shm_are_not_the_hosts(cage: ProbeCage, write_file: Callable[..., Path]) -> None:
     for place in (Path("/tmp"), Path("/dev/shm")):
         name = f"rt-{os.getpid()}-seen"
         write_file(place / name, "")
@@ -61,7 +61,7 @@ def test_the_hosts_tmp_and_shm_are_others(cage: RemoteCell, write_file: Callable
             (place / name).unlink()
 
 
-def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: RemoteCell) -> None:
+def test_plugins_do_not_see_each_others_tmp_and_shm(cage: ProbeCage) -> None:
     for place in ("/tmp", "/dev/shm"):
         with cage.running("write_and_linger", f"{place}/mine"):
             assert "mine" not in cage.attack("listing", place).done
@@ -69,24 +69,24 @@ def test_what_one_plugin_puts_in_tmp_and_shm_no_other_sees(cage: RemoteCell) -> 
         assert cage.attacks(("write", f"{place}/mine"), ("listing", place))[1].done.count("mine") == 1
 
 
-def test_tables_about_the_host_cannot_be_opened(cage: RemoteCell) -> None:
+def test_proc_files_about_the_host_cannot_be_opened(cage: ProbeCage) -> None:
     names = ("kallsyms", "keys", "timer_list", "interrupts", "kcore", "kmsg", "sched_debug")
     there = [f"/proc/{name}" for name in names if os.path.lexists(f"/proc/{name}")]
     reads = [("read", path) for path in there]
-    assert {told.refused for told in cage.attacks(*reads)} == {"EACCES"}
-    # What only root may read is closed by the dropped uid as well; for the others the mask is the layer.
+    assert {result.refused for result in cage.attacks(*reads)} == {"EACCES"}
+    # The dropped uid also closes the tables that only root may read. For the others the mask is the layer.
     public = [path for path in there if os.stat(path).st_mode & 0o004]
     assert len(public) >= 2
     unmasked = [f"--ro-bind /dev/null {path}" for path in public]
     words = json.dumps([("read", path) for path in public])
-    # "" of /proc/keys is an answer too: it has the caller's own keys.
-    assert "".join(told.done for told in several(cage.without("many", words, remove=unmasked)))
+    # /proc/keys may be empty: it lists the caller's own keys.
+    assert "".join(result.done for result in split_results(cage.without("many", words, remove=unmasked)))
 
 
-def test_the_memory_of_the_cages_init_cannot_be_read(cage: RemoteCell) -> None:
-    """It holds what bwrap was told, and the host's mount table."""
+def test_the_memory_of_the_cages_init_cannot_be_read(cage: ProbeCage) -> None:
+    """It holds bwrap's arguments and the host's mount table."""
     paths = ("/proc/1/mem", "/proc/1/task/1/mem")
-    assert [told.refused for told in cage.attacks(*(("open_to_read", path) for path in paths))] == [
+    assert [result.refused for result in cage.attacks(*(("open_to_read", path) for path in paths))] == [
         "EACCES"
     ] * 2
     for path in paths:
@@ -100,7 +100,7 @@ def test_the_memory_of_the_cages_init_cannot_be_read(cage: RemoteCell) -> None:
 class Write(NamedTuple):
     path: str  # {folder}: the plugin's own
     expected: str
-    replace: dict[str, str]  # what has to change in the plan for the write to succeed
+    replace: dict[str, str]  # the change to the plan that lets the write succeed
 
 
 WRITES = {
@@ -113,13 +113,13 @@ WRITES = {
 }
 
 
-def test_nothing_outside_of_tmp_is_writable(cage: RemoteCell) -> None:
+def test_nothing_outside_of_tmp_is_writable(cage: ProbeCage) -> None:
     paths = {name: row.path.format(folder=cage.folder) for name, row in WRITES.items()}
     tried = cage.attacks(*(("write", path) for path in paths.values()))
-    assert {name: told.refused for name, told in zip(paths, tried, strict=True)} == {
+    assert {name: result.refused for name, result in zip(paths, tried, strict=True)} == {
         name: row.expected for name, row in WRITES.items()
     }
-    # The control of each: a plan that lacks what stops this one write.
+    # The control of each: a plan without the option that stops this one write.
     for name, row in WRITES.items():
         replace = {
             key.format(folder=cage.folder): value.format(folder=cage.folder)
@@ -128,45 +128,45 @@ def test_nothing_outside_of_tmp_is_writable(cage: RemoteCell) -> None:
         assert cage.without("write", paths[name], replace=replace).done is True, name
 
 
-def test_usr_is_read_only(cage: RemoteCell) -> None:
-    # No control that really writes there: what stops it is shown by the mount's own word.
+def test_usr_is_read_only(cage: ProbeCage) -> None:
+    # No control really writes there. The mount option shows what stops the write.
     assert cage.attack("write", "/usr/planted").refused == "EROFS"
     options = dict(cage.attack("mounts").done)
     assert "ro" in options["/usr"]
 
 
-def test_empty_files_are_bounded(cage: RemoteCell) -> None:
-    """They take the kernel's memory, and nothing of a folder's size."""
+def test_empty_files_are_bounded(cage: ProbeCage) -> None:
+    """Empty files use kernel memory but no bytes of the tmpfs's size."""
     tables = '[plugin.limits]\ntmp = "8M"\nshm = "4M"\n'
     tmp, shm = cage.attacks(
         ["empty_files", "/tmp", "4000"], ["empty_files", "/dev/shm", "4000"], tables=tables
     )
-    # Two of them are the folder itself and what the kernel keeps for the root's parent.
+    # Two inodes are the folder itself and the one the kernel keeps for the root's parent.
     assert 2000 < tmp.done[0] <= 2048 and tmp.done[1] == "ENOSPC"
     assert 1000 < shm.done[0] <= 1024 and shm.done[1] == "ENOSPC"
-    # The control: of bytes there is room for more.
+    # The control: with the default size all of them fit.
     more, _ = cage.attacks(["empty_files", "/tmp", "4000"], ["words"])
     assert more.done == [4000, ""]
 
 
-def test_no_pseudo_terminals(cage: RemoteCell) -> None:
-    """There is one number of them for the whole machine."""
+def test_no_pseudo_terminals(cage: ProbeCage) -> None:
+    """The kernel limits their number for the whole machine."""
     assert cage.attack("terminals", "3").done == 0
     policy = 'version = 1\n[seccomp]\ndefault = "compat"\nceiling = "compat"\n'
     path = cage.folder / "compat.toml"
     path.write_text(policy)
     path.chmod(0o644)
-    # The control: the profile for debuggers and terminals has them.
+    # The control: the "compat" profile, for debuggers and terminals, allows them.
     assert cage.attack("terminals", "3", options=["--policy", str(path)]).done == 3
 
 
-def test_tmp_and_shm_are_writable(cage: RemoteCell) -> None:
+def test_tmp_and_shm_are_writable(cage: ProbeCage) -> None:
     for place in ("/tmp/x", "/dev/shm/x"):
         assert cage.attack("write", place).done is True
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
-def test_scratch_space_has_a_size(cage: RemoteCell, place: str) -> None:
+def test_scratch_space_has_a_size(cage: ProbeCage, place: str) -> None:
     small, wanted = 1 << 20, 3 << 20
     name = "shm" if place == "/dev/shm" else "tmp"
     full = cage.attack("flood", f"{place}/x", str(wanted), tables=f'[plugin.limits]\n{name} = "1M"\n')
@@ -176,10 +176,10 @@ def test_scratch_space_has_a_size(cage: RemoteCell, place: str) -> None:
     assert roomy.done == [wanted, ""]
 
 
-def test_no_mount_lets_privileges_or_devices_through(cage: RemoteCell) -> None:
+def test_no_mount_lets_privileges_or_devices_through(cage: ProbeCage) -> None:
     for point, options in cage.attack("mounts").done:
         if point.startswith("/dev/") and point not in ("/dev/shm", "/dev/pts"):
-            continue  # the handful of device nodes themselves
+            continue  # the device nodes themselves
         assert "nosuid" in options, point
         if point not in ("/dev/pts",):
             assert "nodev" in options or point.startswith("/dev"), point
@@ -189,8 +189,8 @@ def test_no_mount_lets_privileges_or_devices_through(cage: RemoteCell) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_setuid_program_gives_nothing(cage: RemoteCell) -> None:
-    """Both that the mount is nosuid and that no_new_privs is set would do; both hold."""
+def test_a_setuid_program_gives_no_privileges(cage: ProbeCage) -> None:
+    """Either a nosuid mount or no_new_privs would be enough. The cage has both."""
     other = USER_UID if cage.caller.uid == 0 else 0
     program = cage.folder / "id"
     shutil.copyfile("/usr/bin/id", program)
@@ -203,8 +203,8 @@ def test_a_setuid_program_gives_nothing(cage: RemoteCell) -> None:
     assert "nosuid" in options[str(cage.folder)]
 
 
-def test_no_setuid_program_is_left_on_the_host(cage: RemoteCell) -> None:
-    """The state directory is on the host: who runs such a file there is the plugin's uid, or the caller's."""
+def test_no_setuid_program_is_left_on_the_host(cage: ProbeCage) -> None:
+    """The state directory is on the host: a setuid file there would run as its owner's uid."""
     state = Path(f"{cage.folder}.state")
     tables, options = sandbox_table(write=["${state_dir}"]), ["--state-dir", str(state)]
     state.mkdir()
@@ -216,22 +216,22 @@ def test_no_setuid_program_is_left_on_the_host(cage: RemoteCell) -> None:
         shutil.rmtree(state)
         state.mkdir()
         state.chmod(0o777)
-        control = cage.loosely("set_user_id", f"{state}/x")
+        control = cage.under_plain_bwrap("set_user_id", f"{state}/x")
         assert len(control.done) == 4
     finally:
         shutil.rmtree(state)
 
 
-# --- bubblewrap's own program (CVE-2019-5736's kin) --------------------------------------------------------
+# --- bubblewrap's own program (attacks like CVE-2019-5736) -------------------------------------------------
 
 
-def test_the_cages_own_program_cannot_be_changed(cage: RemoteCell) -> None:
+def test_the_cages_own_program_cannot_be_changed(cage: ProbeCage) -> None:
     bwrap = Path(shutil.which("bwrap", path=SYSTEM_PATH) or "")
     before = hashlib.sha256(bwrap.read_bytes()).digest()
     assert cage.attack("open_to_write", "/proc/1/exe").refused in ("EACCES", "EROFS")
     assert hashlib.sha256(bwrap.read_bytes()).digest() == before
     if cage.caller.uid == 0:
-        # Without the dropped uid the permission is there, and only that it runs stands in the way.
+        # Without the dropped uid the write is permitted. Only ETXTBSY, because bwrap is running, stops it.
         control = cage.without("open_to_write", "/proc/1/exe", drop=False, remove=["--seccomp 10"])
         assert control.refused == "ETXTBSY"
 
@@ -240,8 +240,8 @@ def test_the_cages_own_program_cannot_be_changed(cage: RemoteCell) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: RemoteCell) -> None:
-    """In the plugin's own folder, but 0600: shown, and not readable for a leased uid."""
+def test_a_plugin_cannot_read_a_file_that_only_root_may_read(cage: ProbeCage) -> None:
+    """A 0600 file in the plugin's own folder is visible, but a leased uid cannot read it."""
     path = cage.folder / "open/key"
     path.write_text(SECRET)
     path.chmod(0o600)
@@ -258,8 +258,8 @@ def test_a_file_only_the_caller_may_read_is_closed_inside_too(cage: RemoteCell) 
 
 
 @pytest.fixture
-def data(cage: RemoteCell) -> Iterator[Path]:
-    """A folder for the plugin to write to, with another one in it."""
+def data(cage: ProbeCage) -> Iterator[Path]:
+    """A folder that the plugin may write to, with another folder in it."""
     path = Path(f"{cage.folder}.data")
     (path / "inner").mkdir(parents=True)
     path.chmod(0o777)
@@ -268,8 +268,8 @@ def data(cage: RemoteCell) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("link", ["/oldroot{target}", "../../../../../..{target}"])
-def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(
-    cage: RemoteCell, data: Path, link: str
+def test_a_link_planted_by_one_run_does_not_redirect_a_later_mount(
+    cage: ProbeCage, data: Path, link: str
 ) -> None:
     target = Path(f"{cage.folder}.target")
     target.mkdir()
@@ -282,7 +282,7 @@ def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(
         for below in ("x", "x/y"):
             tables = sandbox_table(write=[str(data)], read=[f"{data}/{below}"])
             asked = cage.attack("words", tables=tables, options=options)
-            # Missing or refused, but never made.
+            # The path is missing or refused. It is never created.
             assert asked.code == REFUSED or asked.done == []
         assert os.listdir(target) == []
         if link.startswith("/oldroot"):
@@ -291,11 +291,11 @@ def test_a_link_planted_by_one_run_leads_no_mount_of_the_next(
         shutil.rmtree(target)
 
 
-def _control_of_mounts_below(cage: RemoteCell, data: Path, target: Path) -> None:
+def _control_of_mounts_below(cage: ProbeCage, data: Path, target: Path) -> None:
     version = subprocess.run(
         ["bwrap", "--version"], capture_output=True, text=True, check=True
     ).stdout.split()[1]
-    done = cage.loosely(
+    done = cage.under_plain_bwrap(
         "words", bwrap=["--dev-bind", "/", "/", "--bind", str(data), "/mnt", "--dir", "/mnt/x/made"]
     )
     if tuple(int(part) for part in version.split(".")[:2]) < (0, 12):
@@ -304,7 +304,7 @@ def _control_of_mounts_below(cage: RemoteCell, data: Path, target: Path) -> None
         assert done.code != 0
 
 
-def test_a_mount_below_a_writable_one_is_refused_by_name(cage: RemoteCell, data: Path) -> None:
+def test_a_mount_below_a_writable_one_is_refused(cage: ProbeCage, data: Path) -> None:
     options = ["--policy", _policy(cage, write=[str(data)], read=[str(data)])]
     tables = sandbox_table(write=[str(data)], read=[str(data / "inner")])
     refused = cage.attack("words", tables=tables, options=options)
@@ -318,7 +318,7 @@ def test_a_mount_below_a_writable_one_is_refused_by_name(cage: RemoteCell, data:
 # --- The denylist, by every name a denied folder has -------------------------------------------------------
 
 
-def _policy(cage: RemoteCell, *, read: list[str], write: list[str] = []) -> str:  # noqa: B006 -- never changed
+def _policy(cage: ProbeCage, *, read: list[str], write: list[str] = []) -> str:  # noqa: B006 -- never changed
     path = cage.caller.home / "policy.toml"
     path.write_text(f"version = 1\n[read]\nceiling = {read}\n[write]\nceiling = {write}\n")
     cage.caller.give(path)
@@ -327,8 +327,8 @@ def _policy(cage: RemoteCell, *, read: list[str], write: list[str] = []) -> str:
 
 
 @pytest.fixture
-def denied(cage: RemoteCell, write_file: Callable[..., Path]) -> Path:
-    """~/.ssh with something in it, and ways to it."""
+def denied(cage: ProbeCage, write_file: Callable[..., Path]) -> Path:
+    """~/.ssh with a file in it, and links that lead to it."""
     home = cage.caller.home
     home.chmod(0o755)
     write_file(home / ".ssh/id", SECRET)
@@ -357,7 +357,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_a_denied_folder_is_denied_by_every_name(cage: RemoteCell, denied: Path, name: str) -> None:
+def test_a_denied_folder_is_denied_by_every_name(cage: ProbeCage, denied: Path, name: str) -> None:
     asked = ALIASES[name].format(home=cage.caller.home)
     answer = cage.attack(
         "read", f"{denied}/id", tables=sandbox_table(read=[asked]), options=["--policy", "dev"]
@@ -367,24 +367,24 @@ def test_a_denied_folder_is_denied_by_every_name(cage: RemoteCell, denied: Path,
     assert "nexo-plugin.toml" in answer.err
 
 
-def test_its_neighbour_is_not(cage: RemoteCell, denied: Path) -> None:
+def test_a_folder_beside_a_denied_one_is_granted(cage: ProbeCage, denied: Path) -> None:
     notes = denied.parent / "notes"
     answer = cage.attack(
         "read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]), options=["--policy", "dev"]
     )
     assert answer.done == "harmless"
-    # And the default policy gives neither.
+    # The default policy does not grant it.
     refused = cage.attack("read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]))
     assert refused.code == REFUSED
 
 
 @pytest.mark.needs("root")
 def test_a_mount_of_a_denied_folder_is_denied(
-    cage: RemoteCell, denied: Path, write_file: Callable[..., Path]
+    cage: ProbeCage, denied: Path, write_file: Callable[..., Path]
 ) -> None:
-    """Neither its name nor its parents betray it: bound elsewhere, or a layer of an overlay.
+    """A bind mount or an overlay shows a denied folder under a path that does not look denied.
 
-    In a mount namespace of its own, which takes the mount with it.
+    The mounts are made in a new mount namespace and end with it.
     """
     alias = denied.parent / "alias"
     alias.mkdir()
@@ -412,7 +412,7 @@ def test_a_mount_of_a_denied_folder_is_denied(
     for mount in (
         f"mount --bind '{denied}/keys' '{alias}'",
         overlay(f"lowerdir={notes}:{denied}/keys"),
-        overlay(f"lowerdir={denied.parent}:/usr/share"),  # it has what is denied somewhere below
+        overlay(f"lowerdir={denied.parent}:/usr/share"),  # the denied folder is below this layer
         overlay(f"lowerdir={notes},upperdir={denied}/keys,workdir={work}"),
         # An overlay of an overlay.
         f"mount -t overlay overlay -o 'lowerdir={denied}/keys:/usr/share/doc' '{work}' && "
@@ -433,9 +433,9 @@ def test_a_mount_of_a_denied_folder_is_denied(
 
 @pytest.mark.needs("root")
 def test_a_layer_of_an_overlay_that_is_denied_is_denied(
-    cage: RemoteCell, denied: Path, write_file: Callable[..., Path]
+    cage: ProbeCage, denied: Path, write_file: Callable[..., Path]
 ) -> None:
-    """What is denied may itself be a mount that shows what lies elsewhere."""
+    """The denied folder may itself be an overlay of folders elsewhere. Those are denied too."""
     layer = denied.parent / "layer"
     write_file(layer / "keys/id", SECRET)
     cage.caller.give(denied.parent)
@@ -454,7 +454,7 @@ def test_a_layer_of_an_overlay_that_is_denied_is_denied(
 # --- Hard links --------------------------------------------------------------------------------------------
 
 
-def test_a_hard_link_to_a_denied_file_is_found(cage: RemoteCell, denied: Path) -> None:
+def test_a_hard_link_to_a_denied_file_is_refused(cage: ProbeCage, denied: Path) -> None:
     assert cage.attack("words").done == []
     os.link(denied / "id", cage.folder / "innocent")
     answer = cage.attack("read", f"{cage.folder}/innocent")
@@ -462,7 +462,7 @@ def test_a_hard_link_to_a_denied_file_is_found(cage: RemoteCell, denied: Path) -
     assert "hard_link" in answer.err and "innocent" in answer.err
 
 
-def test_no_hard_link_leads_from_read_only_to_writable(cage: RemoteCell) -> None:
+def test_a_hard_link_cannot_make_a_read_only_file_writable(cage: ProbeCage) -> None:
     state = cage.caller.home / "state"
     answer = (
         cage.attack(
@@ -482,8 +482,8 @@ def test_no_hard_link_leads_from_read_only_to_writable(cage: RemoteCell) -> None
 # --- Sockets, FIFOs, devices -------------------------------------------------------------------------------
 
 
-def test_a_folder_with_a_socket_is_refused(cage: RemoteCell) -> None:
-    """A read-only bind does not stop connect(): the control shows it."""
+def test_a_folder_with_a_socket_is_refused(cage: ProbeCage) -> None:
+    """A read-only bind mount does not stop connect(), as the control shows."""
     path = str(cage.folder / "s")
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(path)
@@ -509,7 +509,7 @@ def test_a_folder_with_a_socket_is_refused(cage: RemoteCell) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", pytest.param("device", marks=pytest.mark.needs("root"))])
-def test_a_folder_with_a_fifo_or_device_is_refused(cage: RemoteCell, kind: str) -> None:
+def test_a_folder_with_a_fifo_or_device_is_refused(cage: ProbeCage, kind: str) -> None:
     assert cage.attack("words").code == 0
     path = cage.folder / "open/special"
     if kind == "fifo":
@@ -521,19 +521,19 @@ def test_a_folder_with_a_fifo_or_device_is_refused(cage: RemoteCell, kind: str) 
     assert "special_file" in answer.err and str(path) in answer.err
 
 
-def test_no_device_can_be_made(cage: RemoteCell) -> None:
+def test_no_device_can_be_made(cage: ProbeCage) -> None:
     assert cage.attack("make_node", "/tmp/mem").refused == "EPERM"
 
 
 @pytest.mark.needs("root")
-def test_root_outside_could_make_it(runner_as_root: object, plugin_dir: Path) -> None:
+def test_root_outside_can_make_a_device(runner_as_root: object, plugin_dir: Path) -> None:
     os.mknod(plugin_dir / "mem", 0o600 | 0o020000, os.makedev(1, 1))
 
 
 # --- Sources behind links ----------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: RemoteCell, denied: Path) -> None:
+def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: ProbeCage, denied: Path) -> None:
     home = denied.parent
     (home / "shortcut").symlink_to(home / "notes")
     if cage.caller.uid == 0:
@@ -547,8 +547,8 @@ def test_a_source_that_is_a_link_is_refused_and_its_target_named(cage: RemoteCel
 # --- Core dumps --------------------------------------------------------------------------------------------
 
 
-def test_a_crash_leaves_no_core(cage: RemoteCell) -> None:
-    """Into a folder where a core could be written."""
+def test_a_crash_leaves_no_core(cage: ProbeCage) -> None:
+    """The working directory is writable, so a core could be written there."""
     state = Path(f"{cage.folder}.state")
     report = cage.caller.home / "report.json"
     options = ["--state-dir", str(state), "--report", str(report)]

@@ -1,4 +1,4 @@
-"""Holes that were found by trying, each as the attempt that found it."""
+"""Regression tests: holes that were found by attacking the runner, each with the attack that found it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_state(plugin: Path, write_file: Write, script: str) -> None:
     write_file(plugin / "run", f"#!/bin/sh\n{script}\n", 0o755)
 
 
-def under(limit: str, caller: Caller, plugin: Path) -> subprocess.CompletedProcess[str]:
+def run_with_prlimit(limit: str, caller: Caller, plugin: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["prlimit", limit, *caller.command("exec", plugin)],
         env={**caller.environ},
@@ -54,37 +54,37 @@ def under(limit: str, caller: Caller, plugin: Path) -> subprocess.CompletedProce
     )
 
 
-def test_a_limit_on_file_sizes_cuts_no_wall_off(runner_as: Caller, plugin: Path) -> None:
-    """RLIMIT_FSIZE counts for memory files too: options cut short are a cage without its last walls."""
-    whole = under("--fsize=100000000", runner_as, plugin)
+def test_a_small_rlimit_fsize_removes_no_layer(runner_as: Caller, plugin: Path) -> None:
+    """RLIMIT_FSIZE applies to memfds too. A truncated option list would leave out the cage's last layers."""
+    whole = run_with_prlimit("--fsize=100000000", runner_as, plugin)
     assert (whole.returncode, whole.stdout) == (0, "Seccomp:\t2\n")  # the control
     ran = 0
     for size in (0, 1, 50, 200, 400, 700, 1000, 1200, 1250, 1300, 1350, 1400, 1500, 1600, 1800, 2000, 4000):
-        told = under(f"--fsize={size}", runner_as, plugin)
-        assert "Traceback" not in told.stderr
-        if told.stdout:
+        done = run_with_prlimit(f"--fsize={size}", runner_as, plugin)
+        assert "Traceback" not in done.stderr
+        if done.stdout:
             ran += 1
-            assert told.stdout == "Seccomp:\t2\n" and told.returncode == 0
+            assert done.stdout == "Seccomp:\t2\n" and done.returncode == 0
         else:
-            assert told.returncode == 125
-    assert ran  # the largest is large enough
+            assert done.returncode == 125
+    assert ran  # the largest size is enough to run
 
 
 @pytest.mark.parametrize("files", [8, 12, 16, 20, 24, 28])
-def test_too_few_descriptors_are_no_accident(runner_as: Caller, plugin: Path, files: int) -> None:
-    told = under(f"--nofile={files}", runner_as, plugin)
-    assert "Traceback" not in told.stderr
-    assert told.returncode in (0, 125) and (told.returncode == 0) == (told.stdout == "Seccomp:\t2\n")
+def test_too_few_descriptors_end_in_an_orderly_failure(runner_as: Caller, plugin: Path, files: int) -> None:
+    done = run_with_prlimit(f"--nofile={files}", runner_as, plugin)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 125) and (done.returncode == 0) == (done.stdout == "Seccomp:\t2\n")
 
 
-# --- mounts made later -------------------------------------------------------------------------------------
+# --- mounts made after the launch --------------------------------------------------------------------------
 
 
 @pytest.mark.needs("root")
-def test_what_the_host_mounts_later_stays_outside(
+def test_a_later_mount_of_the_host_does_not_appear_inside(
     runner_as_root: Caller, plugin: Path, plugin_dir: Path, write_file: Write
 ) -> None:
-    """On most hosts / is shared: a mount made below a shown folder would appear inside, and be writable."""
+    """On most hosts / is shared: a later mount below a granted folder would appear inside, writable."""
     (plugin / "later").mkdir(mode=0o755)
     state = plugin_dir / "state"
     with_state(
@@ -106,7 +106,7 @@ wait $runner
 umount {plugin}/later
 echo "$seen"
 """
-    told = subprocess.run(
+    done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
         env={**runner_as_root.environ},
         cwd="/",
@@ -114,16 +114,14 @@ echo "$seen"
         text=True,
         timeout=60,
     )
-    assert told.stdout.split() == ["file"], told  # the control: it was there outside
+    assert done.stdout.split() == ["file"], done  # the control: the host sees the file
     assert (plugin_dir / "out").read_text() == ""
 
 
 # --- the state directory -----------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_refused_is_not_changed(
-    runner_as: Caller, plugin: Path, write_file: Write
-) -> None:
+def test_a_refused_state_directory_is_not_changed(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     with_state(plugin, write_file, "true")
     place = plugin.parent / "precious"
     place.mkdir()
@@ -131,8 +129,8 @@ def test_a_directory_that_is_refused_is_not_changed(
     write_file(place / "thesis.tex", "years")
     os.chown(place, 1000 if os.geteuid() == 0 else os.geteuid(), -1)
     before = place.stat()
-    told = runner_as("exec", "--state-dir", place, plugin)
-    assert told.returncode == 126 and str(place) in told.stderr
+    done = runner_as("exec", "--state-dir", place, plugin)
+    assert done.returncode == 126 and str(place) in done.stderr
     after = place.stat()
     assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
 
@@ -148,8 +146,10 @@ def test_a_refused_launch_makes_no_state_directory(
     assert not state.exists()
 
 
-def test_a_plugin_cannot_hold_another_start_up(runner_as: Caller, plugin: Path, write_file: Write) -> None:
-    """By locking its own state directory, which it owns."""
+def test_a_lock_on_the_state_directory_does_not_block_a_launch(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
+    """The first plugin locks its own state directory. A second launch with it must not hang."""
     with_state(plugin, write_file, 'exec flock "$RUNNER_STATE_DIR" sh -c "echo held; read x"')
     runner_as.give(plugin.parent)
     state = plugin.parent / "state"
@@ -161,35 +161,37 @@ def test_a_plugin_cannot_hold_another_start_up(runner_as: Caller, plugin: Path, 
         first.communicate(b"done\n", timeout=30)
 
 
-def test_a_part_of_the_state_directory_is_made(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+def test_a_folder_below_the_state_directory_is_created(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
     with_state(plugin, write_file, 'echo x > "$RUNNER_STATE_DIR/deep/er/file" && echo made')
     write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}/deep/er"]\n')
     runner_as.give(plugin.parent)
     state = plugin.parent / "state"
     for _ in range(2):
-        told = runner_as("exec", "--state-dir", state, plugin)
-        assert (told.returncode, told.stdout) == (0, "made\n"), told.stderr
-    # What an earlier run planted there leads nowhere.
+        done = runner_as("exec", "--state-dir", state, plugin)
+        assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
+    # A link that an earlier run planted there is refused.
     (state / "deep/er/file").unlink()
     (state / "deep/er").rmdir()
     (state / "deep/er").symlink_to("/etc")
-    told = runner_as("exec", "--state-dir", state, plugin)
-    assert told.returncode == 126 and told.stdout == ""
+    done = runner_as("exec", "--state-dir", state, plugin)
+    assert done.returncode == 126 and done.stdout == ""
 
 
 # --- the report --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.needs("root")
-def test_a_report_replaces_no_device_and_no_fifo(runner_as_root: Caller, plugin: Path) -> None:
+def test_a_report_does_not_replace_a_device_or_fifo(runner_as_root: Caller, plugin: Path) -> None:
     device = plugin.parent / "null"
     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     assert runner_as_root("exec", "--report", device, plugin).returncode == 0
     assert stat.S_ISCHR(device.stat().st_mode)
     fifo = plugin.parent / "fifo"
     os.mkfifo(fifo)
-    told = runner_as_root("exec", "--report", fifo, plugin)
-    assert told.returncode == 2 and told.stdout == ""  # nobody reads it
+    done = runner_as_root("exec", "--report", fifo, plugin)
+    assert done.returncode == 2 and done.stdout == ""  # nobody reads it
     assert stat.S_ISFIFO(fifo.stat().st_mode)
     with subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE) as reader:
         held = os.open(fifo, os.O_WRONLY)  # returns when the reader is there
@@ -198,15 +200,15 @@ def test_a_report_replaces_no_device_and_no_fifo(runner_as_root: Caller, plugin:
         assert json.loads(reader.communicate(timeout=30)[0])["outcome"]["code"] == "ok"
 
 
-@pytest.mark.needs("root")  # whose pipe it is
-def test_a_report_to_a_pipe_that_has_no_name(runner_as_root: Caller, plugin: Path) -> None:
-    """/dev/stdout is a link to a link to something that only looks like a path."""
+@pytest.mark.needs("root")  # the pipe belongs to this process
+def test_a_report_to_dev_stdout_reaches_the_pipe(runner_as_root: Caller, plugin: Path) -> None:
+    """/dev/stdout is a link to a link to "pipe:[…]", which is not a path."""
     done = runner_as_root("exec", "--report", "/dev/stdout", plugin)
     assert json.loads(done.stdout.splitlines()[-1])["schema"] == "runner.report.v1", done.stderr
 
 
-def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_file: Write) -> None:
-    """Into a folder the plugin can write: it swaps that for a link while it runs."""
+def test_a_plugin_cannot_redirect_the_report(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+    """The report goes to a folder that the plugin can write, and replaces with a link while it runs."""
     victim = plugin.parent / "victim"
     victim.mkdir()
     with_state(plugin, write_file, f'cd "$RUNNER_STATE_DIR"; rm -rf out; ln -s {victim} out')
@@ -217,17 +219,17 @@ def test_a_plugin_leads_no_report_astray(runner_as: Caller, plugin: Path, write_
     (state / "out").mkdir()
     os.chmod(state / "out", 0o777)
     runner_as("exec", "--state-dir", state, "--report", state / "out/report.json", plugin)
-    assert (state / "out").is_symlink()  # the control: it was swapped
+    assert (state / "out").is_symlink()  # the control: the folder was replaced
     assert os.listdir(victim) == []
 
 
-# --- who decides -------------------------------------------------------------------------------------------
+# --- plugins that try to change a later launch -------------------------------------------------------------
 
 
-def test_a_manifest_behind_a_link_cannot_be_exchanged(
+def test_a_plugin_cannot_replace_the_link_to_its_manifest(
     runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
 ) -> None:
-    """A plugin that could replace the link would write its own next grant."""
+    """A plugin that could replace the link would choose its own grants for the next launch."""
     project, elsewhere = plugin_dir / "project", plugin_dir / "conf"
     entry = {"command": "/usr/bin/true", "x-sandbox": {"write": [str(project)]}}
     write_file(elsewhere / "mcp.json", json.dumps({"mcpServers": {"s": entry}}))
@@ -235,26 +237,26 @@ def test_a_manifest_behind_a_link_cannot_be_exchanged(
     project.chmod(0o777)
     assert runner_as("exec", "--policy", "dev", elsewhere / "mcp.json").returncode == 0  # the control
     (project / ".mcp.json").symlink_to("../conf/mcp.json")
-    told = runner_as("exec", "--policy", "dev", project / ".mcp.json")
-    assert told.returncode == 126 and "self_grant" in told.stderr
+    done = runner_as("exec", "--policy", "dev", project / ".mcp.json")
+    assert done.returncode == 126 and "self_grant" in done.stderr
 
 
-def test_the_runners_own_libraries_cannot_be_written(
+def test_write_access_to_the_runners_libraries_is_refused(
     runner_as: Caller, plugin: Path, write_file: Write
 ) -> None:
-    """A .pth file there would run outside of every cage, at the next start."""
+    """A .pth file there would run without a cage when the next runner starts."""
     library = plugin.parent / "lib/site-packages"
     library.mkdir(parents=True)
     library.chmod(0o777)
     write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{library}"]\n')
     assert runner_as("exec", "--policy", "dev", plugin).returncode == 0  # the control
     path = f"{runner_as.environ['PYTHONPATH']}:{library}"
-    told = runner_as("exec", "--policy", "dev", plugin, env={"PYTHONPATH": path})
-    assert told.returncode == 126 and str(library) in told.stderr
+    done = runner_as("exec", "--policy", "dev", plugin, env={"PYTHONPATH": path})
+    assert done.returncode == 126 and str(library) in done.stderr
 
 
 @pytest.mark.parametrize("command", ["./evil.sh", "/usr/bin/cat", "./python3"])
-def test_a_projects_configuration_shows_no_folder_to_its_own_code(
+def test_a_script_argument_does_not_grant_its_folder_to_other_programs(
     runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None, command: str
 ) -> None:
     theirs = write_file(plugin_dir / "theirs/app.py", "print('theirs')\n")
@@ -266,7 +268,7 @@ def test_a_projects_configuration_shows_no_folder_to_its_own_code(
     entry = {"command": command, "args": arguments}
     write_file(project / ".mcp.json", json.dumps({"mcpServers": {"s": entry}}))
     assert "canary" not in runner_as("exec", project).stdout
-    # The control: the script itself, run by its interpreter, has its folder.
+    # The control: a script that its interpreter runs may read its own folder.
     write_file(
         project / ".mcp.json",
         json.dumps({"mcpServers": {"s": {"command": "python3", "args": arguments[:1]}}}),
@@ -274,50 +276,50 @@ def test_a_projects_configuration_shows_no_folder_to_its_own_code(
     assert runner_as("exec", project).stdout == "theirs\n"
 
 
-# --- odd callers -------------------------------------------------------------------------------------------
+# --- unusual callers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_the_exit_status_is_the_plugins_whatever_is_closed(
+def test_the_exit_status_is_the_plugins_with_closed_streams(
     runner_as: Caller, plugin: Path, write_file: Write, closed: str
 ) -> None:
     for code in (0, 7):
         write_file(plugin / "run", f"#!/bin/sh\nexit {code}\n", 0o755)
         line = " ".join(f"'{word}'" for word in runner_as.command("exec", plugin)) + " " + closed
-        told = subprocess.run(["sh", "-c", line], env={**runner_as.environ}, cwd="/", timeout=60)
-        assert told.returncode == code
+        done = subprocess.run(["sh", "-c", line], env={**runner_as.environ}, cwd="/", timeout=60)
+        assert done.returncode == code
 
 
-def test_a_complaint_without_stderr_is_not_the_plugins_word(runner_as_user: Caller, plugin_dir: Path) -> None:
+def test_a_refusal_with_stderr_closed_keeps_its_exit_status(runner_as_user: Caller, plugin_dir: Path) -> None:
     line = " ".join(f"'{word}'" for word in runner_as_user.command("exec", plugin_dir / "nothing")) + " 2>&-"
-    told = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", line], env={**runner_as_user.environ}, cwd="/", timeout=60, stdout=subprocess.PIPE
     )
-    assert (told.returncode, told.stdout) == (126, b"")
+    assert (done.returncode, done.stdout) == (126, b"")
 
 
 @pytest.mark.parametrize("words", [("exec", "nothing"), ("check", "."), ("explain", ".")])
-def test_a_working_directory_that_is_gone(
+def test_a_deleted_working_directory_causes_no_traceback(
     runner_as_user: Caller, plugin_dir: Path, words: tuple[str, ...]
 ) -> None:
     gone = plugin_dir / "gone"
     line = " ".join(f"'{word}'" for word in runner_as_user.command(*words))
     gone.mkdir()
-    told = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", f"cd {gone} && rmdir {gone} && exec {line}"],
         env={**runner_as_user.environ, "PATH": SYSTEM_PATH},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert "Traceback" not in told.stderr and told.returncode not in (0, 1)
+    assert "Traceback" not in done.stderr and done.returncode not in (0, 1)
 
 
-def test_a_full_disk_and_a_narrow_terminal_are_no_accident(runner_as_user: Caller, plugin: Path) -> None:
+def test_a_full_stdout_or_an_ascii_stdout_causes_no_traceback(runner_as_user: Caller, plugin: Path) -> None:
     for words in (("check", plugin), ("explain", plugin), ("doctor",), ("--help",)):
         line = " ".join(f"'{word}'" for word in runner_as_user.command(*words))
         for env in ({}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONUNBUFFERED": "1"}):
-            told = subprocess.run(
+            done = subprocess.run(
                 ["sh", "-c", f"{line} >/dev/full"],
                 env={**runner_as_user.environ, **env},
                 cwd="/",
@@ -325,16 +327,16 @@ def test_a_full_disk_and_a_narrow_terminal_are_no_accident(runner_as_user: Calle
                 text=True,
                 timeout=60,
             )
-            assert "Traceback" not in told.stderr and "internal" not in told.stderr
-            assert told.returncode == 1
-        told = runner_as_user(*words, env={"PYTHONIOENCODING": "ascii"})
-        assert "Traceback" not in told.stderr and told.stdout
+            assert "Traceback" not in done.stderr and "internal" not in done.stderr
+            assert done.returncode == 1
+        done = runner_as_user(*words, env={"PYTHONIOENCODING": "ascii"})
+        assert "Traceback" not in done.stderr and done.stdout
 
 
-def test_nothing_is_imported_from_where_a_plugin_can_write(
+def test_nothing_is_imported_from_the_working_directory(
     runner_as: Caller, plugin: Path, write_file: Write
 ) -> None:
-    """python -m puts the working directory on the search path; a module planted there ran outside."""
+    """`python -m` puts the working directory on sys.path: a module planted there ran outside the cage."""
     project = plugin.parent / "project"
     project.mkdir()
     project.chmod(0o777)
@@ -347,32 +349,32 @@ def test_nothing_is_imported_from_where_a_plugin_can_write(
     write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{project}"]\n')
     for _ in range(2):
         report = runner_as.home / "report.json"
-        told = runner_as("exec", "--policy", "dev", "--report", report, plugin, cwd=project)
-        assert told.returncode == 3, told.stderr
-    assert (project / "hashlib.py").exists()  # the control: it could write there
+        done = runner_as("exec", "--policy", "dev", "--report", report, plugin, cwd=project)
+        assert done.returncode == 3, done.stderr
+    assert (project / "hashlib.py").exists()  # the control: the plugin could write there
     assert os.listdir(planted) == []
 
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&1 >/dev/null | true"])
-def test_an_unheard_complaint_costs_neither_status_nor_report(
+def test_a_broken_stderr_changes_neither_status_nor_report(
     runner_as: Caller, plugin: Path, write_file: Write, stderr: str
 ) -> None:
     write_file(plugin / "run", "#!/bin/sh\nsleep 1000\n", 0o755)
     report = runner_as.home / "report.json"
     words = runner_as.command("exec", "--deadline", "0.3", "--report", report, plugin)
     line = " ".join(f"'{word}'" for word in words)
-    told = subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line} {stderr}"],
         env={**runner_as.environ},
         cwd="/",
         capture_output=True,
         timeout=60,
     )
-    assert told.returncode == 124
+    assert done.returncode == 124
     assert json.loads(report.read_text())["outcome"]["code"] == "timeout"
 
 
-def test_a_second_name_of_the_manifest_is_the_manifest(
+def test_a_writable_hard_link_to_the_manifest_is_refused(
     runner_as: Caller, plugin: Path, write_file: Write
 ) -> None:
     folder = plugin.parent / "data"
@@ -381,11 +383,11 @@ def test_a_second_name_of_the_manifest_is_the_manifest(
     write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{folder}"]\n')
     assert runner_as("exec", "--policy", "dev", plugin).returncode == 0  # the control
     os.link(plugin / "nexo-plugin.toml", folder / "other.toml")
-    told = runner_as("exec", "--policy", "dev", plugin)
-    assert told.returncode == 126 and "hard link" in told.stderr
+    done = runner_as("exec", "--policy", "dev", plugin)
+    assert done.returncode == 126 and "hard link" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--policy", "--state-dir", "--contract", "--server"])
-def test_an_empty_word_is_no_choice(runner_as_user: Caller, plugin: Path, option: str) -> None:
-    told = runner_as_user("exec", option, "", plugin)
-    assert told.returncode == 2 and option in told.stderr and told.stdout == ""
+def test_an_empty_option_value_is_refused(runner_as_user: Caller, plugin: Path, option: str) -> None:
+    done = runner_as_user("exec", option, "", plugin)
+    assert done.returncode == 2 and option in done.stderr and done.stdout == ""

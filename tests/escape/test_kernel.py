@@ -16,7 +16,14 @@ import pytest
 from sandbox.seccomp import syscalls
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH
-from tests.escape.cage import STAND_IN_UID, RemoteCell, Told, sandbox_table, several, told
+from tests.escape.cage import (
+    STAND_IN_UID,
+    AttackResult,
+    ProbeCage,
+    parse_result,
+    sandbox_table,
+    split_results,
+)
 
 ARCH = os.uname().machine
 CALLS = syscalls.load(ARCH)
@@ -32,7 +39,9 @@ class Call(NamedTuple):
     call: str  # its number is the attack's first argument
     arguments: tuple[str, ...]
     expected: str
-    control: str | None = ""  # without the filter: "" succeeds, else this errno; None: the kernel refuses too
+    control: str | None = (
+        ""  # errno without the filter; "": succeeds; None: not compared, the kernel refuses too
+    )
 
 
 TABLE = {
@@ -65,12 +74,12 @@ TABLE = {
 }
 
 
-def test_system_calls_that_lead_out(cage: RemoteCell) -> None:
-    """The seccomp tests have the whole table; these are the doors, through the real launch."""
+def test_system_calls_that_could_leave_the_cage(cage: ProbeCage) -> None:
+    """Calls that could leave the cage, through a real launch. The seccomp tests check the whole table."""
     rows = TABLE.values()
     words = [(row.attack, str(CALLS.get(row.call, row.call)), *row.arguments) for row in rows]
     inside = cage.attacks(*words)
-    control = several(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
+    control = split_results(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
     seen = {name: answer.refused for name, answer in zip(TABLE, inside, strict=True)}
     assert seen == {name: row.expected for name, row in TABLE.items()}
     unfiltered = {
@@ -81,40 +90,40 @@ def test_system_calls_that_lead_out(cage: RemoteCell) -> None:
     assert unfiltered == {name: row.control for name, row in TABLE.items() if row.control is not None}
 
 
-def test_user_namespaces_are_closed_twice(cage: RemoteCell) -> None:
+def test_two_layers_refuse_user_namespaces(cage: ProbeCage) -> None:
     attack = ("unshare", f"{NEWUSER:#x}")
     assert cage.attack(*attack).refused == "EPERM"
-    # Without the filter it is the namespaces' own counter that says no; without both, nothing does.
+    # Without the filter the namespace limit refuses (ENOSPC). Without both, the call succeeds.
     assert cage.without(*attack, remove=["--seccomp 10"]).refused == "ENOSPC"
     closed = "--disable-userns --assert-userns-disabled"
     assert cage.without(*attack, remove=["--seccomp 10", closed]).done is True
 
 
-def test_no_capability_is_left(cage: RemoteCell) -> None:
+def test_the_plugin_has_no_capabilities(cage: ProbeCage) -> None:
     names = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
     assert set(cage.attack("status", *names).done.values()) == {"0" * 16}
     if cage.caller.uid == 0:
-        # A root caller's plugin would have them all.
-        control = cage.loosely("status", "CapEff", bwrap=["--unshare-user", "--dev-bind", "/", "/"])
+        # The control: in a plain bwrap a plugin of root has all capabilities.
+        control = cage.under_plain_bwrap("status", "CapEff", bwrap=["--unshare-user", "--dev-bind", "/", "/"])
         assert int(control.done["CapEff"], 16) & 1 << 21
 
 
-def test_layers_as_the_kernel_sees_them(cage: RemoteCell) -> None:
+def test_proc_status_shows_the_layers(cage: ProbeCage) -> None:
     names = ("NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid", "Gid")
     expected = {"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1", "Uid": "65534", "Gid": "65534"}
     assert cage.attack("status", *names).done == expected
     assert cage.outside("status", "NoNewPrivs", "Seccomp").done == {"NoNewPrivs": "0", "Seccomp": "0"}
 
 
-def test_a_program_without_a_file_is_in_the_same_cage(cage: RemoteCell) -> None:
-    """Executing from memory is no way out: what holds the plugin holds what it executes."""
+def test_a_program_without_a_file_is_in_the_same_cage(cage: ProbeCage) -> None:
+    """A program executed from a memfd has the same filter, uid and capabilities as the plugin."""
     inside = cage.attack("run_from_memory", "0").done
     assert inside == {"Seccomp": "2", "NoNewPrivs": "1", "CapEff": "0" * 16, "Uid": "65534"}
     assert cage.outside("run_from_memory", "0").done["Seccomp"] == "0"
 
 
-@pytest.mark.skipif(ARCH != "x86_64", reason="int 0x80 is x86's; other machines have no such door")
-def test_the_door_of_32_bit_programs_kills(cage: RemoteCell) -> None:
+@pytest.mark.skipif(ARCH != "x86_64", reason="int 0x80 exists on x86 only")
+def test_a_32_bit_system_call_kills(cage: ProbeCage) -> None:
     answer = cage.attack("int_0x80")
     assert answer.code == 128 + signal.SIGSYS
     control = cage.outside("int_0x80")
@@ -125,7 +134,7 @@ def test_the_door_of_32_bit_programs_kills(cage: RemoteCell) -> None:
 
 
 @pytest.mark.parametrize("high", ["0", "0xffffffff00000000"])
-def test_nothing_is_typed_into_the_callers_terminal(cage: RemoteCell, high: str) -> None:
+def test_nothing_is_typed_into_the_callers_terminal(cage: ProbeCage, high: str) -> None:
     """CVE-2017-5226, and CVE-2019-10063 for the high half."""
     cage.manifest()
     inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "type_into_terminal", high), cage)
@@ -138,7 +147,7 @@ def test_nothing_is_typed_into_the_callers_terminal(cage: RemoteCell, high: str)
         assert control.done is True
 
 
-def test_each_of_the_two_layers_against_typing_holds_alone(cage: RemoteCell) -> None:
+def test_each_of_the_two_layers_against_typing_is_enough(cage: ProbeCage) -> None:
     attack = ("type_into_terminal", "0")
     for removed in ("--seccomp 10", "--new-session"):
         cage.manifest()
@@ -150,7 +159,7 @@ def test_each_of_the_two_layers_against_typing_holds_alone(cage: RemoteCell) -> 
         assert answer.refused in ("EPERM", "EIO"), removed
 
 
-def test_the_callers_terminal_cannot_be_opened(cage: RemoteCell) -> None:
+def test_the_callers_terminal_cannot_be_opened(cage: ProbeCage) -> None:
     cage.manifest()
     inside = _in_a_terminal(cage.caller.command("exec", cage.folder, "--", "open_terminal"), cage)
     assert inside.refused in ("ENXIO", "EIO", "ENOENT")
@@ -158,8 +167,8 @@ def test_the_callers_terminal_cannot_be_opened(cage: RemoteCell) -> None:
     assert control.done is True
 
 
-def _in_a_terminal(argv: list[str], cage: RemoteCell) -> Told:
-    """With a pseudo-terminal as stdin and controlling terminal, and pipes for the answer."""
+def _in_a_terminal(argv: list[str], cage: ProbeCage) -> AttackResult:
+    """Run `argv` with a pseudo-terminal as stdin and controlling terminal, and pipes for its output."""
     script = "\n".join(
         (
             "import fcntl, os, sys, termios",
@@ -183,18 +192,18 @@ def _in_a_terminal(argv: list[str], cage: RemoteCell) -> Told:
     finally:
         os.close(slave)
         os.close(master)
-    return told(done)
+    return parse_result(done)
 
 
 # --- Keys --------------------------------------------------------------------------------------------------
 
 
-def test_a_key_of_one_plugin_is_not_another_plugins(cage: RemoteCell) -> None:
+def test_a_plugin_cannot_find_a_key_of_another(cage: ProbeCage) -> None:
     name = f"rt-{os.getpid()}"
     add, find = ("add_key", str(CALLS["add_key"]), name), ("find_key", str(CALLS["keyctl"]), name)
     assert cage.attack(*add).refused == "EPERM"
     assert cage.attack(*find).refused == "EPERM"
-    # Two plain cages started from one session: the second finds what the first has left there.
+    # The control: two plain bwraps started from one session share its keyring.
     probe = f"bwrap --dev-bind / / -- {cage.folder}/probe.py"
     shell = f"{probe} {' '.join(add)} && {probe} {' '.join(find)}"
     join = f"import ctypes, os; ctypes.CDLL(None).syscall({CALLS['keyctl']}, 1, 0)"
@@ -204,8 +213,8 @@ def test_a_key_of_one_plugin_is_not_another_plugins(cage: RemoteCell) -> None:
     assert control.stdout.count("done") == 2, control.stdout + control.stderr
 
 
-def test_the_session_keyring_is_not_the_callers(cage: RemoteCell) -> None:
-    """The layer behind the filter, looked at without it: through the spawner itself."""
+def test_the_plugin_has_its_own_session_keyring(cage: ProbeCage) -> None:
+    """The spawner gives the plugin its own session keyring. Tested without the seccomp filter."""
 
     def keyrings(probe: str, keyctl: str) -> list[str]:
         import os
@@ -240,34 +249,34 @@ def test_the_session_keyring_is_not_the_callers(cage: RemoteCell) -> None:
 SYSCTL = "/proc/sys/kernel/domainname"
 
 
-def test_the_kernel_takes_no_settings_from_inside(cage: RemoteCell) -> None:
-    """Of /proc nothing is writable but what is the plugin's own process."""
+def test_no_sysctl_is_writable_inside(cage: ProbeCage) -> None:
+    """In /proc only files of the plugin's own process are writable."""
     assert cage.attack("writable", "/proc").done == []
     if cage.caller.uid == 0:
         assert SYSCTL in cage.outside("writable", "/proc/sys").done
 
 
-def test_no_control_groups_no_sys_no_firmware(cage: RemoteCell) -> None:
+def test_there_is_no_sys_inside(cage: ProbeCage) -> None:
     places = ("/sys", "/sys/fs/cgroup", "/sys/firmware", "/sys/kernel", "/proc/sys/fs/binfmt_misc/register")
     looks = [("exists", place) for place in places]
     assert [answer.done for answer in cage.attacks(*looks)] == [False] * len(places)
     assert cage.outside("exists", "/sys/fs/cgroup").done is True
 
 
-def test_the_control_group_shown_is_the_root_of_its_own(cage: RemoteCell) -> None:
+def test_the_plugin_sees_its_cgroup_as_the_root(cage: ProbeCage) -> None:
     paths = {line.split(":", 2)[2] for line in cage.attack("read", "/proc/self/cgroup").done.splitlines()}
     assert paths == {"/"}
 
 
-def test_the_hostname_is_not_the_hosts(cage: RemoteCell) -> None:
+def test_the_hostname_is_not_the_hosts(cage: ProbeCage) -> None:
     assert cage.attack("hostname").done == "plugin"
     assert cage.outside("hostname").done == os.uname().nodename
 
 
-def test_the_clock_cannot_be_set(cage: RemoteCell) -> None:
+def test_the_clock_cannot_be_set(cage: ProbeCage) -> None:
     assert cage.attack("set_clock").refused == "EPERM"
     if cage.caller.uid == 0:
-        # Not done for real: that the permission is there shows in the kernel looking at the argument.
+        # The clock is not really set: EFAULT shows that the permission check passed.
         number = str(CALLS["clock_settime"])
         assert cage.outside("system_call", number, "0", "0").refused == "EFAULT"
 
@@ -275,14 +284,14 @@ def test_the_clock_cannot_be_set(cage: RemoteCell) -> None:
 # --- Identity ----------------------------------------------------------------------------------------------
 
 
-def test_no_other_identity_can_be_taken(cage: RemoteCell) -> None:
+def test_no_other_identity_can_be_taken(cage: ProbeCage) -> None:
     assert cage.attack("ids").done == [[65534] * 3, [65534] * 3, []]
     assert [t.refused for t in cage.attacks(("become", "0"), ("become", "1000"))] == ["EINVAL", "EINVAL"]
     if cage.caller.uid == 0:
         assert cage.outside("become", "1000").done is True
 
 
-def test_running_plugins_have_a_uid_each(cage: RemoteCell) -> None:
+def test_each_running_plugin_of_root_has_its_own_uid(cage: ProbeCage) -> None:
     with cage.running("linger") as one, cage.running("linger") as two, cage.running("linger") as three:
         uids = [os.stat(f"/proc/{each.pid}").st_uid for each in (one, two, three)]
     if cage.caller.uid == 0:
@@ -294,7 +303,7 @@ def test_running_plugins_have_a_uid_each(cage: RemoteCell) -> None:
 
 @pytest.mark.machine
 @pytest.mark.needs("root")
-def test_a_plugin_that_takes_all_leaves_others_theirs(cage: RemoteCell) -> None:
+def test_a_plugin_cannot_use_up_the_inotify_instances_of_others(cage: ProbeCage) -> None:
     """inotify instances are counted per uid on the host."""
     if cage.caller.uid != 0:
         pytest.skip("without root all plugins are the caller: there is no uid to give them")
@@ -302,7 +311,7 @@ def test_a_plugin_that_takes_all_leaves_others_theirs(cage: RemoteCell) -> None:
         assert cage.attack("inotify").done is True
     assert json.loads(greedy.out)["done"] > 0
 
-    # The control: two cages with one uid.
+    # The control: two plain bwraps with the same uid share the limit.
     words = [
         "setpriv",
         f"--reuid={STAND_IN_UID}",
@@ -325,7 +334,7 @@ def test_a_plugin_that_takes_all_leaves_others_theirs(cage: RemoteCell) -> None:
     assert json.loads(second.stdout) == {"refused": "EMFILE"}
 
 
-def test_limits_nobody_has_to_ask_for(cage: RemoteCell) -> None:
+def test_resource_limits_that_always_apply(cage: ProbeCage) -> None:
     found = cage.attack("limits").done
     assert found["CORE"] == [0, 0]
     assert found["MSGQUEUE"] == [0, 0]
@@ -338,23 +347,21 @@ def test_limits_nobody_has_to_ask_for(cage: RemoteCell) -> None:
 
 
 def test_a_bubblewrap_on_path_or_in_the_working_directory_is_not_used(
-    cage: RemoteCell, write_file: Callable[..., Path]
+    cage: ProbeCage, write_file: Callable[..., Path]
 ) -> None:
     fake = write_file(cage.folder / "open/bwrap", "#!/bin/sh\necho FAKE\n", 0o755)
     path = f"{fake.parent}:{SYSTEM_PATH}"
     cage.manifest()
     done = cage.caller("exec", cage.folder, "--", "words", "real", env={"PATH": path}, cwd=fake.parent)
-    assert told(done).done == ["real"]
+    assert parse_result(done).done == ["real"]
     control = subprocess.run(["sh", "-c", "bwrap"], env={"PATH": path}, capture_output=True, text=True)
     assert control.stdout == "FAKE\n"
 
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize(("mode", "status"), [("0755", 0), ("4755", 125), ("0775", 125)])
-def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(
-    cage: RemoteCell, mode: str, status: int
-) -> None:
-    """On a file system of its own, in a mount namespace that takes it away again."""
+def test_a_setuid_or_group_writable_bubblewrap_is_refused(cage: ProbeCage, mode: str, status: int) -> None:
+    """The copy is on a tmpfs in a new mount namespace, and disappears with it."""
     cage.manifest()
     script = (
         "mount -t tmpfs -o mode=755 none /mnt && cp /usr/bin/bwrap /mnt/bwrap && chmod $0 /mnt/bwrap"
@@ -373,8 +380,8 @@ def test_a_bubblewrap_with_privileges_or_other_owners_is_refused(
         assert "/mnt/bwrap" in done.stderr
 
 
-def test_a_state_directory_does_not_carry_privileges_out(cage: RemoteCell) -> None:
-    """What a plugin writes belongs to its own uid, never to root."""
+def test_files_in_the_state_directory_do_not_belong_to_root(cage: ProbeCage) -> None:
+    """Files that a plugin writes belong to its own uid, never to root."""
     if cage.caller.uid != 0:
         pytest.skip("without root the plugin's files are the caller's")
     state = Path(f"{cage.folder}.state")

@@ -1,4 +1,4 @@
-"""The host's network: what listens on it, what is beyond it, and the families that lead around it."""
+"""The host's network: its listening sockets, other machines, and address families that bypass namespaces."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.escape.cage import RemoteCell, several
+from tests.escape.cage import ProbeCage, split_results
 
 GREETING = b"host"
-SHARED = "--unshare-net"  # what a control takes out of the plan
+SHARED = "--unshare-net"  # controls remove this option from the plan
 
 
 @contextmanager
 def _serving(server: socket.socket) -> Iterator[None]:
-    """Greets everybody until the context ends: streams when they connect, datagrams when they ask."""
+    """Send a greeting on every connection, and in reply to every datagram, until the context ends."""
     stop_r, stop_w = os.pipe()
 
     def serve() -> None:
@@ -56,7 +56,7 @@ def _listening(stack: ExitStack, family: int, kind: int, address: tuple[str, int
     return server
 
 
-def test_what_listens_on_the_host_is_out_of_reach(cage: RemoteCell) -> None:
+def test_listening_sockets_of_the_host_cannot_be_reached(cage: ProbeCage) -> None:
     abstract = f"@rt-{os.getpid()}"
     with ExitStack() as stack:
         tcp = _listening(stack, socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)).getsockname()[1]
@@ -72,17 +72,17 @@ def test_what_listens_on_the_host_is_out_of_reach(cage: RemoteCell) -> None:
                 six = _listening(stack, socket.AF_INET6, socket.SOCK_STREAM, ("::1", 0)).getsockname()[1]
                 attacks["TCP over IPv6"] = ("connect", "::1", str(six))
             except OSError:
-                pass  # a host without an address of that family has nothing to reach
+                pass  # the host has no IPv6 address
         inside = {
             name: answer.refused
             for name, answer in zip(attacks, cage.attacks(*attacks.values()), strict=True)
         }
         assert set(inside.values()) <= {"ECONNREFUSED", "ENETUNREACH", "EADDRNOTAVAIL"}
-        control = several(cage.without("many", json.dumps(list(attacks.values())), remove=[SHARED]))
+        control = split_results(cage.without("many", json.dumps(list(attacks.values())), remove=[SHARED]))
         assert [answer.done for answer in control] == ["host"] * len(attacks)
 
 
-def test_there_is_no_way_off_the_machine(cage: RemoteCell) -> None:
+def test_other_machines_cannot_be_reached(cage: ProbeCage) -> None:
     assert cage.attack("interfaces").done == ["lo"]
     attempts = cage.attacks(("connect", "192.0.2.1", "80"), ("datagram", "192.0.2.1", "53"))
     assert [answer.refused for answer in attempts] == ["ENETUNREACH", "ENETUNREACH"]
@@ -90,7 +90,7 @@ def test_there_is_no_way_off_the_machine(cage: RemoteCell) -> None:
         assert len(cage.without("interfaces", remove=[SHARED]).done) > 1
 
 
-def test_a_plugin_may_talk_to_itself(cage: RemoteCell) -> None:
+def test_a_plugin_can_connect_to_itself(cage: ProbeCage) -> None:
     assert cage.attack("own_loopback").done == "me"
 
 
@@ -115,19 +115,19 @@ FAMILIES = {
 }
 
 
-def test_families_that_lead_around_the_network_namespace(cage: RemoteCell) -> None:
+def test_address_families_that_bypass_the_network_namespace(cage: ProbeCage) -> None:
     words = [("family", str(f.number), str(int(f.kind)), str(f.protocol)) for f in FAMILIES.values()]
     inside = cage.attacks(*words)
     assert {name: answer.refused for name, answer in zip(FAMILIES, inside, strict=True)} == dict.fromkeys(
         FAMILIES, "EAFNOSUPPORT"
     )
-    # Without the filter the kernel answers by what it was built with; netlink is never left out.
-    control = several(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
+    # Without the filter the result depends on the kernel's configuration. Netlink is always built in.
+    control = split_results(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
     open_ones = {name for name, answer in zip(FAMILIES, control, strict=True) if "done" in answer.answer}
     assert len(open_ones) >= 2
 
 
-def test_the_strict_profile_has_no_sockets_at_all(cage: RemoteCell) -> None:
+def test_the_strict_profile_has_no_sockets_at_all(cage: ProbeCage) -> None:
     words = [("family", "1", "1", "0"), ("family", "2", "1", "0"), ("family", "10", "1", "0")]
     strict = cage.attacks(*words, tables='[plugin.sandbox]\nenabled = true\nseccomp = "strict"\n')
     assert {answer.refused for answer in strict} == {"EAFNOSUPPORT"}

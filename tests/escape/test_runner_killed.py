@@ -1,4 +1,4 @@
-"""SIGKILL of the runner at any moment of a launch: nothing of it is left."""
+"""SIGKILL of the runner at any moment of a launch leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller, descendants, vanished
-from tests.escape.cage import RemoteCell, make_cage, sandbox_table
+from tests.escape.cage import ProbeCage, make_cage, sandbox_table
 from tests.tables import REPEAT
 
-# For each of the two callers, spread evenly over a launch. Three times as many before a release, with
-# RUNNER_TEST_REPEAT=3: then the moments lie some 5 ms apart.
+# For each of the two callers, spread evenly over a launch. Before a release run RUNNER_TEST_REPEAT=3: then
+# the kills are some 5 ms apart.
 KILLS = 36 * REPEAT
 AT_ONCE = 4
-# Beyond the moment the plugin says it is ready, so that some kills meet it in full swing.
+# The last kills come after the plugin has printed "ready", so that some hit a running plugin.
 STRETCH = 1.3
-# What a tree that has come up consists of: runner, two of bubblewrap's, the plugin and its daemon.
+# Processes of a complete launch: the runner, two of bubblewrap, the plugin and its daemon.
 WHOLE_TREE = 5
 
 
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.machine
 
 
 @pytest.fixture
-def cage_with_state(runner_as: Caller, plugin_dir: Path, machine_as_before: None) -> RemoteCell:
+def cage_with_state(runner_as: Caller, plugin_dir: Path, machine_as_before: None) -> ProbeCage:
     return make_cage(runner_as, plugin_dir)
 
 
-def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: RemoteCell) -> None:
+def test_a_killed_runner_leaves_nothing_behind(cage_with_state: ProbeCage) -> None:
     cage = cage_with_state
     state = Path(f"{cage.folder}.state")
     cage.manifest(sandbox_table(write=["${state_dir}"]))
@@ -66,10 +66,10 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Re
         assert not seen & _held_namespaces(before), "a namespace has outlived its processes"
         assert set(os.listdir(state)) <= {"held"}
         with open(held, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
-        # And the next launch is as the first was: neither the uid nor the state is stuck.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process holds it any more
+        # The next launch works like the first: neither the uid nor the state directory is locked.
         assert _time_to_ready(cage, command, pids) > 0
-        # A group cannot remove itself. The next runner does.
+        # A killed runner leaves its cgroups. The next runner removes them.
         assert (
             cage.caller(
                 "exec", "--state-dir", str(state), cage.folder, "--", "read", "/etc/passwd"
@@ -81,8 +81,8 @@ def test_nothing_is_left_of_a_launch_whose_runner_was_killed(cage_with_state: Re
         subprocess.run(["rm", "-rf", str(state)], check=True)
 
 
-def _time_to_ready(cage: RemoteCell, command: list[str], pids: set[int]) -> float:
-    """How long a launch takes until the plugin speaks; then it is killed like all the others."""
+def _time_to_ready(cage: ProbeCage, command: list[str], pids: set[int]) -> float:
+    """Seconds until the plugin prints "ready". The runner is then killed."""
     began = time.monotonic()
     with _start(cage, command) as process:
         pids.add(process.pid)
@@ -93,7 +93,7 @@ def _time_to_ready(cage: RemoteCell, command: list[str], pids: set[int]) -> floa
     return taken
 
 
-def _start(cage: RemoteCell, command: list[str]) -> subprocess.Popen[bytes]:
+def _start(cage: ProbeCage, command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         env=dict(cage.caller.environ),
@@ -105,7 +105,7 @@ def _start(cage: RemoteCell, command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _kill_at(
-    cage: RemoteCell,
+    cage: ProbeCage,
     command: list[str],
     moments: list[float],
     sizes: Counter[int],
@@ -143,9 +143,9 @@ def _namespaces(pid: int | str) -> set[str]:
 
 
 def _held_namespaces(others: set[int]) -> set[str]:
-    """All that could keep one of ours alive: a process below us, a descriptor of ours, a mount.
+    """Namespaces kept alive by a descendant, a descriptor or a mount of this process.
 
-    Not every process of the machine is looked at: the kernel gives a number out again as soon as it is free.
+    Other processes of the machine are not read: the kernel reuses namespace numbers as soon as they are free.
     """
     found = {name for pid in descendants() - others for name in _namespaces(pid)}
     for fd in os.listdir("/proc/self/fd"):
@@ -156,7 +156,7 @@ def _held_namespaces(others: set[int]) -> set[str]:
 
 
 def _cgroups(pids: set[int]) -> set[str]:
-    """Control groups that were made by these runners: others may run beside us, and have theirs."""
+    """Cgroups that these runners made. Other runners may be running at the same time."""
     marks = tuple(f"runner-{pid}-" for pid in pids)
     return {
         os.path.join(folder, name)

@@ -1,4 +1,4 @@
-"""A source that is swapped while plugins are launched: none ever shows what it was swapped for."""
+"""A granted folder is swapped for a link while plugins are launched: no plugin sees the link's target."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.conftest import Caller
 from tests.escape.cage import sandbox_table, toml
 from tests.tables import REPEAT
 
-# Five times as many before a release, with RUNNER_TEST_REPEAT=5.
+# Before a release run RUNNER_TEST_REPEAT=5.
 LAUNCHES = 100 * REPEAT
 WORKERS = 2
-# Both outcomes have to occur, or the swapping was too slow or too fast to mean anything.
+# Both outcomes have to occur this often, or the swapping was too slow or too fast.
 AT_LEAST = 10
 
 
 def swap_for_ever(directory: str, link: str) -> None:
-    """Exchange two names, with pauses of up to a few milliseconds: about as long as a launch's own steps."""
+    """Exchange two names, with pauses of a few milliseconds: about as long as the steps of a launch."""
     import ctypes
     import os
     import random
@@ -39,7 +39,7 @@ def swap_for_ever(directory: str, link: str) -> None:
 
 
 def launch(manifest: str, times: int) -> dict[str, int]:
-    """Many launches in one process: what the plugin printed, or the runner's exit status, and how often."""
+    """Launch many times in one process. Counts each plugin output, or the exit status if there was none."""
     import collections
     import os
 
@@ -61,7 +61,7 @@ def launch(manifest: str, times: int) -> dict[str, int]:
 
 
 def bind_by_path(directory: str, times: int) -> int:
-    """The control: check, then let bwrap bind the path. Which launch was the first to be fooled, or 0."""
+    """The control: check, then let bwrap bind the path. Returns the first launch that was fooled, or 0."""
     import os
     import subprocess
 
@@ -82,14 +82,14 @@ def _swapping(caller: Caller, directory: Path, link: Path) -> Iterator[None]:
             assert swapper.stdout is not None
             assert swapper.stdout.readline() == b"swapping\n"
             yield
-            assert swapper.poll() is None, "the swapper gave up"
+            assert swapper.poll() is None, "the swapper ended"
         finally:
             swapper.kill()
 
 
 @pytest.fixture
 def source(runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
-    """top/source/who says "mine"; what a link beside it leads to says "other"."""
+    """top/source/who contains "mine". The folder that the link leads to has a file with "other"."""
     write_file(plugin_dir / "data/top/source/who", "mine")
     write_file(plugin_dir / "other/source/who", "other")
     write_file(plugin_dir / "other/who", "other")
@@ -98,7 +98,7 @@ def source(runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path])
 
 
 @pytest.mark.parametrize("swapped", ["the source", "a folder above it"])
-def test_no_launch_shows_what_the_source_was_swapped_for(
+def test_no_launch_shows_the_target_of_the_swapped_link(
     runner_as: Caller,
     plugin_dir: Path,
     source: Path,
@@ -123,8 +123,8 @@ def test_no_launch_shows_what_the_source_was_swapped_for(
     seen = {name: sum(result.get(name, 0) for result in results) for result in results for name in result}
     assert "other" not in seen
     assert seen.get("mine", 0) >= AT_LEAST, seen
-    # 126: the runner saw it. 125: bubblewrap found something else mounted than what it was given.
-    # 1: a swapped optional path that was not there at all. Nothing else may happen.
+    # 126: the runner noticed the swap. 125: bubblewrap found another file mounted than it was given.
+    # 1: the path did not exist at that moment, and cat failed. Nothing else may happen.
     refused = sum(count for name, count in seen.items() if name in ("status 125", "status 126"))
     assert refused >= AT_LEAST, seen
     assert set(seen) <= {"mine", "status 125", "status 126", "status 1"}, seen
@@ -137,7 +137,9 @@ def _result(worker: subprocess.Popen[bytes]) -> dict[str, int]:
     return dict(json.loads(out))
 
 
-def test_a_path_that_is_only_checked_is_fooled(runner_as: Caller, plugin_dir: Path, source: Path) -> None:
+def test_checking_a_path_before_binding_it_is_not_enough(
+    runner_as: Caller, plugin_dir: Path, source: Path
+) -> None:
     link = source.with_name("link")
     link.symlink_to(plugin_dir / "other")
     runner_as.give(link)

@@ -1,4 +1,4 @@
-"""The operator's terminal, which a plugin is not given: neither to read nor to change."""
+"""A plugin can neither read nor change the operator's terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.escape.cage import RemoteCell, told
+from tests.escape.cage import ProbeCage, parse_result
 
-# Every way to a terminal that is known: its streams, the same opened anew, and those of bubblewrap's init.
+# Every known way to a terminal: the plugin's streams, the same reopened, and those of bubblewrap's init.
 THEFT = """\
 import errno, json, os, select, sys, termios
 
@@ -55,8 +55,8 @@ print(json.dumps({"done": found}), file=os.fdopen(out, "w"))
 """
 
 
-def steal(cage: RemoteCell, *options: str, streams: str) -> tuple[dict[str, Any], list[Any], list[Any]]:
-    """The attack while somebody types; what it got, and the terminal's modes before and after."""
+def steal(cage: ProbeCage, *options: str, streams: str) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """Run the attack while a password is typed. Returns what it got, and the modes before and after."""
     ours, theirs = pty.openpty()
     os.fchown(theirs, cage.caller.uid, -1)
     read, write = os.pipe()
@@ -70,10 +70,10 @@ def steal(cage: RemoteCell, *options: str, streams: str) -> tuple[dict[str, Any]
             "exec", *options, cage.folder, stdin=stdin, stdout=stdout, stderr=stderr
         ) as process:
             os.close(write)
-            with open(read) as said:
-                assert said.readline() == "ready\n"
+            with open(read) as reader:
+                assert reader.readline() == "ready\n"
                 os.write(ours, b"the password\n")
-                answer = told(subprocess.CompletedProcess([], 0, said.read(), ""))
+                answer = parse_result(subprocess.CompletedProcess([], 0, reader.read(), ""))
             assert process.wait(60) == 0
         return answer.done, before, termios.tcgetattr(theirs)
     finally:
@@ -82,8 +82,8 @@ def steal(cage: RemoteCell, *options: str, streams: str) -> tuple[dict[str, Any]
 
 
 @pytest.mark.parametrize("streams", ["npt", "tpt", "ttp"])
-def test_keystrokes_and_modes_are_the_operators(cage: RemoteCell, streams: str) -> None:
-    """Whichever of the three is a terminal."""
+def test_a_plugin_cannot_read_keystrokes_or_change_modes(cage: ProbeCage, streams: str) -> None:
+    """One or two of the three streams are a terminal."""
     found, before, after = steal(cage, streams=streams)
     assert found["terminals"] == found["theirs"] == []
     assert isinstance(found["tty"], str)  # an errno's name
@@ -92,9 +92,9 @@ def test_keystrokes_and_modes_are_the_operators(cage: RemoteCell, streams: str) 
     assert found["keys"] == "EBADF"
 
 
-def test_with_the_option_they_are_the_plugins(cage: RemoteCell) -> None:
-    """The control: stdin is no terminal, and all that is typed goes to the plugin by way of its stderr. That
-    is all it has: bubblewrap's own processes have no terminal then either."""
+def test_with_tty_the_plugin_has_the_terminal(cage: ProbeCage) -> None:
+    """The control: with --tty the plugin reads what is typed through its stderr. bubblewrap's own processes
+    still have no terminal."""
     found, before, after = steal(cage, "--tty", streams="npt")
     assert (found["terminals"], found["theirs"]) == ([2], [])
     assert found["modes"] == ["ENOTTY", "ENOTTY", "changed"] and before != after

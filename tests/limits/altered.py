@@ -1,4 +1,4 @@
-"""A runner in which one thing is different: what takes ten seconds takes one, what never happens happens."""
+"""A runner that executes test code first: to shorten its waits, or to fail at a chosen point."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A plugin of a few lines, held to limits by the real command line, and what the report says of its end.
+"""Short plugins that run with limits through the real command line, and the reports of their runs.
 
-What can be expected depends on the means this machine has for a limit, as this caller: `held` asks the
-runner itself, and the tests then show that what it claims is so. Nothing here is about root or cgroup v1.
+Whether a cgroup or an rlimit enforces a limit depends on the machine and the caller. `enforced_by` asks the
+runner, and the tests show that its answer is true. Nothing here assumes root or cgroup v1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.conftest import Caller
 PYTHON = "#!/usr/bin/python3 -I\n"
 SH = "#!/bin/sh\n"
 
-# Those that need cgroups; elsewhere something weaker holds them, or nothing.
+# Limits that need cgroups. Without cgroups an rlimit enforces them less strictly, or nothing does.
 BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
 _INIT_TO_PROGRAM = ("init", "bwrap", "init", "program")
 
@@ -58,7 +58,7 @@ def policy(
     read: tuple[str, ...] = (),
     write: tuple[str, ...] = ("${state_dir}",),
 ) -> str:
-    """A policy that says `mode` for everything that needs cgroups."""
+    """A policy with `mode` for every limit that needs cgroups."""
     lines = [f"version = 1\n[read]\nceiling = {_toml(read)}\n[write]\nceiling = {_toml(write)}"]
     defaults, ceilings = default or {}, ceiling or {}
     for name in dict.fromkeys((*BY_CGROUP, *defaults, *ceilings)):
@@ -89,8 +89,8 @@ class Result:
     @property
     def outcome(self) -> tuple[str, str, str]:
         """code, phase, cause"""
-        told = self.report["outcome"]
-        return told["code"], told["phase"], told["cause"]
+        outcome = self.report["outcome"]
+        return outcome["code"], outcome["phase"], outcome["cause"]
 
     @property
     def message(self) -> str:
@@ -122,21 +122,21 @@ class Result:
         return dict(found)
 
     @property
-    def told(self) -> Any:
+    def printed(self) -> Any:
         """The last line the plugin printed, as JSON."""
-        assert self.out, f"the plugin said nothing: {self}"
+        assert self.out, f"the plugin printed nothing: {self}"
         return json.loads(self.out.splitlines()[-1])
 
 
-def _is_sound(result: Result) -> None:
-    """What holds for every report, whatever it tells of."""
+def _check_report(result: Result) -> None:
+    """Check what is true of every report."""
     _schema().validate(result.report)
     assert result.exit["status"] == result.status
     assert bool(result.exit["left"]) == result.exit["kill_incomplete"]
     limits = result.report["limits"]
     assert {b["name"] for b in limits if b["degraded"]} <= set(result.report["degraded"])
     assert all(b["enforced_by"] or (b["degraded"] and b["effective"] is None) for b in limits)
-    # Where only whole seconds count, a part of one is rounded up.
+    # RLIMIT_CPU counts whole seconds: fractions are rounded up.
     most = {b["name"]: math.ceil(b["requested"]) for b in limits if b["enforced_by"] == "RLIMIT_CPU"}
     assert all(
         b["effective"] is None or b["effective"] <= most.get(b["name"], b["requested"]) for b in limits
@@ -150,7 +150,7 @@ def _schema() -> jsonschema.Draft202012Validator:
 
 
 class Running:
-    """A plugin that runs. `end` closes its stdin, waits for it and returns the Result."""
+    """A running plugin. `end` closes its stdin, waits for it and returns the Result."""
 
     def __init__(self, process: subprocess.Popen[bytes], report: Path) -> None:
         self.process = process
@@ -159,7 +159,7 @@ class Running:
 
     @property
     def family(self) -> dict[str, int]:
-        """The pids on the host of the cell's init, of both bwraps and of the plugin's own first process."""
+        """The host pids of the cell's init, of both bwrap processes and of the plugin's first process."""
         pid, found = self.process.pid, {}
         for name in _INIT_TO_PROGRAM:
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
@@ -168,15 +168,15 @@ class Running:
 
     @property
     def pid(self) -> int:
-        """Of the plugin's first process, as the host counts."""
+        """The host pid of the plugin's first process."""
         return self.family["program"]
 
     def group(self, controller: str) -> Path:
-        """The plugin's own group, as the host sees it."""
+        """The plugin's cgroup, as a path on the host."""
         return group_of(self.pid, controller)
 
     def line(self) -> str:
-        """The next line it prints."""
+        """The next line that the plugin prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode("utf-8", "surrogateescape").rstrip("\n")
 
@@ -192,17 +192,17 @@ class Running:
             report = json.loads(self._report.read_bytes()) if self._report.exists() else {}
             self.result = Result(self.process.returncode, out, err, report)
             if report:
-                _is_sound(self.result)
+                _check_report(self.result)
         return self.result
 
 
 class Box:
-    """One caller, and folders for plugins."""
+    """Runs plugins with limits as one caller, each in a folder of its own."""
 
     def __init__(self, caller: Caller, folder: Path) -> None:
         self.caller = caller
         self.folder = folder
-        self.runners: list[int] = []  # pids of all that were started here
+        self.runners: list[int] = []  # pids of all runners started here
         self._count = 0
 
     def plugin(
@@ -214,7 +214,7 @@ class Box:
         read: tuple[str, ...] = (),
         write: tuple[str, ...] = (),
     ) -> Path:
-        """The folder of a plugin that runs `code` (Python, unless it starts with #!)."""
+        """Write a plugin that runs `code` (Python, unless it starts with #!) and return its folder."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
@@ -237,8 +237,8 @@ class Box:
         timeout: float = 120.0,
         **popen: Any,
     ) -> Result:
-        """From `runner exec` to its end. `limits` are the manifest's; `policy` is a text, or None for the one
-        that is in force by itself."""
+        """Run `runner exec` to its end. `limits` are the manifest's. `policy` is TOML, or None for the
+        runner's default."""
         folder = self.plugin(code, name=name, limits=limits, read=read, write=write)
         streams = {} if stdin is not None else {"stdin": subprocess.DEVNULL}
         with self._started(folder, options, policy, {**streams, **popen}) as running:
@@ -259,11 +259,11 @@ class Box:
         write: tuple[str, ...] = (),
         **popen: Any,
     ) -> Iterator[Running]:
-        """After the plugin has printed "ready". With the context its stdin ends, and it is waited for."""
+        """A plugin that has printed "ready". Leaving the context closes its stdin and waits for it."""
         folder = self.plugin(code, name=name, limits=limits, read=read, write=write)
         with self._started(folder, options, policy, popen) as running:
-            said = running.line()
-            assert said == "ready", f"{said!r} {running.end()}"
+            line = running.line()
+            assert line == "ready", f"{line!r} {running.end()}"
             yield running
             running.end()
 
@@ -285,7 +285,7 @@ class Box:
                 raise
 
     def explain(self, code: str, *options: str, policy: str | None = PREFER, **plugin: Any) -> dict[str, Any]:
-        """What `runner explain` says, as a document."""
+        """The document that `runner explain` prints."""
         folder = self.plugin(code, **plugin)
         done = self.caller("explain", "--format", "json", *self.policy_options(policy), *options, folder)
         document: dict[str, Any] = json.loads(done.stdout)
@@ -300,45 +300,45 @@ class Box:
         return "--policy", str(path)
 
     def _write(self, path: Path, text: str, mode: int) -> None:
-        if not path.exists() or path.read_text() != text:  # else the runner need not read it anew
+        if not path.exists() or path.read_text() != text:  # unchanged: the runner's cache stays valid
             path.write_text(text)
             path.chmod(mode)
             self.caller.give(path)
 
     def groups_left(self) -> list[str]:
-        """Groups of runners that were started here. A runner's own leaf (v2) is not one: it stays until the
-        unit goes, or the next runner comes."""
+        """Cgroups of runners that were started here, without the runner's own leaf (v2): that one stays until
+        the unit ends or the next runner starts."""
         ours = tuple(f"runner-{pid}-" for pid in self.runners)
         return [
             f"{folder}/{name}"
             for mount, _, _ in _cgroup_mounts()
-            for folder, names, _ in os.walk(mount)  # skips what others remove meanwhile
+            for folder, names, _ in os.walk(mount)  # skips groups that others remove meanwhile
             for name in names
             if name.startswith(ours) and not name.endswith("-self")
         ]
 
 
-# --- what the machine has -----------------------------------------------------------------------------------
+# --- how this machine enforces limits -----------------------------------------------------------------------
 
 
-def held(box: Box, limit: str) -> str:
-    """What holds `limit` for this caller: "cgroup v1", "cgroup v2", "RLIMIT_…", or nothing ("").
+def enforced_by(box: Box, limit: str) -> str:
+    """The means for `limit`, as this caller: "cgroup v1", "cgroup v2", "RLIMIT_…", or "" for none.
 
-    By the word of `runner explain`, under a policy that makes do with anything.
+    `runner explain` says so, under a policy that accepts any means.
     """
     if box.caller.name not in _known:
-        _known[box.caller.name] = dict(_means(box))
+        _known[box.caller.name] = dict(_explain_means(box))
     return _known[box.caller.name][limit]
 
 
 def by_cgroup(box: Box, limit: str) -> bool:
-    return held(box, limit).startswith("cgroup")
+    return enforced_by(box, limit).startswith("cgroup")
 
 
 _known: dict[str, dict[str, str]] = {}
 
 
-def _means(box: Box) -> Iterator[tuple[str, str]]:
+def _explain_means(box: Box) -> Iterator[tuple[str, str]]:
     limits = {"memory": "64M", "pids": 32, "cpu": 1, "cpu_time": "10s", "io": "100M"}
     for limit in box.explain("", name="asked", limits=limits)["limits"]:
         if limit["name"] in BY_CGROUP:
@@ -347,7 +347,7 @@ def _means(box: Box) -> Iterator[tuple[str, str]]:
 
 
 def group_of(pid: int, controller: str) -> Path:
-    """The directory of a process's group for `controller` (v2's names)."""
+    """The directory of a process's cgroup for `controller`, named as in v2."""
     legacy = "blkio" if controller == "io" else controller
     unified = ""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
@@ -368,7 +368,7 @@ def _visible(path: str, controller: str) -> Path:
 
 @functools.cache
 def _cgroup_mounts() -> tuple[tuple[str, str, frozenset[str]], ...]:
-    """Mount point, root, and controllers: none for v2."""
+    """Mount point, root and controllers of each cgroup file system. v2 has no controllers here."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -381,7 +381,7 @@ def _cgroup_mounts() -> tuple[tuple[str, str, frozenset[str]], ...]:
 
 
 def rlimit_of(pid: int, name: str) -> int | None:
-    """The hard one, by its name in /proc/PID/limits; None: unlimited. (prlimit may not look into a cage.)"""
+    """The hard limit by its name in /proc/PID/limits; None: unlimited. (prlimit may not read a plugin's.)"""
     (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith(name))
     hard = line[len(name) :].split()[1]
     return None if hard == "unlimited" else int(hard)

@@ -1,4 +1,4 @@
-"""A caller's box, in which nothing may be left: no process, no mount, no file, no cgroup."""
+"""The fixture `box`: runs plugins as one caller and fails if a process or a cgroup is left."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A plugin that would like more than it was given: no way to its cgroups, none to its limits.
+"""A plugin cannot reach its cgroups or raise its limits.
 
-Each attempt has a control: the same where it must work, so that what fails inside does not fail everywhere.
+Each attempt has a control: the same attempt where it must work.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller, descendants
-from tests.limits.cage import BY_CGROUP, SH, Box, by_cgroup, held, policy, rlimit_of
+from tests.limits.cage import BY_CGROUP, SH, Box, by_cgroup, enforced_by, policy, rlimit_of
 from tests.tables import wait_for
 
 OK = ("ok", "run", "")
 LIMITS = {"memory": "64M", "pids": 16, "cpu": 1, "cpu_time": "10s"}
 
-# What there is of cgroups to be seen, and what comes of mounting them oneself.
+# Lists the cgroups that are visible. MOUNTED tries to mount cgroup file systems.
 SEEN = """
 import ctypes, errno, json, os
 found = {}
@@ -61,12 +61,12 @@ found["after"] = int(open(path).read())
 print(json.dumps(found))
 """
 
-# As soon as there is anything at all: a session of its own, and one more below it, before the first word.
+# Starts processes in sessions of their own, one of them with a child, before it prints "ready".
 AT_ONCE = SH + "setsid sleep 1000 &\nsetsid sh -c 'sleep 1000 & sleep 1000' &\necho ready\nread word\n"
 
 
 def outside(caller: Caller, code: str) -> dict[str, object]:
-    """The same program, as the same caller, without any cage."""
+    """Run the same program as the same caller, without a cage."""
     done = subprocess.run(
         [*caller.prefix, "/usr/bin/python3", "-I", "-c", code],
         capture_output=True,
@@ -78,13 +78,13 @@ def outside(caller: Caller, code: str) -> dict[str, object]:
     return answer
 
 
-def test_there_are_no_cgroups_to_be_seen(box: Box) -> None:
+def test_the_plugin_sees_no_cgroups(box: Box) -> None:
     result = box.run(SEEN + MOUNTED + TOLD, limits=LIMITS)
     assert result.outcome == OK, result.err
-    found = result.told
+    found = result.printed
     assert found["mounted"] == [] and found["sys"] is False
     assert found["mount cgroup2"] != "done" and found["mount cgroup"] != "done"
-    # A namespace of its own: where it is, is all there is. Its name would tell of the host.
+    # In a cgroup namespace the plugin sees its own cgroup as "/". The real path would describe the host.
     assert found["own"] == ["/"]
     assert set(found["others"]) <= {"/"}
     control = outside(box.caller, SEEN + TOLD)
@@ -93,7 +93,7 @@ def test_there_are_no_cgroups_to_be_seen(box: Box) -> None:
 
 
 @pytest.mark.parametrize("access", ["read", "write"])
-def test_a_manifest_that_asks_for_them(box: Box, access: str) -> None:
+def test_a_manifest_that_asks_for_cgroups_is_refused(box: Box, access: str) -> None:
     allowing = policy(read=("*",), write=("*", "${state_dir}"))
     for path in ("/sys/fs/cgroup", "/sys/fs", "/usr/share" if access == "read" else "${state_dir}"):
         asked = {"read": (path,) if access == "read" else (), "write": (path,) if access == "write" else ()}
@@ -101,40 +101,40 @@ def test_a_manifest_that_asks_for_them(box: Box, access: str) -> None:
         if path.startswith("/sys"):
             assert (result.status, result.out) == (126, "")
             assert result.outcome == ("manifest_invalid", "manifest", "denylist")
-        else:  # the control: under this policy one may ask for anything else
+        else:  # the control: this policy grants any other path
             assert (result.outcome, result.out) == (OK, "ran\n")
 
 
-def test_it_stays_the_first_to_go(box: Box) -> None:
-    """When the whole machine runs out of memory, a plugin goes before anything of the host's."""
-    found = box.run(SCORE, limits=LIMITS).told
+def test_a_plugin_cannot_lower_its_oom_score(box: Box) -> None:
+    """When the machine runs out of memory, the kernel kills a plugin before processes of the host."""
+    found = box.run(SCORE, limits=LIMITS).printed
     assert found["before"] == found["after"] >= 500
     assert {found[key] for key in ("lower", "lowest", "higher")} <= {"EROFS", "EACCES", "EPERM"}
     control = outside(box.caller, SCORE)
-    assert control["higher"] == "done", "who is not in a cage may at least be more modest"
+    assert control["higher"] == "done", "without a cage a process may raise its own score"
 
 
-def test_all_of_it_is_in_from_the_beginning(box: Box) -> None:
-    """bwrap, the cage's init, the program and whatever it has started at once: by nobody's later doing."""
+def test_every_process_starts_in_the_cgroup(box: Box) -> None:
+    """bwrap, the cage's init, the program and its children start in the cgroup. Nothing is moved later."""
     with box.running(AT_ONCE, limits=LIMITS) as running:
         family = running.family
         cage = family["bwrap"]
-        assert wait_for(lambda: len(_below(cage)) == 6), "init, the program, and what it has started"
+        assert wait_for(lambda: len(_below(cage)) == 6), "init, the program and its children"
         below = {cage, *_below(cage)}
         assert {family["init"], family["program"]} < below
         for name in (name for name in LIMITS if by_cgroup(box, name)):
             controller = "cpuacct" if name == "cpu_time" else name
-            group = running.group("" if held(box, name) == "cgroup v2" else controller)
+            group = running.group("" if enforced_by(box, name) == "cgroup v2" else controller)
             assert group.name.startswith(f"runner-{running.process.pid}-")
             members = {int(word) for word in (group / "cgroup.procs").read_text().split()}
-            assert members == below, f"{name}: not all, or others, are in {group}"
+            assert members == below, f"{name}: {group} has other members"
         places = {Path(f"/proc/{pid}/cgroup").read_text() for pid in below}
         assert len(places) == 1
-        # The cell's init ends the others. It must be neither slowed down with them nor killed for them.
+        # The cell's init kills the others. It must not share their cpu quota or be killed with them.
         init = Path(f"/proc/{family['init']}/cgroup").read_text()
         assert (init in places) == (not any(by_cgroup(box, name) for name in LIMITS))
         for name, limit in (("memory", "Max data size"), ("pids", "Max processes")):
-            if held(box, name).startswith("RLIMIT"):
+            if enforced_by(box, name).startswith("RLIMIT"):
                 (value,) = {rlimit_of(pid, limit) for pid in below}
                 assert value is not None
         running.say("enough")
@@ -148,19 +148,19 @@ def _below(pid: int) -> set[int]:
         each = ends.pop()
         try:
             children = Path(f"/proc/{each}/task/{each}/children").read_text().split()
-        except OSError:  # gone since it was listed
+        except OSError:  # it ended after it was listed
             continue
         found |= {int(child) for child in children}
         ends += [int(child) for child in children]
     return found
 
 
-def test_nothing_of_the_limits_is_open(box: Box) -> None:
-    """The doors through which it joined, and the locks on its groups, are not for the plugin."""
+def test_no_descriptor_of_a_cgroup_is_inherited(box: Box) -> None:
+    """The plugin inherits neither the cgroup.procs files it joined through nor the locks on its cgroups."""
     code = "import json, os\nprint(json.dumps({fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64)\n"
     code += "    if os.path.lexists(f'/proc/self/fd/{fd}')}))"
     result = box.run(code, limits={**LIMITS, "deadline": "1m", "open_files": 64})
-    assert sorted(result.told) == ["0", "1", "2"]
+    assert sorted(result.printed) == ["0", "1", "2"]
     with box.running(AT_ONCE, limits=LIMITS) as running:
         for pid in (running.family["init"], running.family["program"]):
             opened = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -171,18 +171,18 @@ def test_nothing_of_the_limits_is_open(box: Box) -> None:
         running.say("enough")
 
 
-def test_a_new_user_namespace_is_no_new_limit(box: Box) -> None:
-    """Where processes are counted by user namespace, one more of them would be one more limit."""
+def test_a_plugin_cannot_make_a_user_namespace(box: Box) -> None:
+    """RLIMIT_NPROC counts per user namespace: a new namespace would give the plugin a new limit."""
     code = SH + "unshare --user true && echo made\nunshare --user --map-root-user true && echo made\nexit 0\n"
     result = box.run(code, limits=LIMITS)
     assert (result.outcome, result.out) == (OK, "")
     control = subprocess.run([*box.caller.prefix, "unshare", "--user", "true"], check=False)
     if control.returncode:
-        pytest.skip("the host itself lets nobody make one")
+        pytest.skip("the host does not allow user namespaces")
 
 
-def test_processes_that_were_left_are_not_left(box: Box) -> None:
-    """The program has ended: so has all that it started, before the runner returned."""
+def test_background_processes_end_with_the_program(box: Box) -> None:
+    """When the program ends, all processes it started have ended before the runner returns."""
     before = descendants()
     result = box.run(AT_ONCE.replace("read word\n", ""), limits=LIMITS)
     assert result.outcome == OK and result.out == "ready\n"

@@ -1,4 +1,4 @@
-"""Time runs out: whatever the plugin does about it, and whatever the runner is doing at the time."""
+"""Time limits: they hold whatever the plugin does, and whatever the runner is doing at the time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.limits.cage import PREFER, PYTHON, SH, Box, Result, Running
 from tests.tables import wait_for
 
 TIMEOUT = ("timeout", "invocation", "deadline")
-# The clock starts with the runner. Where the machine is so busy that half of the time has passed before all
-# plugins are ready, nothing could be shown, and it is tried again with the next.
+# In seconds. The deadline starts with the runner. If half of it has passed before all plugins are ready, the
+# machine is too busy for this deadline, and the next one is tried.
 DEADLINES = (2.5, 5.0, 10.0, 20.0, 40.0)
 
-DEAF = "trap '' TERM INT HUP QUIT USR1 USR2 PIPE ALRM; "
-# Everything a daemon does to be forgotten: a session, a second fork, a place, no descriptors.
+IGNORE_SIGNALS = "trap '' TERM INT HUP QUIT USR1 USR2 PIPE ALRM; "
+# Everything a daemon does to detach: a new session, a second fork, chdir, closed descriptors.
 DAEMON = """
 import os, signal, sys, time
 def daemon():
@@ -38,13 +38,13 @@ def daemon():
     os.closerange(0, 64)
     time.sleep(1000)
 """
-# They stay alive one way or another, and none of them ends when it is asked to. Those who would keep others
-# from starting wait for a word.
+# Plugins that stay alive and ignore SIGTERM. Those that would slow down the start of others wait for a line
+# on stdin first.
 UNENDING = {
-    "deaf": f"{DEAF}echo ready; while :; do sleep 1000; done",
+    "deaf": f"{IGNORE_SIGNALS}echo ready; while :; do sleep 1000; done",
     "daemon": f"{DAEMON}\ndaemon()\nprint('ready', flush=True)\ntime.sleep(1000)",
-    "stopped": f"{DEAF}echo ready; kill -STOP $$",
-    "busy": f"{DEAF}echo ready; read word; while :; do :; done",
+    "stopped": f"{IGNORE_SIGNALS}echo ready; kill -STOP $$",
+    "busy": f"{IGNORE_SIGNALS}echo ready; read word; while :; do :; done",
     "bomb": "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     "print('ready', flush=True)\n"
     "input()\n"
@@ -53,7 +53,7 @@ UNENDING = {
     "        if os.fork() == 0: os.setsid()\n"
     "    except OSError: time.sleep(0.01)",
 }
-# One plugin for all of them, so that its manifest is read once.
+# One plugin runs all of these programs, so that its manifest is read once.
 ANY = f'{SH}exec $PROGRAM "$CODE"\n'
 
 
@@ -65,9 +65,9 @@ def options_of(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def started(box: Box, *names: str) -> Iterator[tuple[float, dict[str, Running]]]:
-    """All of them at once, each doing what it does, and the deadline they have."""
+    """Start all of these programs at once, with the same deadline. Yields the deadline and the plugins."""
     folder = box.plugin(ANY)
-    assert box.run(ANY, "--env", "PROGRAM=true").status == 0  # it is known now
+    assert box.run(ANY, "--env", "PROGRAM=true").status == 0  # its manifest is in the cache now
     for seconds in DEADLINES:
         began = time.monotonic()
         with ExitStack() as stack:
@@ -77,20 +77,20 @@ def started(box: Box, *names: str) -> Iterator[tuple[float, dict[str, Running]]]
                 )
                 for name in names
             }
-            said = {each.line() for each in running.values()}
-            if said == {"ready"} and time.monotonic() < began + seconds / 2:
+            lines = {each.line() for each in running.values()}
+            if lines == {"ready"} and time.monotonic() < began + seconds / 2:
                 for each in running.values():
                     each.say("go")
                 yield seconds, running
                 return
             for each in running.values():
                 each.process.kill()
-    pytest.fail(f"nothing starts within {DEADLINES[-1]} s here")
+    pytest.fail(f"the plugins did not start within {DEADLINES[-1]} s")
 
 
 def is_timeout(result: Result, seconds: float) -> bool:
     assert (result.status, result.outcome, result.hits[-1:]) == (124, TIMEOUT, ["deadline"]), result
-    assert set(result.hits) <= {"pids", "deadline"}  # of the bomb
+    assert set(result.hits) <= {"pids", "deadline"}  # the fork bomb reaches pids too
     assert result.exit["ended_by"] == "deadline" and result.exit["forced"]
     assert not result.exit["kill_incomplete"]
     assert "the deadline passed" in result.err
@@ -101,7 +101,7 @@ def is_timeout(result: Result, seconds: float) -> bool:
 
 
 def state(pid: int) -> str:
-    """As /proc says it; "" if there is no such process."""
+    """The state letter in /proc/PID/stat; "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except OSError:
@@ -109,7 +109,7 @@ def state(pid: int) -> str:
 
 
 def family(runner: int) -> set[int]:
-    """Everybody below a runner who lives."""
+    """All living descendants of a runner."""
     parents = {pid: _parent(pid) for pid in descendants()}
     found = {runner}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -135,27 +135,27 @@ def _parent(pid: int) -> int:
 # --- the deadline ------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_end_is_ended(box: Box) -> None:
+def test_the_deadline_ends_every_kind_of_plugin(box: Box) -> None:
     with started(box, *UNENDING) as (seconds, running):
         for each in running.values():
             assert is_timeout(each.end(), seconds)
 
 
-def test_what_ends_in_time_has_met_nothing(box: Box) -> None:
+def test_a_plugin_that_ends_in_time_hits_no_limit(box: Box) -> None:
     result = box.run("#!/bin/sh\nexit 7\n", "--deadline", "1h")
     assert (result.status, result.hits) == (7, [])
     assert result.exit["ended_by"] is None
 
 
-def test_what_counts_is_the_end_of_the_first_process(box: Box) -> None:
-    """Daemons may think what they like: they go with it, and its status is the one."""
+def test_the_end_of_the_first_process_ends_the_plugin(box: Box) -> None:
+    """The daemons are killed when the first process ends. Its status is the plugin's status."""
     code = f"{PYTHON}{DAEMON}\nfor _ in range(3): daemon()\ntime.sleep(0.1)\nos._exit(6)\n"
     result = box.run(code, "--deadline", "1h")
     assert (result.status, result.outcome) == (6, ("crashed", "run", "exit:6"))
     assert result.hits == []
 
 
-def test_without_a_cage_those_daemons_live_on(plugin_dir: Path, nothing_left: None) -> None:
+def test_without_a_cage_a_daemon_stays_alive(plugin_dir: Path, nothing_left: None) -> None:
     """The control."""
     program = plugin_dir / "plugin"
     program.write_text(f"{PYTHON}{DAEMON}\ndaemon()\n")
@@ -164,17 +164,17 @@ def test_without_a_cage_those_daemons_live_on(plugin_dir: Path, nothing_left: No
     subprocess.run([program], check=True, timeout=30)
     assert wait_for(lambda: [pid for pid in descendants() - before if state(pid) == "S"])
     for pid in descendants() - before:
-        os.kill(pid, signal.SIGTERM)  # deaf as it is
+        os.kill(pid, signal.SIGTERM)  # it ignores this
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_deadline_that_passes_before_anything_runs(box: Box) -> None:
-    """Then nothing of it matters but that it is a timeout."""
+def test_a_deadline_that_passes_before_the_launch(box: Box) -> None:
+    """The outcome is a timeout, like any other."""
     result = box.run("#!/bin/sh\nsleep 1000\n", "--deadline", "1ms")
     assert (result.status, result.outcome, result.hits) == (124, TIMEOUT, ["deadline"])
 
 
-# --- and nobody there to see it ----------------------------------------------------------------------------
+# --- the deadline while the runner is stopped or busy ------------------------------------------------------
 
 
 def test_the_deadline_holds_while_the_runner_is_stopped(box: Box) -> None:
@@ -185,8 +185,8 @@ def test_the_deadline_holds_while_the_runner_is_stopped(box: Box) -> None:
         for pid in runners:
             assert wait_for(partial(is_stopped, pid)), "it was not stopped"
         for pid in runners:
-            assert wait_for(partial(is_alone, pid), seconds + 60), f"they live: {family(pid)}"
-            assert state(pid) == "T", "the runner has had a hand in it"
+            assert wait_for(partial(is_alone, pid), seconds + 60), f"still alive: {family(pid)}"
+            assert state(pid) == "T", "the runner was not stopped all the time"
         for pid in runners:
             os.kill(pid, signal.SIGCONT)
         for each in running.values():
@@ -194,7 +194,7 @@ def test_the_deadline_holds_while_the_runner_is_stopped(box: Box) -> None:
 
 
 def test_a_plugin_lives_while_its_runner_is_stopped(box: Box) -> None:
-    """The control: it is not the stopping that ends it."""
+    """The control: stopping the runner does not end the plugin."""
     with box.running(f"{SH}echo ready; read word; exit 3\n", "--deadline", "1h") as running:
         pid = running.process.pid
         os.kill(pid, signal.SIGSTOP)
@@ -204,8 +204,8 @@ def test_a_plugin_lives_while_its_runner_is_stopped(box: Box) -> None:
         assert running.end().status == 3
 
 
-# A runner that looks at a plugin's stderr, and is lost in thought over it until a file appears.
-LOST = """
+# A runner that hangs while it relays the plugin's stderr, until a file appears.
+HANGING_RELAY = """
 import os
 from sandbox.streams.relay import Relay
 look = Relay.look
@@ -219,8 +219,8 @@ Relay.look = lost
 
 def test_the_deadline_holds_while_the_runner_is_busy(box: Box) -> None:
     path = box.folder / "go on"
-    box.caller = altered(box.caller, LOST.format(path=str(path)))
-    folder = box.plugin(f"{SH}{DEAF}echo ready; echo >&2; sleep 1000\n")
+    box.caller = altered(box.caller, HANGING_RELAY.format(path=str(path)))
+    folder = box.plugin(f"{SH}{IGNORE_SIGNALS}echo ready; echo >&2; sleep 1000\n")
     for seconds in DEADLINES:
         options = ("--deadline", f"{seconds}s", "--limit", "output=1M")
         began = time.monotonic()
@@ -236,11 +236,11 @@ def test_the_deadline_holds_while_the_runner_is_busy(box: Box) -> None:
             path.touch()
             assert is_timeout(running.end(), seconds)
             return
-    pytest.fail("it does not start here")
+    pytest.fail("the plugin did not start in time")
 
 
 def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
-    """The manifest asks for no cage, and the policy allows it."""
+    """The manifest switches the cage off, and the policy allows that."""
     folder = box.plugin(SH + UNENDING["deaf"])
     manifest = folder / "nexo-plugin.toml"
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
@@ -258,7 +258,7 @@ def test_without_a_cage_the_deadline_holds_too(box: Box) -> None:
 
 # --- the launch --------------------------------------------------------------------------------------------
 
-# A bwrap that takes its time before it does anything.
+# A bwrap that sleeps before it does anything.
 SLOW = """
 from sandbox.plan.find_bwrap import Bwrap
 import runner.launch.plan
@@ -266,7 +266,7 @@ runner.launch.plan.find_bwrap = lambda environ: Bwrap({path!r})
 """
 
 
-def slowly(box: Box, delay: str) -> None:
+def use_slow_bwrap(box: Box, delay: str) -> None:
     path = box.folder / "slow-bwrap"
     path.write_text(f'#!/bin/sh\nsleep {delay}\nexec /usr/bin/bwrap "$@"\n')
     path.chmod(0o755)
@@ -276,27 +276,27 @@ def slowly(box: Box, delay: str) -> None:
 RAN = f"{SH}echo ran; exit 3\n"
 
 
-def test_a_launch_that_takes_too_long(box: Box) -> None:
-    slowly(box, "1000")
+def test_a_launch_over_its_limit_is_ended(box: Box) -> None:
+    use_slow_bwrap(box, "1000")
     result = box.run(RAN, "--limit", "launch=500ms", "--deadline", "1h")
     assert (result.status, result.outcome) == (124, ("launch_failed", "launch", "deadline"))
     assert result.hits == ["launch"]
-    assert result.out == ""  # it never ran
+    assert result.out == ""  # the plugin never ran
     assert (result.exit["ended_by"], result.exit["forced"]) == ("launch", True)
     assert (result.exit["code"], result.exit["reached_exec"]) == (None, False)
     assert "did not run after 500ms" in result.err
 
 
-def test_a_launch_that_is_slow_but_in_time(box: Box) -> None:
-    slowly(box, "0.3")
+def test_a_slow_launch_within_its_limit(box: Box) -> None:
+    use_slow_bwrap(box, "0.3")
     result = box.run(RAN, "--limit", "launch=50s")
     assert (result.status, result.out, result.hits) == (3, "ran\n", [])
     limit = result.limit("launch")
     assert (limit["enforced_by"], limit["effective"], limit["degraded"]) == ("clock", 50.0, False)
 
 
-# The time for the launch is over at once, but is not looked at before the program runs.
-PATIENT = """
+# The launch limit has passed at once, but the runner does not check it before the program runs.
+CHECK_LAUNCH_LATE = """
 import time
 from sandbox.cell.cell import Cell
 runs = Cell.runs
@@ -309,9 +309,9 @@ Cell.runs = patient
 WAITS = f"{SH}echo ready; read word; echo $word; exit 3\n"
 
 
-def test_a_launch_limit_is_no_deadline(box: Box) -> None:
-    """Once the program runs it may do so for as long as it likes."""
-    box.caller = altered(box.caller, PATIENT.format(seconds=30))
+def test_a_launch_limit_does_not_end_a_running_plugin(box: Box) -> None:
+    """The launch limit does not apply once the program runs."""
+    box.caller = altered(box.caller, CHECK_LAUNCH_LATE.format(seconds=30))
     with box.running(WAITS, "--limit", "launch=1ms") as running:
         running.say("still here")
         result = running.end()
@@ -319,26 +319,26 @@ def test_a_launch_limit_is_no_deadline(box: Box) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_launch_limit_for_a_root_that_may_not_look(
+def test_a_launch_limit_for_root_without_cap_sys_ptrace(
     runner_as_root: Caller, plugin_dir: Path, nothing_left: None
 ) -> None:
-    """Root as containers have it, without CAP_SYS_PTRACE: it may not look into others' processes."""
+    """Root without CAP_SYS_PTRACE, as in containers, may not read /proc files of other users' processes."""
     lesser = ("/usr/bin/setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "--")
-    caller = altered(replace(runner_as_root, prefix=lesser), PATIENT.format(seconds=2))
+    caller = altered(replace(runner_as_root, prefix=lesser), CHECK_LAUNCH_LATE.format(seconds=2))
     with Box(caller, plugin_dir).running(WAITS, "--limit", "launch=1ms") as running:
         running.say("still here")
         result = running.end()
     assert (result.status, result.out, result.hits) == (3, "still here\n", []), result
 
 
-# --- the time to end ---------------------------------------------------------------------------------------
+# --- the teardown limit ------------------------------------------------------------------------------------
 
-IMPATIENT = "from runner.launch import wait as watch\nwatch.GRACE_SECONDS = {seconds}\n"
+SET_GRACE = "from runner.launch import wait as watch\nwatch.GRACE_SECONDS = {seconds}\n"
 
 
-def test_a_plugin_that_does_not_hear_has_its_teardown(box: Box) -> None:
-    """And not what others have: that would be a quarter of an hour here."""
-    box.caller = altered(box.caller, IMPATIENT.format(seconds=900.0))
+def test_a_plugin_that_ignores_sigterm_is_killed_after_the_teardown_limit(box: Box) -> None:
+    """The limit replaces the default, which is a quarter of an hour here."""
+    box.caller = altered(box.caller, SET_GRACE.format(seconds=900.0))
     with box.running(SH + UNENDING["deaf"], "--limit", "teardown=200ms") as running:
         running.process.send_signal(signal.SIGTERM)
         result = running.end()
@@ -350,9 +350,9 @@ def test_a_plugin_that_does_not_hear_has_its_teardown(box: Box) -> None:
 POLITE = f"{SH}trap 'echo heard; read word; echo $word; exit 5' TERM; echo ready; sleep 1000 & wait\n"
 
 
-def test_a_plugin_that_hears_may_take_its_teardown(box: Box) -> None:
-    """Here others would have a millisecond."""
-    box.caller = altered(box.caller, IMPATIENT.format(seconds=0.001))
+def test_a_plugin_that_handles_sigterm_has_its_teardown_limit(box: Box) -> None:
+    """The limit replaces the default, which is a millisecond here."""
+    box.caller = altered(box.caller, SET_GRACE.format(seconds=0.001))
     with box.running(POLITE, "--limit", "teardown=50s") as running:
         running.process.send_signal(signal.SIGTERM)
         assert running.line() == "heard"
@@ -362,11 +362,11 @@ def test_a_plugin_that_hears_may_take_its_teardown(box: Box) -> None:
     assert (result.exit["ended_by"], result.exit["forced"]) == ("signal", False)
 
 
-# --- clocks that are not ours ------------------------------------------------------------------------------
+# --- clocks that exec does not run -------------------------------------------------------------------------
 
 
 def test_clocks_of_the_protocol_are_passed_on(box: Box) -> None:
-    """Who speaks it can see a handshake, a call, a pause. exec cannot: it takes the limits and says so."""
+    """Only a caller that speaks the protocol sees handshakes, calls and pauses. exec reports these limits."""
     limits: Mapping[str, object] = {"handshake": "1ms", "call": "2s", "idle": "3m"}
     result = box.run(f"{SH}sleep 0.2; exit 0\n", limits=limits)
     assert (result.status, result.hits) == (0, [])

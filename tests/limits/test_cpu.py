@@ -1,6 +1,6 @@
-"""Processor time: a share of it, which slows down, and a total, which ends.
+"""Processor time: a share (cpu), which slows a plugin down, and a total (cpu_time), which ends it.
 
-Only ratios are looked at: how long something takes on this machine says nothing.
+The tests compare ratios, because absolute durations depend on the machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.limits.cage import Box, Result, by_cgroup, held
+from tests.limits.cage import Box, Result, by_cgroup, enforced_by
 
 OK = ("ok", "run", "")
 USED_UP = ("crashed", "run", "cpu_time")
@@ -24,10 +24,10 @@ def spin(seconds):
 """
 FOR_EVER = "while True:\n    pass\n"
 
-# As a program and as a child, together.
+# The program and one child.
 TWO = "import os\nos.fork()\n" + FOR_EVER
 
-# Each stays far below, in a process of its own; together they do not.
+# Each process stays far below the limit. Together they exceed it.
 MANY = (
     SPIN
     + """
@@ -41,8 +41,7 @@ for _ in range({times}):
 """
 )
 
-# Its own session, its own parent: nothing but the limit ties it to the program, which hears of its end by a
-# pipe that nobody holds any more.
+# A daemon with its own session and parent. The program learns of its end by the end of a pipe.
 DAEMON = """
 import os
 heard, held = os.pipe()
@@ -60,17 +59,17 @@ os.read(heard, 1)
 
 
 def ended_by(box: Box) -> int:
-    """Who counts all of them kills; the kernel's limit for each says why."""
+    """The runner uses SIGKILL; RLIMIT_CPU sends SIGXCPU."""
     return KILLED if by_cgroup(box, "cpu_time") else 128 + signal.SIGXCPU
 
 
-def as_asked(result: Result, box: Box, name: str, value: float) -> None:
-    """What every report says of the limit, however it ended."""
+def check_limit(result: Result, box: Box, name: str, value: float) -> None:
+    """Check the report's entry of the limit."""
     limit = result.limit(name)
     expected = {
         "requested": value,
         "decided_by": "manifest",
-        "enforced_by": held(box, name),
+        "enforced_by": enforced_by(box, name),
         "degraded": not by_cgroup(box, name),
     }
     assert {key: limit[key] for key in expected} == expected
@@ -91,12 +90,12 @@ def test_a_share_of_one_core(box: Box, processes: int) -> None:
     assert (free.status, free.outcome, free.hits) == (0, OK, [])
     result = box.run(code, limits={"cpu": 0.2})
     assert (result.status, result.outcome) == (0, OK)
-    as_asked(result, box, "cpu", 0.2)
+    check_limit(result, box, "cpu", 0.2)
     assert result.cpu >= 0.2
     if by_cgroup(box, "cpu"):
         assert result.hits == ["cpu"]
         assert result.limit("cpu")["effective"] == 0.2
-        # Whoever it is that spins: together they had a fifth of the time, and a little at the edges.
+        # All processes together had a fifth of the time, with a margin for the first and last period.
         assert result.cpu / result.usage["wall"] < 0.2 * 1.5
     else:
         assert result.hits == []
@@ -104,23 +103,23 @@ def test_a_share_of_one_core(box: Box, processes: int) -> None:
         assert result.limit("cpu")["detail"]
 
 
-def test_who_is_slowed_down_and_fails_has_failed_by_itself(box: Box) -> None:
+def test_a_throttled_plugin_that_fails_has_its_own_exit_status(box: Box) -> None:
     result = box.run(SPIN + "spin(0.1)\nraise SystemExit(3)", limits={"cpu": 0.2})
     assert (result.status, result.outcome) == (3, ("crashed", "run", "exit:3"))
     assert result.hits == (["cpu"] if by_cgroup(box, "cpu") else [])
 
 
-def test_who_stays_below_its_share_is_not_slowed_down(box: Box) -> None:
-    # One process cannot use more than one core, so that two are never missed.
+def test_a_plugin_below_its_share_is_not_slowed_down(box: Box) -> None:
+    # One process cannot use more than one core, so a share of two never throttles it.
     result = box.run(SPIN + "spin(0.3)", limits={"cpu": 2})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, "cpu", 2)
+    check_limit(result, box, "cpu", 2)
 
 
-def test_an_end_does_not_wait_for_its_share(box: Box) -> None:
-    """Dying takes processor time too: with a twentieth of a core for all of them it would take long."""
+def test_killing_does_not_wait_for_the_cpu_quota(box: Box) -> None:
+    """Exiting needs processor time too: 32 processes with a twentieth of a core would take long."""
     code = "import os\nfor _ in range(5):\n    os.fork()\nos.write(1, b'.')\n" + FOR_EVER
-    for seconds in (2, 10, 50):  # until it had the time to start
+    for seconds in (2, 10, 50):  # until it has had time to start
         result = box.run(code, limits={"cpu": 0.05, "deadline": seconds})
         if result.out:
             break
@@ -133,96 +132,96 @@ def test_an_end_does_not_wait_for_its_share(box: Box) -> None:
 # --- a total ------------------------------------------------------------------------------------------------
 
 
-def test_a_spinner(box: Box) -> None:
+def test_a_busy_program_is_ended(box: Box) -> None:
     result = box.run(FOR_EVER, limits={"cpu_time": "500ms"})
     assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
-    as_asked(result, box, "cpu_time", 0.5)
+    check_limit(result, box, "cpu_time", 0.5)
     assert "cpu_time limit of 500ms" in result.message or not by_cgroup(box, "cpu_time")
     assert result.exit["ended_by"] == ("limit" if by_cgroup(box, "cpu_time") else None)
-    # An rlimit counts whole seconds; the runner looks in time, and may be kept waiting for a core itself.
+    # An rlimit counts whole seconds. The runner measures more often, but may itself wait for a core.
     assert 0.5 <= result.cpu < 20.0
 
 
-def test_a_whole_second_among_many(box: Box) -> None:
-    """The rlimit counts in ticks, the account does not: where many want a core, one of them is behind."""
+def test_three_busy_processes_are_ended(box: Box) -> None:
+    """RLIMIT_CPU counts ticks and the cgroup counts nanoseconds: on a busy core they differ."""
     result = box.run("import os\nos.fork() and os.fork()\n" + FOR_EVER, limits={"cpu_time": "1s"})
     assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
 
 
-def test_what_is_in_effect_where_only_seconds_count(box: Box) -> None:
+def test_rlimit_cpu_rounds_up_to_whole_seconds(box: Box) -> None:
     if by_cgroup(box, "cpu_time"):
-        pytest.skip("here fractions count")
+        pytest.skip("the cgroup counts fractions of a second")
     result = box.run("pass", limits={"cpu_time": "500ms"})
     assert result.limit("cpu_time")["effective"] == 1
     assert result.limit("cpu_time")["requested"] == 0.5
 
 
-def test_two_together(box: Box) -> None:
+def test_two_processes_share_the_total(box: Box) -> None:
     result = box.run(TWO, limits={"cpu_time": "500ms"})
     assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
-    as_asked(result, box, "cpu_time", 0.5)
+    check_limit(result, box, "cpu_time", 0.5)
     if by_cgroup(box, "cpu_time"):
         assert 0.5 <= result.cpu < 2
 
 
-def test_many_short_lives(box: Box) -> None:
+def test_many_short_processes_share_the_total(box: Box) -> None:
     times = 10_000 if by_cgroup(box, "cpu_time") else 12
     result = box.run(MANY.format(times=times), limits={"cpu_time": "300ms"})
-    as_asked(result, box, "cpu_time", 0.3)
+    check_limit(result, box, "cpu_time", 0.3)
     if by_cgroup(box, "cpu_time"):
         assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
         assert 0.3 <= result.cpu < 2
-    else:  # nobody adds them up; the report says so, and what they used
+    else:  # nothing adds them up; the report says so, and how much they used
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
         assert "for each process separately" in result.limit("cpu_time")["detail"]
         assert result.cpu >= 0.6
 
 
-def test_a_daemon_while_the_program_sleeps(box: Box) -> None:
+def test_a_daemon_counts_while_the_program_sleeps(box: Box) -> None:
     result = box.run(DAEMON, limits={"cpu_time": "500ms"})
-    as_asked(result, box, "cpu_time", 0.5)
+    check_limit(result, box, "cpu_time", 0.5)
     if by_cgroup(box, "cpu_time"):
         assert (result.status, result.outcome, result.hits) == (ended_by(box), USED_UP, ["cpu_time"])
         assert 0.5 <= result.cpu < 2
-    else:  # the rlimit has ended the daemon, and the program outlived it
+    else:  # the rlimit has ended the daemon, and the program ended normally
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
 
 def test_a_child_does_not_outlive_the_program(box: Box) -> None:
-    """The program ends well, and so does the plugin: what it left running ended with it."""
+    """The program ends with status 0, and the busy child is killed with it."""
     result = box.run(
         "import os\nif os.fork() == 0:\n    while True:\n        pass", limits={"cpu_time": "1s"}
     )
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, "cpu_time", 1)
+    check_limit(result, box, "cpu_time", 1)
 
 
-def test_sleep_costs_nothing(box: Box) -> None:
+def test_sleep_does_not_count(box: Box) -> None:
     result = box.run("import time\ntime.sleep(0.5)", limits={"cpu_time": "400ms"})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, "cpu_time", 0.4)
+    check_limit(result, box, "cpu_time", 0.4)
     assert 0 < result.cpu < 0.4 < 0.5 <= result.usage["wall"]
 
 
-def test_signals_of_the_plugins_own_are_not_the_limits(box: Box) -> None:
-    """It kills itself in the way the kernel would."""
+def test_the_plugins_own_signals_are_not_reported_as_the_limit(box: Box) -> None:
+    """The plugin sends itself the signals that the limit uses."""
     for number in (signal.SIGKILL, signal.SIGXCPU):
         result = box.run(f"import os\nos.kill(os.getpid(), {int(number)})", limits={"cpu_time": "5s"})
         expected = ("crashed", "run", f"signal:{int(number)}")
         assert (result.status, result.outcome, result.hits) == (128 + number, expected, [])
 
 
-def test_who_catches_the_warning_is_ended_all_the_same(box: Box) -> None:
-    """SIGXCPU can be ignored; what comes with it, or after it, cannot."""
+def test_ignoring_sigxcpu_does_not_help(box: Box) -> None:
+    """SIGXCPU can be ignored. The SIGKILL that follows cannot."""
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n" + FOR_EVER
     result = box.run(code, limits={"cpu_time": "500ms"})
     assert (result.status, result.outcome, result.hits) == (KILLED, USED_UP, ["cpu_time"])
 
 
-def test_the_time_to_end_is_no_time_without_limits(box: Box) -> None:
-    """Asked to end, it starts to spin."""
+def test_the_total_applies_during_teardown(box: Box) -> None:
+    """The plugin starts to spin when it gets SIGTERM."""
     if not by_cgroup(box, "cpu_time"):
-        pytest.skip("for each process separately")
+        pytest.skip("RLIMIT_CPU counts each process on its own")
     code = (
         "import os, signal, time\n"
         "def spin(*_):\n"

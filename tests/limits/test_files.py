@@ -1,6 +1,6 @@
-"""What each process is held to by resource limits: files, locked memory, message queues, no core dumps.
+"""Limits enforced with rlimits: open files, file size, locked memory, message queues, no core dumps.
 
-The same everywhere; nothing of it can be raised again from inside.
+They work the same on every machine, and a plugin cannot raise them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.limits.cage import SH, Box, Result, by_cgroup, held
+from tests.limits.cage import SH, Box, Result, by_cgroup, enforced_by
 
 KIB, MIB = 1 << 10, 1 << 20
 OK = ("ok", "run", "")
@@ -72,7 +72,7 @@ while made < 64:
 print(json.dumps([made, refused]))
 """
 
-# Every way to raise a limit: as itself, of itself, of its parent, and through the shell that knows how.
+# Every way to raise a limit: setrlimit and prlimit on itself, and prlimit on its parent.
 RAISE = """
 import json, os, resource
 limits = {{}}
@@ -102,7 +102,7 @@ print(json.dumps(limits))
 """
 
 
-def as_asked(result: Result, name: str, value: int, effective: int | None = None) -> None:
+def check_limit(result: Result, name: str, value: int, effective: int | None = None) -> None:
     limit = result.limit(name)
     assert limit["requested"] == value
     assert limit["effective"] == (value if effective is None else effective)
@@ -111,82 +111,82 @@ def as_asked(result: Result, name: str, value: int, effective: int | None = None
 
 
 def at_most(kind: int, value: int) -> Callable[[], None]:
-    """For a runner that may not have more itself."""
+    """A preexec_fn that gives the runner itself this hard limit."""
     return lambda: resource.setrlimit(kind, (value, value))
 
 
-# --- how large a file may be --------------------------------------------------------------------------------
+# --- file size ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_grows_too_large(box: Box) -> None:
+def test_a_file_larger_than_the_limit_ends_the_plugin(box: Box) -> None:
     result = box.run(SH + "exec head -c 2097152 /dev/zero > /tmp/file\n", limits={"file_size": "1M"})
     assert result.status == 128 + signal.SIGXFSZ
     assert (result.outcome, result.hits) == (("crashed", "run", "file_size"), ["file_size"])
-    as_asked(result, "file_size", MIB)
+    check_limit(result, "file_size", MIB)
 
 
-def test_who_handles_it_ends_as_it_likes(box: Box) -> None:
-    # Python ignores SIGXFSZ, and hears EFBIG.
+def test_a_plugin_that_handles_efbig_has_its_own_exit_status(box: Box) -> None:
+    # Python ignores SIGXFSZ and gets EFBIG.
     result = box.run(WRITE.format(size=2 * MIB, status=3), limits={"file_size": "1M"})
-    assert result.told == [MIB, MIB, "EFBIG"]
+    assert result.printed == [MIB, MIB, "EFBIG"]
     assert (result.status, result.outcome, result.hits) == (3, ("crashed", "run", "exit:3"), [])
-    as_asked(result, "file_size", MIB)
+    check_limit(result, "file_size", MIB)
 
 
-def test_a_file_as_large_as_it_may_be(box: Box) -> None:
+def test_a_file_exactly_as_large_as_the_limit(box: Box) -> None:
     result = box.run(WRITE.format(size=MIB, status=0), limits={"file_size": "1M"})
-    assert result.told == [MIB, MIB, ""]
+    assert result.printed == [MIB, MIB, ""]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     assert result.usage["written"] >= MIB
 
 
-def test_a_file_size_that_the_cage_cannot_live_with(box: Box) -> None:
-    """Said where it is asked for, as it is of too few open files; or the plugin runs. But no riddle."""
+def test_a_file_size_limit_too_small_for_the_cage(box: Box) -> None:
+    """Either the manifest is refused, or the plugin runs. bwrap must not fail with an unclear error."""
     result = box.run("pass", limits={"file_size": 1})
     assert result.outcome in (OK, ("manifest_invalid", "manifest", "limit_value"))
 
 
-# --- how many files may be open -----------------------------------------------------------------------------
+# --- open files ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [16, 40])
 def test_open_files(box: Box, number: int) -> None:
     """The highest descriptor is the last one below the limit."""
     result = box.run(HOARD, limits={"open_files": number})
-    assert result.told == [number - 1, "EMFILE"]
+    assert result.printed == [number - 1, "EMFILE"]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, "open_files", number)
+    check_limit(result, "open_files", number)
 
 
-def test_open_files_without_a_word(box: Box) -> None:
+def test_open_files_by_default(box: Box) -> None:
     result = box.run("import resource\nprint(list(resource.getrlimit(resource.RLIMIT_NOFILE)))")
-    assert result.told == [1024, 4096]
+    assert result.printed == [1024, 4096]
 
 
-# --- memory that is never swapped out, and messages ---------------------------------------------------------
+# --- locked memory and message queues -----------------------------------------------------------------------
 
 
 def test_locked_memory(box: Box) -> None:
     result = box.run(LOCK.format(size=128 * KIB), limits={"locked_memory": "128K"})
-    locked, refused = result.told
+    locked, refused = result.printed
     assert locked == 128 * KIB and refused in ("ENOMEM", "EPERM", "EAGAIN")
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, "locked_memory", 128 * KIB)
+    check_limit(result, "locked_memory", 128 * KIB)
 
 
-def test_locked_memory_without_a_word(box: Box) -> None:
-    assert box.run(LOCK.format(size=64 * KIB)).told[0] == 64 * KIB
+def test_locked_memory_by_default(box: Box) -> None:
+    assert box.run(LOCK.format(size=64 * KIB)).printed[0] == 64 * KIB
 
 
 def test_message_queues(box: Box) -> None:
-    assert box.run(QUEUES).told == [0, "EMFILE"], "without a word there are none"
+    assert box.run(QUEUES).printed == [0, "EMFILE"], "the default is none"
     few = box.run(QUEUES, limits={"message_queues": "8K"})
-    made, refused = few.told
+    made, refused = few.printed
     assert 0 < made < 8 and refused == "EMFILE"
     assert (few.status, few.outcome, few.hits) == (0, OK, [])
-    as_asked(few, "message_queues", 8 * KIB)
+    check_limit(few, "message_queues", 8 * KIB)
     more = box.run(QUEUES, limits={"message_queues": "32K"})
-    assert made < more.told[0] < 32 and more.told[1] == "EMFILE"
+    assert made < more.printed[0] < 32 and more.printed[1] == "EMFILE"
 
 
 # --- core dumps ---------------------------------------------------------------------------------------------
@@ -197,15 +197,15 @@ def test_no_core_dumps(box: Box) -> None:
         "import os, resource\nprint(list(resource.getrlimit(resource.RLIMIT_CORE)), flush=True)\nos.abort()"
     )
     result = box.run(code)
-    assert result.told == [0, 0]
+    assert result.printed == [0, 0]
     assert result.status == 128 + signal.SIGABRT
     assert result.outcome == ("crashed", "run", "signal:6")
 
 
-# --- nothing of it can be raised again ----------------------------------------------------------------------
+# --- limits cannot be raised --------------------------------------------------------------------------------
 
 
-def test_what_was_set_cannot_be_raised(box: Box) -> None:
+def test_a_plugin_cannot_raise_its_limits(box: Box) -> None:
     limits: dict[str, object] = {
         "open_files": 64,
         "file_size": "1M",
@@ -227,19 +227,19 @@ def test_what_was_set_cannot_be_raised(box: Box) -> None:
     }
     if by_cgroup(box, "memory"):
         del expected["RLIMIT_DATA"]
-    if held(box, "pids") != "RLIMIT_NPROC":
+    if enforced_by(box, "pids") != "RLIMIT_NPROC":
         del expected["RLIMIT_NPROC"]
     result = box.run(RAISE.format(names=list(expected)), limits=limits)
     assert (result.status, result.outcome) == (0, OK), result.err
-    for name, (soft, hard, worked, after, lowered) in result.told.items():
-        # Two of them are for the cage as well, or come second to something that counts better.
+    for name, (soft, hard, worked, after, lowered) in result.printed.items():
+        # RLIMIT_NPROC also counts the cage's processes. RLIMIT_CPU is only a backstop for the cgroup.
         spare = {"RLIMIT_NPROC": 3, "RLIMIT_CPU": 2}.get(name, 0)
         assert expected[name] <= soft <= hard <= expected[name] + spare, name
         assert worked == [] and after == [soft, hard], f"{name} could be raised: {worked}"
-        assert lowered, f"{name}: the attempts cannot have worked at all"
+        assert lowered, f"{name}: setrlimit does not work at all"
 
 
-# --- where the runner itself may not have as much -----------------------------------------------------------
+# --- limits of the runner itself ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,13 +251,13 @@ def test_what_was_set_cannot_be_raised(box: Box) -> None:
         ("file_size", "RLIMIT_FSIZE", 512 * KIB),
     ],
 )
-def test_nobody_gets_more_than_the_runner_has(box: Box, name: str, kind: str, own: int) -> None:
+def test_a_plugin_gets_no_more_than_the_runner_has(box: Box, name: str, kind: str, own: int) -> None:
     code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
     more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
     result = box.run(code, limits={name: 1024 * KIB if own > 1024 else 1024}, **more)
     assert result.outcome == OK
-    assert result.told == [own, own]
-    as_asked(result, name, 1024 * KIB if own > 1024 else 1024, effective=own)
+    assert result.printed == [own, own]
+    check_limit(result, name, 1024 * KIB if own > 1024 else 1024, effective=own)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +268,14 @@ def test_nobody_gets_more_than_the_runner_has(box: Box, name: str, kind: str, ow
         ("cpu_time", "RLIMIT_CPU", 100, 200, 100),
     ],
 )
-def test_nor_of_what_stands_in_for_a_cgroup(
+def test_an_rlimit_in_place_of_a_cgroup_is_no_higher_than_the_runners(
     box: Box, name: str, kind: str, own: int, asked: int, effective: int
 ) -> None:
-    if held(box, name) != kind:
-        pytest.skip(f"here {name} is held by {held(box, name) or 'nothing'}")
+    if enforced_by(box, name) != kind:
+        pytest.skip(f"here {name} is enforced by {enforced_by(box, name) or 'nothing'}")
     code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
     more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
     result = box.run(code, limits={name: asked}, **more)
-    assert result.outcome == OK and result.told == [own, own]
+    assert result.outcome == OK and result.printed == [own, own]
     assert result.limit(name)["requested"] == asked
     assert result.limit(name)["effective"] == effective

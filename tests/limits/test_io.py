@@ -1,7 +1,7 @@
-"""Bytes per second on a disk, where there is a controller for it; elsewhere it is told that nothing holds it.
+"""Bytes per second on a disk, where there is an io controller. Elsewhere the report says nothing enforces it.
 
-What goes past the page cache is what a disk notices, so that is what the plugin does. How long it takes is
-looked at from below only: a slow machine makes it longer, never shorter.
+The plugin uses O_DIRECT, because only uncached I/O is throttled. The tests check a minimum duration only: a
+slow machine takes longer, never shorter.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
-from tests.limits.cage import Box, Running, by_cgroup, held, policy
+from tests.limits.cage import Box, Running, by_cgroup, enforced_by, policy
 
 MIB = 1 << 20
 OK = ("ok", "run", "")
 
-# A program of the system is on a disk, whatever /tmp is on.
+# Tests read the system's Python interpreter, which is on a disk. /tmp may not be.
 DIRECT = """
 import json, mmap, os, sys, time
 buffer = mmap.mmap(-1, 65536)
@@ -43,44 +43,44 @@ def _on_disk(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("what", ["read", "write"])
-def test_a_disk_gives_no_more_than_granted(box: Box, what: str) -> None:
+def test_io_is_throttled_to_the_limit(box: Box, what: str) -> None:
     if not by_cgroup(box, "io"):
-        pytest.skip("nothing holds it here")
+        pytest.skip("nothing enforces io here")
     place = box.folder / "open"
     place.mkdir()
     place.chmod(0o777)
     path = Path(os.path.realpath("/usr/bin/python3")) if what == "read" else place / "file"
     if not _on_disk(path if what == "read" else place):
-        pytest.skip(f"{path} is on no disk")
+        pytest.skip(f"{path} is not on a disk")
     code = DIRECT.format(what=what, path=str(path), size=MIB)
     with_write = policy(write=(str(place),))
     free = box.run(code, policy=with_write, write=(str(place),))
     assert free.outcome == OK, free.err
-    done, alone = free.told
+    done, alone = free.printed
     assert done == MIB
     if alone > 0.6:
-        pytest.skip(f"a disk that takes {alone:.1f} s by itself cannot show that it is held back")
+        pytest.skip(f"the disk takes {alone:.1f} s without a limit: too slow to show that it is throttled")
     (place / "file").unlink(missing_ok=True)
     result = box.run(code, policy=with_write, write=(str(place),), limits={"io": "1M"})
     assert result.outcome == OK and result.hits == []
-    done, seconds = result.told
+    done, seconds = result.printed
     assert done == MIB
     assert seconds > 0.8, f"{MIB} bytes at {MIB} a second took {seconds:.2f} s, and {alone:.2f} s without"
     limit = result.limit("io")
     assert limit["requested"] == limit["effective"] == MIB
-    assert (limit["enforced_by"], limit["degraded"]) == (held(box, "io"), False)
+    assert (limit["enforced_by"], limit["degraded"]) == (enforced_by(box, "io"), False)
 
 
-def test_what_the_kernel_was_told(box: Box) -> None:
+def test_the_cgroup_has_the_limit(box: Box) -> None:
     if not by_cgroup(box, "io"):
-        pytest.skip("nothing holds it here")
+        pytest.skip("nothing enforces io here")
     waits = "print('ready', flush=True)\ninput()"
     with box.running(waits, limits={"io": "3M"}) as running:
-        told = _throttles(running)
+        limits = _throttles(running)
         running.say("thanks")
     disk = os.stat("/usr").st_dev
-    assert _whole(disk) in told
-    assert set(told.values()) == {(3 * MIB, 3 * MIB)}
+    assert _whole_disk(disk) in limits
+    assert set(limits.values()) == {(3 * MIB, 3 * MIB)}
 
 
 def _throttles(running: Running) -> dict[str, tuple[int, int]]:
@@ -98,16 +98,16 @@ def _throttles(running: Running) -> dict[str, tuple[int, int]]:
     return {disk: (int(reads[disk]), int(writes[disk])) for disk in {*reads, *writes}}
 
 
-def _whole(device: int) -> str:
+def _whole_disk(device: int) -> str:
     """The disk of a partition."""
     place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     place = place.parent if (place / "partition").exists() else place
     return (place / "dev").read_text().strip()
 
 
-def test_where_nothing_can_hold_it(box: Box, runner_as: Caller) -> None:
+def test_without_an_io_controller_the_limit_is_degraded_or_refused(box: Box, runner_as: Caller) -> None:
     if by_cgroup(box, "io"):
-        pytest.skip("here it is held")
+        pytest.skip("a cgroup enforces io here")
     result = box.run("pass", limits={"io": "1M"})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     limit = result.limit("io")

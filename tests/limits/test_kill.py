@@ -1,7 +1,7 @@
-"""The end is bounded, and what could not be ended is said.
+"""Killing a plugin takes a bounded time, and the report names processes that could not be killed.
 
-Who hangs in the kernel cannot be killed by anybody. A process in a frozen v1 freezer is as good: SIGKILL
-takes effect when it is thawed, and not before.
+A process that hangs in the kernel cannot be killed. A process in a frozen v1 freezer stands in for it:
+SIGKILL takes effect only when it is thawed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tests.tables import wait_for
 
 TIMEOUT = ("timeout", "invocation", "deadline")
 
-# What would take ten seconds, and two for each group, takes one here.
-BRISK = """
+# Shorter waits: one second in place of ten, and of two for each cgroup.
+SHORT_WAITS = """
 import runner.launch.wait, sandbox.cell.cell, sandbox.limits.cgroup
 runner.launch.wait.KILL_SECONDS = sandbox.cell.cell.KILL_SECONDS = 0.5
 runner.launch.wait.BWRAP_KILL_SECONDS = 0.2
 sandbox.limits.cgroup._REMOVE_SECONDS = 0.1
 """
-# How long a runner may take then, on a machine that is slow. A runner that waits for ever takes longer.
-RETURNS = 30.0
+# How long the runner may take to return, on a slow machine. A runner that hangs takes longer.
+RETURN_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def freezer(nothing_left: None, plugin_dir: Path) -> Iterator[Freezer]:
 
 
 @pytest.fixture
-def brisk(freezer: Freezer, box: Box) -> Box:
-    """The freezer first: it is thawed when the box is looked at."""
-    box.caller = altered(box.caller, BRISK)
+def fast_box(freezer: Freezer, box: Box) -> Box:
+    """A box with short waits. `freezer` comes first, so that it is thawed before the box's leak check."""
+    box.caller = altered(box.caller, SHORT_WAITS)
     return box
 
 
@@ -57,12 +57,12 @@ def lives(pid: int) -> bool:
         return False
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not lives(pid)
 
 
 def sweep(box: Box) -> None:
-    """What was left is swept by the next runner, or by the one after: the dead take a moment."""
+    """The next runner removes the cgroups that were left, or the one after: exiting takes a moment."""
 
     def swept() -> bool:
         assert box.run(f"{SH}exit 0\n", "--memory", "64M", "--pids", "20", "--cpu", "1").status == 0
@@ -72,7 +72,7 @@ def sweep(box: Box) -> None:
 
 
 def is_incomplete(result: Result) -> list[int]:
-    """Says who is left. Fails if the report and stderr do not say the same."""
+    """The pids that are left. Fails if the report and stderr differ."""
     left = list(result.exit["left"])
     assert result.exit["kill_incomplete"] and left, result
     assert f"kill_incomplete: could not be killed: {', '.join(map(str, left))}" in result.err
@@ -88,32 +88,32 @@ LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
 
 @pytest.mark.parametrize("who", ["program", "everybody"])
 @pytest.mark.parametrize("limits", [LIMITS, ()], ids=["in groups", "in none"])
-def test_the_runner_returns_and_says_who_is_left(
-    brisk: Box, freezer: Freezer, who: str, limits: tuple[str, ...]
+def test_the_runner_returns_and_reports_living_processes(
+    fast_box: Box, freezer: Freezer, who: str, limits: tuple[str, ...]
 ) -> None:
-    with brisk.running(SLEEPS, *limits, "--deadline", "1h") as running:
+    with fast_box.running(SLEEPS, *limits, "--deadline", "1h") as running:
         family = running.family
         frozen = {family["program"]} if who == "program" else set(family.values())
         groups = [running.group(name) for name in ("memory", "cpu")] if limits else []
         freezer.freeze(*frozen)
         running.process.send_signal(signal.SIGTERM)
-        running.process.send_signal(signal.SIGINT)  # at once, then
-        assert running.process.wait(RETURNS) == 143
-        assert all(lives(pid) for pid in frozen), "they could be killed, so nothing was shown"
+        running.process.send_signal(signal.SIGINT)  # the second signal: kill at once
+        assert running.process.wait(RETURN_SECONDS) == 143
+        assert all(lives(pid) for pid in frozen), "frozen processes died, so the test proves nothing"
         quota = _quota(groups[1]) if groups else ""
         freezer.thaw()
         assert wait_for(lambda: not any(lives(pid) for pid in family.values()))
-        result = running.end()  # not before: who lives holds our pipes open
+        result = running.end()  # only now: living processes keep the pipes open
     assert result.outcome == ("cancelled", "teardown", "signal:15")
     left = is_incomplete(result)
     assert result.exit["code"] is None
-    if limits and by_cgroup(brisk, "memory"):
+    if limits and by_cgroup(fast_box, "memory"):
         init = family.pop("init")
         assert frozen - {init} <= set(left) <= set(family.values())
-        assert quota in ("max", "-1") or not by_cgroup(brisk, "cpu")  # dying takes time, once it can
+        assert quota in ("max", "-1") or not by_cgroup(fast_box, "cpu")  # lifted, because exiting needs cpu
     else:
-        assert left == [family["init"]]  # whoever waits for it waits for all
-    sweep(brisk)
+        assert left == [family["init"]]  # it ends after all the others
+    sweep(fast_box)
 
 
 def _quota(group: Path) -> str:
@@ -123,55 +123,55 @@ def _quota(group: Path) -> str:
     return ""
 
 
-def test_the_deadline_too(brisk: Box, freezer: Freezer) -> None:
-    folder = brisk.plugin(SLEEPS)
+def test_a_deadline_with_a_process_that_cannot_be_killed(fast_box: Box, freezer: Freezer) -> None:
+    folder = fast_box.plugin(SLEEPS)
     for seconds in (2, 4, 8, 16, 32):
         began = time.monotonic()
-        with brisk._started(folder, ("--deadline", f"{seconds}s", *LIMITS), PREFER, {}) as running:
+        with fast_box._started(folder, ("--deadline", f"{seconds}s", *LIMITS), PREFER, {}) as running:
             if running.line() != "ready" or time.monotonic() > began + seconds / 2:
-                running.process.kill()  # too busy a machine to tell
+                running.process.kill()  # the machine is too busy for this deadline
                 continue
             pid = running.pid
             freezer.freeze(pid)
-            assert running.process.wait(seconds + RETURNS) == 124
+            assert running.process.wait(seconds + RETURN_SECONDS) == 124
             assert lives(pid)
             freezer.thaw()
-            assert wait_for(partial(is_gone, pid))
+            assert wait_for(partial(has_ended, pid))
             result = running.end()
             assert (result.outcome, result.hits[-1:]) == (TIMEOUT, ["deadline"])
             is_incomplete(result)
             break
-    sweep(brisk)
+    sweep(fast_box)
 
 
-def test_a_quota_is_lifted_from_the_dying(brisk: Box, freezer: Freezer) -> None:
-    """The control of the above: until then it is there."""
-    if not by_cgroup(brisk, "cpu"):
-        pytest.skip("there is no quota here")
-    with brisk.running(SLEEPS, "--cpu", "0.05") as running:
+def test_a_running_plugin_has_its_quota(fast_box: Box, freezer: Freezer) -> None:
+    """The control of the tests above: the quota is there until the runner kills."""
+    if not by_cgroup(fast_box, "cpu"):
+        pytest.skip("no cgroup enforces cpu here")
+    with fast_box.running(SLEEPS, "--cpu", "0.05") as running:
         assert _quota(running.group("cpu")) == "5000"
         running.process.send_signal(signal.SIGTERM)
 
 
-def test_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
-    """The program itself ends, in order. That is bounded as well."""
+def test_a_daemon_that_cannot_be_killed(fast_box: Box, freezer: Freezer) -> None:
+    """The program itself ends normally. The wait for its daemon is bounded too."""
     code = f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n"
-    folder = brisk.plugin(code)
-    with brisk._started(folder, LIMITS, PREFER, {}) as running:
+    folder = fast_box.plugin(code)
+    with fast_box._started(folder, LIMITS, PREFER, {}) as running:
         assert running.line() == "ready"
         assert wait_for(lambda: _children(running.pid))
         (daemon,), init = _children(running.pid), running.family["init"]
         freezer.freeze(daemon)
         running.say("end")
-        assert running.process.wait(RETURNS) == 7
+        assert running.process.wait(RETURN_SECONDS) == 7
         assert lives(daemon)
         freezer.thaw()
         assert wait_for(lambda: not lives(daemon))
         result = running.end()
     left = is_incomplete(result)
-    assert daemon in left if by_cgroup(brisk, "memory") else left == [init]
+    assert daemon in left if by_cgroup(fast_box, "memory") else left == [init]
     assert (result.exit["code"], result.exit["ended_by"]) == (7, None)
-    sweep(brisk)
+    sweep(fast_box)
 
 
 def _children(pid: int) -> list[int]:
@@ -182,56 +182,56 @@ def _children(pid: int) -> list[int]:
 
 
 def unsandboxed(box: Box, code: str) -> tuple[Path, str]:
-    """A plugin that asks for no cage, and a policy that gives it none."""
+    """A plugin that switches the cage off, and a policy that allows it."""
     folder = box.plugin(code)
     manifest = folder / "nexo-plugin.toml"
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
     return folder, PREFER.replace("version = 1\n", 'version = 1\nunsandboxed = "allow"\n')
 
 
-def test_without_a_cage_it_is_said_too(brisk: Box, freezer: Freezer) -> None:
-    folder, policy = unsandboxed(brisk, SLEEPS)
-    with brisk._started(folder, LIMITS, policy, {}) as running:
+def test_without_a_cage_a_program_that_cannot_be_killed(fast_box: Box, freezer: Freezer) -> None:
+    folder, policy = unsandboxed(fast_box, SLEEPS)
+    with fast_box._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
         (program,) = _children(running.process.pid)
         freezer.freeze(program)
         running.process.send_signal(signal.SIGTERM)
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(RETURNS) == 143
+        assert running.process.wait(RETURN_SECONDS) == 143
         assert lives(program)
         freezer.thaw()
         assert wait_for(lambda: not lives(program))
         assert program in is_incomplete(running.end())
-    sweep(brisk)
+    sweep(fast_box)
 
 
-def test_without_a_cage_a_daemon_that_cannot_be_killed(brisk: Box, freezer: Freezer) -> None:
-    folder, policy = unsandboxed(brisk, f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n")
-    with brisk._started(folder, LIMITS, policy, {}) as running:
+def test_without_a_cage_a_daemon_that_cannot_be_killed(fast_box: Box, freezer: Freezer) -> None:
+    folder, policy = unsandboxed(fast_box, f"{SH}setsid sleep 1000 & echo ready; read word; exit 7\n")
+    with fast_box._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
         (program,) = _children(running.process.pid)
         assert wait_for(lambda: _children(program))
         (daemon,) = _children(program)
         freezer.freeze(daemon)
         running.say("end")
-        assert running.process.wait(RETURNS) == 7
+        assert running.process.wait(RETURN_SECONDS) == 7
         assert lives(daemon)
         freezer.thaw()
         assert wait_for(lambda: not lives(daemon))
         assert daemon in is_incomplete(running.end())
-    sweep(brisk)
+    sweep(fast_box)
 
 
-# --- held still, as the runner itself does it --------------------------------------------------------------
+# --- frozen by the runner itself ---------------------------------------------------------------------------
 
 
-def test_what_is_frozen_by_v2_dies(box: Box) -> None:
-    """As the disk meter may have left it at that very moment."""
+def test_a_plugin_frozen_by_v2_is_killed(box: Box) -> None:
+    """The disk meter may have frozen the cgroup at that moment."""
     with box.running(f"{SH}trap '' TERM; echo ready; sleep 1000\n", *LIMITS) as running:
         group = group_of(running.pid, "")
         if not group.name.startswith("runner-") or not (group / "cgroup.freeze").exists():
             running.process.kill()
-            pytest.skip("there is no v2 group here that can freeze")
+            pytest.skip("there is no v2 cgroup here that can freeze")
         pids = set(running.family.values())
         (group / "cgroup.freeze").write_text("1")
         assert wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text())
@@ -243,9 +243,9 @@ def test_what_is_frozen_by_v2_dies(box: Box) -> None:
     assert not any(lives(pid) for pid in pids)
 
 
-# --- the order ---------------------------------------------------------------------------------------------
+# --- the order of killing ----------------------------------------------------------------------------------
 
-# More than a single look can list, all of them deaf, in sessions of their own and busy under a small quota.
+# 16 processes that ignore SIGTERM, in sessions of their own, all busy under a small quota.
 CROWD = """
 import os, signal, time
 for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
@@ -258,8 +258,8 @@ time.sleep(1000)
 """
 
 
-def test_a_crowd_under_a_small_quota(box: Box) -> None:
-    """Dying takes processor time. Without it being lifted, a hundredth of a core for sixteen takes long."""
+def test_many_busy_processes_under_a_small_quota_are_killed(box: Box) -> None:
+    """Exiting needs processor time. With the quota still set, 16 processes would take long."""
     with box.running(CROWD, "--cpu", "0.05", "--pids", "30") as running:
         pids = set(running.family.values())
         running.process.send_signal(signal.SIGTERM)
@@ -269,8 +269,8 @@ def test_a_crowd_under_a_small_quota(box: Box) -> None:
     assert not any(lives(pid) for pid in pids)
 
 
-def test_the_init_lives_to_tell_what_was_used(box: Box) -> None:
-    """It is ended from within first: whoever kills the cell's init kills the account."""
+def test_usage_is_reported_after_a_kill(box: Box) -> None:
+    """The cell's init reports the usage, so the runner kills the processes below it first."""
     busy = "import sys, time\nsys.stdout.write('ready\\n'); sys.stdout.flush()\n"
     busy += "while time.process_time() < 0.3: pass\nprint('done', flush=True)\ntime.sleep(1000)\n"
     with box.running(busy) as running:

@@ -1,6 +1,6 @@
-"""A runner is killed: its plugin is gone with it, and the next runner removes the groups it has left.
+"""When a runner is killed its plugin ends too, and the next runner removes the cgroups that are left.
 
-All of it in a pen, delegated to the caller: what is left here nobody else sweeps, and nobody else's is swept.
+The tests run in cgroups of their own, delegated to the caller, apart from all other runners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.conftest import Caller, descendants, lacks, vanished
 from tests.limits.altered import altered
 from tests.limits.cage import PREFER, SH, Box, Running
 from tests.sandbox.limits import own_cgroups
-from tests.sandbox.limits.own_cgroups import Pen, pen
+from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 from tests.tables import REPEAT, wait_for
 
 LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "1")
@@ -30,30 +30,30 @@ SLEEPS = f"{SH}setsid sleep 1000 & echo ready; sleep 1000\n"
 WAITS = f"{SH}echo ready; read word; exit 3\n"
 
 
-class Penned(Box):
-    """A box whose runners are in a pen."""
+class SeparateBox(Box):
+    """A box whose runners are in cgroups of their own."""
 
-    def __init__(self, caller: Caller, folder: Path, place: Pen) -> None:
+    def __init__(self, caller: Caller, folder: Path, own: OwnCgroups) -> None:
         super().__init__(caller, folder)
-        self.pen = place
+        self.own = own
 
     def groups(self) -> list[Path]:
-        """All but the leaf a runner may have moved to itself."""
-        return [path for path in self.pen.groups() if not path.name.endswith("-self")]
+        """All cgroups but the leaf that a runner may have moved to."""
+        return [path for path in self.own.groups() if not path.name.endswith("-self")]
 
-    def used(self) -> list[Path]:
-        """Where a runner with these limits makes groups, and so sweeps."""
+    def used_directories(self) -> list[Path]:
+        """Where a runner with these limits makes cgroups, and therefore sweeps."""
         with self.running(WAITS, *LIMITS, name="asked") as running:
             own = f"runner-{running.process.pid}-"
             return [path.parent for path in self.groups() if path.name.startswith(own)]
 
     def next_runner(self) -> None:
-        """Starts, does its work and leaves nothing behind."""
+        """Start another runner, which does its work and leaves nothing behind."""
         result = self.run(f"{SH}exit 3\n", *LIMITS, name="next")
         assert result.status == 3, result
 
     def swept(self) -> bool:
-        """Whether the next runner removes all that is left; or the one after: the dead take a moment."""
+        """Whether the next runner removes all leftovers, or the one after: exiting takes a moment."""
 
         def clean() -> bool:
             self.next_runner()
@@ -63,10 +63,10 @@ class Penned(Box):
 
 
 @pytest.fixture
-def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Iterator[Penned]:
-    """Once as root, once as a user to whom the pen was delegated."""
-    with pen(runner_as) as place:
-        yield Penned(place.caller, plugin_dir, place)
+def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Iterator[SeparateBox]:
+    """Once as root, once as a user to whom the cgroups were delegated."""
+    with make_own_cgroups(runner_as) as own:
+        yield SeparateBox(own.caller, plugin_dir, own)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def killed(running: Running) -> None:
+def kill_runner(running: Running) -> None:
     running.process.kill()
     running.process.wait()
 
@@ -83,7 +83,7 @@ def killed(running: Running) -> None:
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def test_groups_are_named_after_their_runner(box: Penned) -> None:
+def test_cgroups_are_named_after_their_runner(box: SeparateBox) -> None:
     with box.running(WAITS, *LIMITS) as running:
         pid = running.process.pid
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
@@ -95,10 +95,10 @@ def test_groups_are_named_after_their_runner(box: Penned) -> None:
     assert box.groups() == []
 
 
-# --- killed at any moment ----------------------------------------------------------------------------------
+# --- runners killed at any moment --------------------------------------------------------------------------
 
-# The runner ends its own life at a certain point. The n-th time, for some.
-SUICIDE = """
+# The runner kills itself before or after the n-th call of a function.
+KILLS_ITSELF = """
 import os, signal
 import fcntl
 import sandbox.limits.cgroup, sandbox.spawn.spawner, sandbox.cell.cell
@@ -132,32 +132,32 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_runner_that_dies_at_a_certain_moment(
-    box: Penned, runner_as: Caller, moment: str, stack: ExitStack
+    box: SeparateBox, runner_as: Caller, moment: str, stack: ExitStack
 ) -> None:
-    if moment == "the second made" and len(box.pen.directories) == 1:
-        # One hierarchy, one group for the plugin. A second one is made only by a runner that is alone in its
-        # own: first the leaf it moves to.
-        place = stack.enter_context(pen(runner_as, alone=True))
-        if not place.leaves:
-            pytest.skip("a runner makes one group here, and no second one")
-        box = Penned(place.caller, box.folder, place)
+    if moment == "the second made" and len(box.own.directories) == 1:
+        # With one hierarchy there is one cgroup for the plugin. Only a runner that is alone in its cgroup
+        # makes a second: first the leaf it moves to.
+        own = stack.enter_context(make_own_cgroups(runner_as, alone=True))
+        if not own.leaves:
+            pytest.skip("a runner makes only one cgroup here")
+        box = SeparateBox(own.caller, box.folder, own)
     before = descendants()
     sane = box.caller
-    box.caller = altered(sane, SUICIDE.format(when=MOMENTS[moment]))
+    box.caller = altered(sane, KILLS_ITSELF.format(when=MOMENTS[moment]))
     folder = box.plugin(f"{SH}exit 0\n" if moment in ("the plugin is gone", "half removed") else SLEEPS)
     with box._started(folder, LIMITS, PREFER, {"stdin": subprocess.DEVNULL}) as running:
         assert running.process.wait(60) == -signal.SIGKILL
         assert vanished(descendants() - before), "something has outlived its runner"
-    alone = box.pen.leaves
-    box.caller = stack.enter_context(own_cgroups.beside_a_host(box.pen, runner_as)) if alone else sane
+    alone = box.own.leaves
+    box.caller = stack.enter_context(own_cgroups.beside_a_host(box.own, runner_as)) if alone else sane
     left = box.groups()
-    if moment != "half removed":  # there may have been one only
-        assert left, "nothing was left, so nothing can be shown"
+    if moment != "half removed":  # there may have been only one
+        assert left, "nothing was left, so the test proves nothing"
     assert box.swept()
 
 
-def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
-    """Not only where we think it matters."""
+def test_a_runner_that_is_killed_at_any_moment(box: SeparateBox) -> None:
+    """The kills are spread over a whole launch."""
     folder, before = box.plugin(SLEEPS), descendants()
     box.next_runner()
     seen: Counter[int] = Counter()
@@ -165,7 +165,7 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
     with box._started(folder, LIMITS, PREFER, {}) as running:
         assert running.line() == "ready"
         took = time.monotonic() - began
-        killed(running)
+        kill_runner(running)
     kills = 12 * REPEAT
     moments = [took * 1.2 * number / kills for number in range(kills)]
     random.Random(5).shuffle(moments)
@@ -181,18 +181,18 @@ def test_a_runner_that_is_killed_at_any_moment(box: Penned) -> None:
             began = time.monotonic()
             for moment, each in running_at:
                 time.sleep(max(0.0, began + moment - time.monotonic()))
-                killed(each)
+                kill_runner(each)
         assert vanished(descendants() - before), "something has outlived its runner"
         seen[len(box.groups())] += 1
-    # The runners that came after have swept up after those before; of the last ones something may be left.
-    assert any(seen), f"no kill met a runner with groups: {seen}"
+    # Each batch of runners has swept the leftovers of the batch before. Those of the last may remain.
+    assert any(seen), f"no runner had cgroups when it was killed: {seen}"
     assert box.swept()
 
 
-# --- who is swept, and who is not --------------------------------------------------------------------------
+# --- which cgroups are swept -------------------------------------------------------------------------------
 
 
-def test_a_living_runners_groups_stay(box: Penned) -> None:
+def test_cgroups_of_a_living_runner_are_not_swept(box: SeparateBox) -> None:
     with box.running(WAITS, *LIMITS) as running:
         theirs = box.groups()
         assert len(theirs) >= 1
@@ -205,8 +205,8 @@ def test_a_living_runners_groups_stay(box: Penned) -> None:
     assert box.groups() == []
 
 
-def test_a_init_that_outlives_its_runner_keeps_its_groups(box: Penned, plugin_dir: Path) -> None:
-    """For a moment only, but a new runner may start in it. Here it is long: the cell's init is frozen."""
+def test_an_init_that_outlives_its_runner_keeps_its_cgroups(box: SeparateBox, plugin_dir: Path) -> None:
+    """The init ends soon after its runner, but a new runner may start before that. Here it is frozen."""
     if reason := lacks("root"):
         pytest.skip(reason)
     with own_cgroups.freezer(plugin_dir) as freezer:
@@ -214,15 +214,15 @@ def test_a_init_that_outlives_its_runner_keeps_its_groups(box: Penned, plugin_di
             assert running.line() == "ready"
             theirs, family = box.groups(), running.family
             freezer.freeze(family["init"])
-            killed(running)
+            kill_runner(running)
             box.next_runner()
-            assert box.groups() == theirs, "they were in use"
+            assert box.groups() == theirs, "cgroups in use were removed"
             assert all(Path(f"/proc/{pid}").exists() for pid in family.values())
             freezer.thaw()
         assert box.swept()
 
 
-def make(box: Penned, path: Path) -> Path:
+def make_cgroup(box: SeparateBox, path: Path) -> Path:
     path.mkdir()
     if os.geteuid() == 0:
         os.chown(path, box.caller.uid, box.caller.uid)
@@ -230,14 +230,14 @@ def make(box: Penned, path: Path) -> Path:
     return path
 
 
-def leave(box: Penned, *names: str) -> list[Path]:
-    """As dead runners left them, in every hierarchy they used."""
-    return [make(box, directory / name) for directory in box.used() for name in names]
+def leave_cgroups(box: SeparateBox, *names: str) -> list[Path]:
+    """Make cgroups as killed runners leave them, in every hierarchy they used."""
+    return [make_cgroup(box, directory / name) for directory in box.used_directories() for name in names]
 
 
 @pytest.fixture
-def sleeper(box: Penned) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
-    """sleeper(group): a process of the caller's in a group."""
+def sleeper(box: SeparateBox) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """sleeper(group): start a process of the caller in a cgroup."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def start(group: Path) -> subprocess.Popen[bytes]:
@@ -253,28 +253,30 @@ def sleeper(box: Penned) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_what_others_have_made_stays(box: Penned, sleeper: Callable[[Path], subprocess.Popen[bytes]]) -> None:
+def test_cgroups_with_other_names_are_not_swept(
+    box: SeparateBox, sleeper: Callable[[Path], subprocess.Popen[bytes]]
+) -> None:
     names = ("other", "runner", "runner-service", "runner-7-concurrent-0", "a-runner-1-2-3")
-    foreign = leave(box, *names)
-    ours = leave(box, "runner-4000000-77-0", "runner-4000000-77-12")
+    foreign = leave_cgroups(box, *names)
+    ours = leave_cgroups(box, "runner-4000000-77-0", "runner-4000000-77-12")
     process = sleeper(foreign[2])
     box.next_runner()
     assert all(path.exists() for path in foreign) and process.poll() is None
     assert not any(path.exists() for path in ours)
 
 
-def test_what_still_runs_in_a_leftover_is_killed(
-    box: Penned, sleeper: Callable[[Path], subprocess.Popen[bytes]]
+def test_processes_in_a_leftover_cgroup_are_killed(
+    box: SeparateBox, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
-    """A plugin without a cage, whose runner was killed: it has no right to run."""
-    processes = [sleeper(path) for path in leave(box, "runner-4000000-77-0")]
+    """Without a cage a plugin can outlive its killed runner, until the next runner kills it."""
+    processes = [sleeper(path) for path in leave_cgroups(box, "runner-4000000-77-0")]
     box.next_runner()
     assert [process.wait(30) for process in processes] == [-signal.SIGKILL] * len(processes)
     assert box.swept()
 
 
-def test_a_daemon_without_a_cage_whose_runner_was_killed(box: Penned) -> None:
-    """Nobody is left to end it, until the next runner comes."""
+def test_the_next_runner_kills_a_daemon_without_a_cage(box: SeparateBox) -> None:
+    """Its runner is dead, so the next runner has to kill it."""
     folder = box.plugin(f"{SH}setsid sleep 1000 <&- >&- 2>&- & echo ready; sleep 1000\n")
     manifest = folder / "nexo-plugin.toml"
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
@@ -282,27 +284,27 @@ def test_a_daemon_without_a_cage_whose_runner_was_killed(box: Penned) -> None:
     before = descendants()
     with box._started(folder, LIMITS, policy, {}) as running:
         assert running.line() == "ready"
-        killed(running)
+        kill_runner(running)
     daemons = descendants() - before
-    assert daemons, "it was ended by itself, so nothing can be shown"
+    assert daemons, "the daemon ended by itself, so the test proves nothing"
     box.next_runner()
     assert vanished(daemons)
     assert box.swept()
 
 
-def test_eight_at_once(box: Penned) -> None:
-    """All of them sweep the same, and none of them the others'."""
-    folder, directories = box.plugin(WAITS), box.used()
+def test_eight_runners_sweep_at_once(box: SeparateBox) -> None:
+    """All of them sweep the same leftovers, and none sweeps the cgroups of another."""
+    folder, directories = box.plugin(WAITS), box.used_directories()
     for number in range(12):
         for directory in directories:
-            make(box, directory / f"runner-4000000-77-{number}")
+            make_cgroup(box, directory / f"runner-4000000-77-{number}")
     with ExitStack() as stack:
         running = [stack.enter_context(box._started(folder, LIMITS, PREFER, {})) for _ in range(8)]
         assert [each.line() for each in running] == ["ready"] * 8
-        # By pid, not by name: one swept between its making and its locking is made again by the next number.
+        # By pid, not by name: a cgroup swept before it was locked is made again with the next number.
         owners = Counter(int(path.name.split("-")[1]) for path in box.groups())
-        assert set(owners) == {each.process.pid for each in running}  # nothing of the dead ones
-        assert len(set(owners.values())) == 1  # as many groups for each
+        assert set(owners) == {each.process.pid for each in running}  # no leftovers
+        assert len(set(owners.values())) == 1  # each has the same number of cgroups
         for each in running:
             each.say("end")
         assert [each.end().status for each in running] == [3] * 8
@@ -312,15 +314,17 @@ def test_eight_at_once(box: Penned) -> None:
 # --- v2: the runner's own leaf -----------------------------------------------------------------------------
 
 
-def test_leaves_of_dead_runners_go(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> None:
-    """Alone in a delegated group a runner moves out of the way. It cannot remove the leaf it is in: the next
+def test_the_next_runner_removes_the_leaf_of_a_dead_runner(
+    runner_as: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    """A runner that is alone in a delegated cgroup moves to a leaf. It cannot remove that leaf: the next
     runner does."""
-    with pen(runner_as, alone=True) as place:
-        box = Penned(place.caller, plugin_dir, place)
+    with make_own_cgroups(runner_as, alone=True) as own:
+        box = SeparateBox(own.caller, plugin_dir, own)
         box.next_runner()
-        leaves = [path.name for path in place.groups()]
-        assert len(leaves) == place.leaves
+        leaves = [path.name for path in own.groups()]
+        assert len(leaves) == own.leaves
         assert all(re.fullmatch(r"runner-\d+-\d+-self", name) for name in leaves)
-        with own_cgroups.beside_a_host(place, runner_as) as box.caller:
+        with own_cgroups.beside_a_host(own, runner_as) as box.caller:
             box.next_runner()
-        assert place.groups() == []
+        assert own.groups() == []

@@ -1,6 +1,6 @@
-"""Memory: of all processes together, with /tmp and /dev/shm, without swap; and an end that is called by name.
+"""Memory of all processes together, with /tmp and /dev/shm, without swap. The report says "oom".
 
-Where no cgroup holds it, each process is held on its own, and the report says that this is less.
+Without a cgroup an rlimit applies to each process on its own, and the report says the limit is degraded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import vanished
-from tests.limits.cage import SH, Box, Result, by_cgroup, held, rlimit_of
+from tests.limits.cage import SH, Box, Result, by_cgroup, enforced_by, rlimit_of
 
 MIB = 1 << 20
 OOM = ("crashed", "run", "oom")
@@ -20,7 +20,7 @@ OK = ("ok", "run", "")
 
 HOG = "b = b'x' * (100 << 20)"
 
-# The child takes too much. Who started it waits, and ends with status 0 in the moment the child is gone.
+# The child takes too much. Its parent waits for it, then runs {then}.
 ONLY_A_CHILD = """
 import os, time
 child = os.fork()
@@ -44,7 +44,7 @@ with open(path, "wb", buffering=0) as file:
 print(json.dumps([written, refused]))
 """
 
-# Four children, each well within the limit, and together twice of it.
+# Four children, each well within the limit. Together they exceed it.
 TOGETHER = """
 import mmap, os
 part = 16 << 20
@@ -61,7 +61,7 @@ for number in range(4):
             for at in range(number * part, (number + 1) * part, 4096):
                 shared[at] = 1
         os.write(write, b'.')
-        os.read(gate, 1)  # keeps it until all have theirs
+        os.read(gate, 1)  # keeps the memory until all children have theirs
         os._exit(0)
     os.close(write)
     ends.append(read)
@@ -69,71 +69,71 @@ print(b''.join(os.read(end, 1) for end in ends).decode(), flush=True)
 """
 
 
-def as_asked(result: Result, box: Box, size: int) -> None:
-    """What every report says of the limit, however it ended."""
+def check_limit(result: Result, box: Box, size: int) -> None:
+    """Check the report's entry of the limit."""
     limit = result.limit("memory")
     expected = {
         "requested": size,
         "effective": size,
         "decided_by": "manifest",
-        "enforced_by": held(box, "memory"),
+        "enforced_by": enforced_by(box, "memory"),
         "degraded": not by_cgroup(box, "memory"),
     }
     assert {key: limit[key] for key in expected} == expected
     assert bool(limit["detail"]) == limit["degraded"]
     if by_cgroup(box, "memory"):
         assert limit["peak"] == result.usage["memory_peak"]
-        assert 0 < limit["peak"] <= size * 1.05  # the kernel itself may go over by a little
+        assert 0 < limit["peak"] <= size * 1.05  # the kernel may exceed the limit a little
     else:
         assert limit["peak"] is None and result.usage["memory_peak"] is None
     assert result.exit["status"] == result.status
     assert not result.exit["kill_incomplete"] and result.exit["left"] == []
 
 
-def ran_out(result: Result, box: Box, size: int) -> None:
+def check_oom(result: Result, box: Box, size: int) -> None:
     assert result.outcome == OOM
     assert result.hits == ["memory"]
     assert "ran out of memory" in result.err
-    as_asked(result, box, size)
+    check_limit(result, box, size)
     assert result.usage["memory_peak"] > size / 2
 
 
-def test_the_program_itself(box: Box) -> None:
+def test_a_program_over_its_limit(box: Box) -> None:
     result = box.run(HOG, limits={"memory": "32M"})
     if by_cgroup(box, "memory"):
-        ran_out(result, box, 32 * MIB)
+        check_oom(result, box, 32 * MIB)
         assert result.status == 128 + signal.SIGKILL
     else:
         assert "MemoryError" in result.err
         assert (result.status, result.outcome, result.hits) == (1, ("crashed", "run", "exit:1"), [])
-        as_asked(result, box, 32 * MIB)
+        check_limit(result, box, 32 * MIB)
 
 
-def test_within_the_limit_nothing_happens(box: Box) -> None:
-    # The control of all the others: the same, with enough.
+def test_a_program_within_its_limit(box: Box) -> None:
+    # The control of the other tests: the same plugin with enough memory.
     result = box.run(HOG, limits={"memory": "160M"})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 160 * MIB)
+    check_limit(result, box, 160 * MIB)
     if by_cgroup(box, "memory"):
         assert result.usage["memory_peak"] >= 100 * MIB
     assert result.usage["max_rss"] >= 100 * MIB
 
 
-def test_a_child_while_the_program_ends_well(box: Box) -> None:
-    """Whoever is faster, the kernel with the rest of the group, the runner, or the program with its status 0:
-    the plugin lost a part of itself, and that is told."""
+def test_a_child_over_the_limit_while_the_program_ends(box: Box) -> None:
+    """The report says "oom" because a child was killed, even if the program ends with status 0 before the
+    kernel or the runner kills it."""
     for _ in range(3):
         result = box.run(ONLY_A_CHILD.format(then="os._exit(0)"), limits={"memory": "32M"})
         if by_cgroup(box, "memory"):
-            ran_out(result, box, 32 * MIB)
+            check_oom(result, box, 32 * MIB)
             assert result.status in (0, 128 + signal.SIGKILL)
         else:
             assert (result.status, result.outcome, result.hits) == (0, OK, [])
-            as_asked(result, box, 32 * MIB)
+            check_limit(result, box, 32 * MIB)
 
 
-def test_a_program_that_was_faster_than_the_runner(box: Box) -> None:
-    """The runner is stopped, so that nobody but the kernel has a hand in it, and learns of all at once."""
+def test_a_program_that_ends_before_the_runner_reacts(box: Box) -> None:
+    """The runner is stopped, so that only the kernel acts. It sees everything at once when it continues."""
     code = "print('ready', flush=True)\ninput()\n" + ONLY_A_CHILD.format(then="os._exit(0)")
     with box.running(code, limits={"memory": "32M"}) as running:
         init = running.family["init"]
@@ -146,75 +146,75 @@ def test_a_program_that_was_faster_than_the_runner(box: Box) -> None:
     result = running.result
     assert result is not None
     if by_cgroup(box, "memory"):
-        ran_out(result, box, 32 * MIB)
-        # v2 kills all of the group; on v1 the program lived to say that all is well.
-        code_and_status = (137, None) if held(box, "memory") == "cgroup v2" else (0, 0)
+        check_oom(result, box, 32 * MIB)
+        # v2 kills the whole cgroup. On v1 the program survives and ends with status 0.
+        code_and_status = (137, None) if enforced_by(box, "memory") == "cgroup v2" else (0, 0)
         assert (result.status, result.exit["code"]) == code_and_status
         assert result.exit["ended_by"] is None
     else:
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
 
-def test_a_child_and_a_program_that_would_go_on(box: Box) -> None:
+def test_a_child_over_the_limit_while_the_program_continues(box: Box) -> None:
     then = "if os.WIFSIGNALED(status):\n    time.sleep(1000)"
     result = box.run(ONLY_A_CHILD.format(then=then), limits={"memory": "32M"})
     if by_cgroup(box, "memory"):
-        ran_out(result, box, 32 * MIB)
+        check_oom(result, box, 32 * MIB)
         assert result.status == 128 + signal.SIGKILL
-    else:  # the child heard of it itself, and nobody was killed
+    else:  # the child got a MemoryError, and nothing was killed
         assert "MemoryError" in result.err
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
 
-def test_a_program_that_starts_hogs_for_ever(box: Box) -> None:
-    """On v1 the kernel kills them one by one, and the program could go on so; the runner ends it."""
+def test_a_program_that_keeps_starting_children_over_the_limit(box: Box) -> None:
+    """On v1 the kernel kills only the children, so the runner has to end the program."""
     if not by_cgroup(box, "memory"):
-        pytest.skip("nothing is killed where nothing counts all of them")
+        pytest.skip("no cgroup enforces memory here")
     code = "import os\nwhile True:\n    if os.fork() == 0:\n        " + HOG + "\n    os.wait()"
     result = box.run(code, limits={"memory": "32M"})
-    ran_out(result, box, 32 * MIB)
+    check_oom(result, box, 32 * MIB)
     assert result.status == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
-def test_a_flooded_tmpfs_is_memory(box: Box, limit: str, path: str) -> None:
+def test_a_tmpfs_counts_as_memory(box: Box, limit: str, path: str) -> None:
     result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "32M", limit: "64M"})
     if by_cgroup(box, "memory"):
-        ran_out(result, box, 32 * MIB)
+        check_oom(result, box, 32 * MIB)
     else:
-        assert result.told == [64 * MIB, "ENOSPC"]
+        assert result.printed == [64 * MIB, "ENOSPC"]
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
-        as_asked(result, box, 32 * MIB)
+        check_limit(result, box, 32 * MIB)
 
 
 @pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
 def test_a_tmpfs_has_a_size_of_its_own(box: Box, limit: str, path: str) -> None:
     result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "64M", limit: "8M"})
-    assert result.told == [8 * MIB, "ENOSPC"]
+    assert result.printed == [8 * MIB, "ENOSPC"]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 64 * MIB)
+    check_limit(result, box, 64 * MIB)
     mount = result.limit(limit)
     assert mount["requested"] == mount["effective"] == 8 * MIB
     assert (mount["enforced_by"], mount["degraded"]) == ("size of the mount", False)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["each its own", "shared among them"])
-def test_many_who_take_little(box: Box, shared: bool) -> None:
+def test_many_processes_share_the_limit(box: Box, shared: bool) -> None:
     result = box.run(TOGETHER.format(shared=shared), limits={"memory": "48M"})
     if by_cgroup(box, "memory"):
-        ran_out(result, box, 48 * MIB)
+        check_oom(result, box, 48 * MIB)
         assert "...." not in result.out
     else:
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
         assert result.out == "....\n"
-        as_asked(result, box, 48 * MIB)
+        check_limit(result, box, 48 * MIB)
         assert (
             "for each process separately, and shared memory is not counted"
             in result.limit("memory")["detail"]
         )
 
 
-def test_a_kill_is_not_called_oom(box: Box) -> None:
+def test_a_kill_is_not_reported_as_oom(box: Box) -> None:
     result = box.run(SH + "kill -9 $$\n", limits={"memory": "32M"})
     assert (result.status, result.outcome) == (128 + signal.SIGKILL, ("crashed", "run", "signal:9"))
     assert result.hits == []
@@ -222,7 +222,7 @@ def test_a_kill_is_not_called_oom(box: Box) -> None:
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
 
-def test_the_plugin_beside_it_is_unharmed(box: Box) -> None:
+def test_another_plugin_is_not_affected(box: Box) -> None:
     beside = "print('ready', flush=True)\ninput()\nprint(len(b'x' * (20 << 20)), flush=True)\ninput()"
     with box.running(beside, name="beside", limits={"memory": "48M"}) as running:
         hog = box.run(HOG, limits={"memory": "48M"})
@@ -232,11 +232,11 @@ def test_the_plugin_beside_it_is_unharmed(box: Box) -> None:
         running.say("thanks")
         result = running.end()
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 48 * MIB)
+    check_limit(result, box, 48 * MIB)
 
 
-def test_what_the_kernel_was_told(box: Box) -> None:
-    """Read on the host, while it runs. A size that is no multiple of a page is rounded, and so reported."""
+def test_the_kernel_has_the_limit(box: Box) -> None:
+    """Read on the host while the plugin runs. The kernel rounds to pages, and the report says so."""
     asked = 40_000_001
     page = os.sysconf("SC_PAGE_SIZE")
     waits = "print('ready', flush=True)\ninput()"
@@ -278,8 +278,8 @@ def _no_swap() -> bool:
     return len(Path("/proc/swaps").read_text().splitlines()) < 2
 
 
-# Connections to itself, each filled as far as it goes, until there is enough in all of them. How much goes
-# into one is up to the machine: half a megabyte where nobody has raised net.core.wmem_max.
+# Fills connections to itself until there is enough in all of them. How much fits into one depends on the
+# machine: half a megabyte with the default net.core.wmem_max.
 SOCKETS = """
 import json, socket, time
 held, sent, server = [], 0, socket.socket()
@@ -300,11 +300,11 @@ while sent < {enough} and len(held) < 400:
 """
 
 
-def test_what_waits_in_sockets_is_memory(box: Box) -> None:
+def test_socket_buffers_count_as_memory(box: Box) -> None:
     if not by_cgroup(box, "memory"):
-        pytest.skip("nobody counts that here")
+        pytest.skip("no cgroup enforces memory here")
     code = SOCKETS.format(enough=64 * MIB)
     result = box.run(code, limits={"memory": "32M"})
-    assert 0 < result.told < 64 * MIB
+    assert 0 < result.printed < 64 * MIB
     control = box.run(code, limits={"memory": "1G"})
-    assert control.told >= 64 * MIB
+    assert control.printed >= 64 * MIB

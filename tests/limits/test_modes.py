@@ -1,7 +1,6 @@
-"""Whose word decides: manifest, policy or command line, and what happens where a limit cannot be held.
+"""Which limit applies: manifest, policy or command line, and what happens if a limit cannot be enforced.
 
-All of it seen in what the plugin can really do, or in what the kernel has been told; and explain has to say
-the same beforehand.
+The tests observe what the plugin can do, or the values in the kernel. `runner explain` has to predict them.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
-from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, group_of, held, policy, rlimit_of
+from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, enforced_by, group_of, policy, rlimit_of
 
 MIB = 1 << 20
 OK = ("ok", "run", "")
 LIMITS: Mapping[str, object] = {"memory": "64M", "pids": 20, "cpu": 0.5, "cpu_time": "10s", "io": "10M"}
 
-# Says in a file that it has run, in a folder it may write to.
+# Writes a file to show that it has run.
 LEAVES_A_MARK = SH + "echo ran > {place}/mark\n"
 
-# How many processes can be: each waits for its input, which does not end.
+# Counts how many processes it can start.
 COUNT = """
 import json, os
 made = 1
@@ -44,7 +43,7 @@ os._exit(0)
 
 @pytest.fixture
 def place(box: Box) -> Path:
-    """Where a plugin can leave a mark."""
+    """A folder that the plugin may write to."""
     path = box.folder / "open"
     path.mkdir()
     path.chmod(0o777)
@@ -61,7 +60,7 @@ def launch(box: Box, place: Path, mode: str, *names: str) -> Result:
 
 
 @pytest.mark.parametrize("name", BY_CGROUP)
-def test_required(box: Box, place: Path, name: str) -> None:
+def test_mode_require(box: Box, place: Path, name: str) -> None:
     result = launch(box, place, "require", name)
     if by_cgroup(box, name):
         assert (result.status, result.outcome) == (0, OK)
@@ -69,31 +68,31 @@ def test_required(box: Box, place: Path, name: str) -> None:
         return
     assert (result.status, result.outcome) == (125, ("sandbox_unavailable", "plan", name))
     assert f"the {name} limit cannot be enforced" in result.message
-    # Which controller, and what to do about it.
+    # The message names the controller, and the hint says what to do.
     assert "cpu" in result.message if name == "cpu_time" else name in result.message
     assert f'mode = "prefer" under [limits.{name}]' in result.hint
-    assert result.hint.partition("; or say mode")[0], "no remedy but to go without"
+    assert result.hint.partition("; or say mode")[0], "the only remedy is to go without"
     assert result.message in result.err and result.hint in result.err
-    assert list(place.iterdir()) == [], "it was started all the same"
+    assert list(place.iterdir()) == [], "the plugin ran"
     assert not result.exit["reached_exec"] and result.report["usage"] is None and result.hits == []
 
 
-def test_preferred(box: Box, place: Path) -> None:
+def test_mode_prefer(box: Box, place: Path) -> None:
     result = launch(box, place, "prefer", *LIMITS)
     assert (result.status, result.outcome) == (0, OK)
     assert (place / "mark").exists()
     for name in LIMITS:
         limit = result.limit(name)
-        assert limit["enforced_by"] == held(box, name)
+        assert limit["enforced_by"] == enforced_by(box, name)
         assert limit["degraded"] == (not by_cgroup(box, name))
-        assert (limit["effective"] is None) == (not held(box, name))
+        assert (limit["effective"] is None) == (not enforced_by(box, name))
         assert limit["detail"] or not limit["degraded"]
     assert set(result.report["degraded"]) == {name for name in LIMITS if not by_cgroup(box, name)}
 
 
 @pytest.mark.parametrize("name", ["memory", "cpu_time"])
-def test_required_where_it_was_delegated(box: Box, place: Path, name: str) -> None:
-    """Root is expected to have the means, as is who was handed a group; nobody else."""
+def test_mode_delegated(box: Box, place: Path, name: str) -> None:
+    """Mode "delegated" requires cgroups only for root and for callers with a delegated cgroup."""
     result = launch(box, place, "delegated", name)
     expected = box.caller.uid == 0 or any(by_cgroup(box, each) for each in BY_CGROUP)
     if by_cgroup(box, name) or not expected:
@@ -105,8 +104,8 @@ def test_required_where_it_was_delegated(box: Box, place: Path, name: str) -> No
         assert list(place.iterdir()) == []
 
 
-def test_without_a_word_of_anybody(box: Box) -> None:
-    """The policy that is in force by itself gives memory and processes, by the best means there is."""
+def test_the_default_policy(box: Box) -> None:
+    """The default policy limits memory and processes, by the best means on this machine."""
     result = box.run("pass", "--policy", "default", policy=None)
     lacking = [name for name in ("memory", "pids") if not by_cgroup(box, name)]
     if box.caller.uid == 0 and lacking:
@@ -116,10 +115,10 @@ def test_without_a_word_of_anybody(box: Box) -> None:
     for name, value in (("memory", 1024 * MIB), ("pids", 256)):
         limit = result.limit(name)
         assert (limit["requested"], limit["decided_by"]) == (value, "policy")
-        assert (limit["enforced_by"], limit["degraded"]) == (held(box, name), name in lacking)
+        assert (limit["enforced_by"], limit["degraded"]) == (enforced_by(box, name), name in lacking)
 
 
-def test_explain_says_so_beforehand(box: Box) -> None:
+def test_explain_predicts_the_limits(box: Box) -> None:
     asked = {**LIMITS, "open_files": 64, "file_size": "1M", "tmp": "8M", "deadline": "1m"}
     launched = {limit["name"]: limit for limit in box.run("pass", limits=asked).report["limits"]}
     explained = {limit["name"]: limit for limit in box.explain("pass", limits=asked)["limits"]}
@@ -128,12 +127,12 @@ def test_explain_says_so_beforehand(box: Box) -> None:
         assert {**limit, "peak": None} == {**launched[name], "peak": None}
 
 
-# --- what the machine lets this caller have, found without the runner ---------------------------------------
+# --- means on this machine, found without the runner --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["memory", "pids", "cpu", "io"])
-def test_the_runner_finds_what_can_be_had(box: Box, name: str) -> None:
-    """`held` is the runner's own word. Here it is compared with what comes of making a group by hand."""
+def test_the_runner_finds_the_cgroups_of_this_machine(box: Box, name: str) -> None:
+    """`enforced_by` is the runner's own answer. Here it is compared with a cgroup made by hand."""
     directory = _own_group(box.caller, name)
     made = directory / f"rt-{os.getpid()}"
     tried = subprocess.run(
@@ -148,9 +147,9 @@ def test_the_runner_finds_what_can_be_had(box: Box, name: str) -> None:
         if works:
             made.rmdir()
     if limited:
-        assert by_cgroup(box, name), f"{name} could be held by a group in {directory}"
+        assert by_cgroup(box, name), f"a cgroup in {directory} could enforce {name}"
     elif not works and box.caller.uid != 0:
-        assert not by_cgroup(box, name), f"no group can be made in {directory}: {tried.stderr}"
+        assert not by_cgroup(box, name), f"no cgroup can be made in {directory}: {tried.stderr}"
 
 
 def _own_group(caller: Caller, name: str) -> Path:
@@ -189,31 +188,31 @@ def test_the_lowest_wins(
         policy=policy(ceiling={"pids": ceiling}),
         limits={} if manifest is None else {"pids": manifest},
     )
-    assert result.told == lowest
+    assert result.printed == lowest
     limit = result.limit("pids")
     assert (limit["requested"], limit["effective"], limit["decided_by"]) == (lowest, lowest, who)
 
 
-def test_a_default_is_for_silence_only(box: Box) -> None:
+def test_a_default_applies_only_if_nothing_else_is_stated(box: Box) -> None:
     stated = policy(default={"pids": 6}, ceiling={"pids": 9})
-    assert box.run(COUNT, policy=stated).told == 6
-    assert box.run(COUNT, policy=stated, limits={"pids": 8}).told == 8
-    assert box.run(COUNT, "--pids", "50", policy=stated).told == 9
+    assert box.run(COUNT, policy=stated).printed == 6
+    assert box.run(COUNT, policy=stated, limits={"pids": 8}).printed == 8
+    assert box.run(COUNT, "--pids", "50", policy=stated).printed == 9
 
 
 @pytest.mark.parametrize(
     ("manifest", "line", "ceiling"), [("24M", "32M", "40M"), ("40M", "24M", "32M"), ("32M", "40M", "24M")]
 )
-def test_the_lowest_is_what_the_kernel_was_told(box: Box, manifest: str, line: str, ceiling: str) -> None:
+def test_the_kernel_has_the_lowest(box: Box, manifest: str, line: str, ceiling: str) -> None:
     waits = "print('ready', flush=True)\ninput()"
     stated = policy(ceiling={"memory": ceiling})
     with box.running(waits, "--memory", line, policy=stated, limits={"memory": manifest}) as running:
         if by_cgroup(box, "memory"):
             group = running.group("memory")
             file = next(f for f in ("memory.max", "memory.limit_in_bytes") if (group / f).exists())
-            told: int | None = int((group / file).read_text())
+            limit: int | None = int((group / file).read_text())
         else:
-            told = rlimit_of(running.pid, "Max data size")
+            limit = rlimit_of(running.pid, "Max data size")
         running.say("thanks")
-    assert told == 24 * MIB
+    assert limit == 24 * MIB
     assert running.result is not None and running.result.limit("memory")["effective"] == 24 * MIB

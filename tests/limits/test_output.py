@@ -1,4 +1,4 @@
-"""What a plugin says on stderr. Where that is limited: so much, to the byte, and no more."""
+"""A plugin's stderr, with an exact limit on its bytes and lines, and without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT = ("crashed", "run", "output")
 KILLED = 128 + signal.SIGKILL
 MIB = 1 << 20
 
-# Writes until it is ended, or has written all. Q is a letter the runner has no use for.
+# Writes until it is killed or has written all. The runner's own messages contain no Q.
 FLOOD = """
 import os
 left = {size}
@@ -30,18 +30,18 @@ while left:
 """
 
 
-def passed_on(result: Result) -> str:
-    """What the plugin said, without the runner's own last word."""
-    said, _, own = result.err.partition("runner: ")
+def relayed(result: Result) -> str:
+    """The plugin's stderr, without the runner's own message at the end."""
+    text, _, own = result.err.partition("runner: ")
     assert not own or own.startswith("crashed: "), result.err
-    return said
+    return text
 
 
-def told(result: Result) -> dict[str, object]:
+def stderr_report(result: Result) -> dict[str, object]:
     return dict(result.report["stderr"])
 
 
-def is_output(result: Result, limit: str) -> bool:
+def check_output_limit(result: Result, limit: str) -> bool:
     assert (result.status, result.outcome, result.hits) == (KILLED, OUTPUT, [limit]), result
     assert result.exit["ended_by"] == "limit" and result.exit["forced"]
     assert f"{limit} limit" in result.message and result.message in result.err
@@ -52,28 +52,28 @@ def is_output(result: Result, limit: str) -> bool:
 # --- a flood -----------------------------------------------------------------------------------------------
 
 
-def test_a_gibibyte(box: Box) -> None:
+def test_more_bytes_than_the_limit(box: Box) -> None:
     result = box.run(FLOOD.format(size=1 << 30, fd=2), limits={"output": 300_000})
-    assert is_output(result, "output")
-    assert passed_on(result) == "Q" * 300_000  # and not one more
+    assert check_output_limit(result, "output")
+    assert relayed(result) == "Q" * 300_000
     limit = result.limit("output")
     assert (limit["requested"], limit["effective"]) == (300_000, 300_000)
     assert (limit["enforced_by"], limit["degraded"]) == ("runner", False)
-    # What was read of the rest was not kept.
+    # The runner read more than that, and dropped it.
     assert 300_000 < limit["peak"] < 300_000 + MIB
-    assert told(result)["bytes"] == limit["peak"]
-    assert told(result)["dropped"] == limit["peak"] - 300_000
-    assert told(result)["lines"] == 0
-    tail = told(result)["tail"]
+    assert stderr_report(result)["bytes"] == limit["peak"]
+    assert stderr_report(result)["dropped"] == limit["peak"] - 300_000
+    assert stderr_report(result)["lines"] == 0
+    tail = stderr_report(result)["tail"]
     assert isinstance(tail, str) and 1000 < len(tail) <= 8192 and set(tail) == {"Q"}
 
 
-def test_so_many_lines(box: Box) -> None:
+def test_more_lines_than_the_limit(box: Box) -> None:
     code = "import sys\nfor number in range(10**6): print('line', number, file=sys.stderr)\n"
     result = box.run(code, limits={"output_lines": 500})
-    assert is_output(result, "output_lines")
-    assert passed_on(result) == "".join(f"line {number}\n" for number in range(500))
-    tail = told(result)["tail"]
+    assert check_output_limit(result, "output_lines")
+    assert relayed(result) == "".join(f"line {number}\n" for number in range(500))
+    tail = stderr_report(result)["tail"]
     assert isinstance(tail, str) and tail.startswith("line ") and tail.endswith("line 499\n")
     assert result.limit("output_lines")["peak"] > 500
 
@@ -86,27 +86,27 @@ def test_so_many_lines(box: Box) -> None:
         ({"output_lines": 4}, None),
         ({"output_lines": 3}, "output_lines"),
         ({"output": 20, "output_lines": 4}, None),
-        # Whichever comes first, however it was written.
+        # The limit that is reached first counts, even within one write.
         ({"output": 14, "output_lines": 3}, "output"),
         ({"output": 16, "output_lines": 3}, "output_lines"),
     ],
     ids=str,
 )
-def test_one_more_than_there_is(box: Box, limits: dict[str, object], over: str | None) -> None:
+def test_exactly_the_limit_and_one_more(box: Box, limits: dict[str, object], over: str | None) -> None:
     said = "1234\n" * 4
     result = box.run(f"import os, time\nos.write(2, {said.encode()!r})\ntime.sleep(0.1)\n", limits=limits)
     if over is None:
         assert (result.status, result.outcome[0], result.hits) == (0, "ok", [])
         assert result.err == said
-        assert told(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": said}
+        assert stderr_report(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": said}
     else:
-        # It may have ended well by itself before anybody looked; that it said too much is told all the same.
+        # The plugin may end with status 0 before the runner reads. The report still says it wrote too much.
         assert (result.outcome, result.hits) == (OUTPUT, [over])
-        assert passed_on(result) == said[: 15 if over == "output_lines" else int(str(limits["output"]))]
+        assert relayed(result) == said[: 15 if over == "output_lines" else int(str(limits["output"]))]
 
 
-def test_the_runners_memory_does_not_grow_with_it(box: Box) -> None:
-    """However much is passed on."""
+def test_the_runners_memory_does_not_grow_with_the_output(box: Box) -> None:
+    """200 MiB pass through the runner."""
     code = f"""
 import os, sys
 print('ready', flush=True)
@@ -119,11 +119,15 @@ input()
         before = peak_rss(running)
         running.say("go")
         assert running.line() == "done"
-        # All but what the pipe still holds has gone through the runner by now.
+        # By now the runner has relayed all but what is still in the pipe.
         assert peak_rss(running) - before < 8 * MIB
         running.say("end")
         result = running.end()
-    assert (result.status, told(result)["bytes"], told(result)["dropped"]) == (0, 200 * MIB, 0)
+    assert (result.status, stderr_report(result)["bytes"], stderr_report(result)["dropped"]) == (
+        0,
+        200 * MIB,
+        0,
+    )
 
 
 def peak_rss(running: Running) -> int:
@@ -141,19 +145,19 @@ def peak_rss(running: Running) -> int:
     ],
     ids=["limited", "not limited"],
 )
-def test_nobody_reads(box: Box, options: tuple[str, ...]) -> None:
-    """Neither plugin nor runner can go on writing. The deadline does not wait until somebody does."""
+def test_a_caller_that_does_not_read(box: Box, options: tuple[str, ...]) -> None:
+    """Neither the plugin nor the runner can write. The deadline applies all the same."""
     folder = box.plugin(FLOOD.format(size=1 << 30, fd=2))
     streams = {"stdin": subprocess.DEVNULL}
     with box._started(folder, (*options, "--deadline", "2s"), None, streams) as running:
         assert running.process.wait(10.0) == 124
 
 
-# --- byte for byte -----------------------------------------------------------------------------------------
+# --- what is relayed ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", [{}, {"output": 10**9}, {"output_lines": 10**9}], ids=str)
-def test_bytes_are_bytes(box: Box, limits: dict[str, object]) -> None:
+def test_arbitrary_bytes_are_relayed_unchanged(box: Box, limits: dict[str, object]) -> None:
     seed = random.Random(11)
     data = bytes(seed.getrandbits(8) for _ in range(300_001)) + b"\r\n\0\xff\x1b[31mno end"
     source = box.folder / "data"
@@ -199,8 +203,8 @@ def identity(fd: int) -> list[object]:
 
 
 @pytest.mark.parametrize("limits", [{}, {"output": 1000}, {"output_lines": 10}], ids=str)
-def test_whose_file_it_is(box: Box, limits: dict[str, object]) -> None:
-    """Without a limit stderr is the caller's own file, with --tty also a terminal; stdout always is."""
+def test_which_files_stdout_and_stderr_are(box: Box, limits: dict[str, object]) -> None:
+    """stdout is the caller's own file. So is stderr without a limit, and with --tty it may be a terminal."""
     read, write = os.pipe()
     ours, theirs = pty.openpty()
     try:
@@ -219,17 +223,17 @@ def test_whose_file_it_is(box: Box, limits: dict[str, object]) -> None:
 def test_stdout_is_not_counted(box: Box) -> None:
     result = box.run(FLOOD.format(size=30 * MIB, fd=1), limits={"output": 10, "output_lines": 1})
     assert (result.status, result.hits, len(result.out)) == (0, [], 30 * MIB)
-    assert told(result) == {"bytes": 0, "lines": 0, "dropped": 0, "tail": ""}
+    assert stderr_report(result) == {"bytes": 0, "lines": 0, "dropped": 0, "tail": ""}
 
 
-def test_without_a_limit_nothing_is_known_of_it(box: Box) -> None:
+def test_without_a_limit_stderr_is_not_reported(box: Box) -> None:
     result = box.run(FLOOD.format(size=MIB, fd=2))
     assert (result.status, len(result.err), result.report["stderr"]) == (0, MIB, None)
 
 
-# --- before anybody has looked -----------------------------------------------------------------------------
+# --- output of a plugin that has ended already -------------------------------------------------------------
 
-LAST_WORDS = """
+WRITES_AND_ENDS = """
 import os
 print('ready', flush=True)
 input()
@@ -238,9 +242,9 @@ os._exit(0)
 """
 
 
-def ended_unseen(box: Box, *options: str) -> Result:
-    """It has written and is gone before the runner, which was stopped, looks at anything."""
-    with box.running(LAST_WORDS, *options) as running:
+def run_while_stopped(box: Box, *options: str) -> Result:
+    """Stop the runner, let the plugin write and end, then continue the runner."""
+    with box.running(WRITES_AND_ENDS, *options) as running:
         init = os.pidfd_open(running.family["init"])
         running.process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{running.process.pid}/stat")
@@ -252,29 +256,29 @@ def ended_unseen(box: Box, *options: str) -> Result:
         return running.end()
 
 
-def test_last_words_are_passed_on(box: Box) -> None:
-    result = ended_unseen(box, "--limit", "output=1M")
+def test_output_before_the_end_is_relayed(box: Box) -> None:
+    result = run_while_stopped(box, "--limit", "output=1M")
     assert (result.status, result.outcome[0], result.err) == (0, "ok", "1234\n" * 4)
-    assert told(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": "1234\n" * 4}
+    assert stderr_report(result) == {"bytes": 20, "lines": 4, "dropped": 0, "tail": "1234\n" * 4}
 
 
 @pytest.mark.parametrize(("limit", "kept"), [("output=7", 7), ("output_lines=3", 15)])
-def test_last_words_that_are_too_many(box: Box, limit: str, kept: int) -> None:
-    result = ended_unseen(box, "--limit", limit)
-    assert passed_on(result) == ("1234\n" * 4)[:kept]
+def test_output_before_the_end_is_limited(box: Box, limit: str, kept: int) -> None:
+    result = run_while_stopped(box, "--limit", limit)
+    assert relayed(result) == ("1234\n" * 4)[:kept]
     assert (result.outcome, result.hits) == (OUTPUT, [limit.partition("=")[0]])
 
 
-def test_last_words_without_a_limit(box: Box) -> None:
+def test_output_before_the_end_without_a_limit(box: Box) -> None:
     """The control."""
-    assert ended_unseen(box).err == "1234\n" * 4
+    assert run_while_stopped(box).err == "1234\n" * 4
 
 
-# --- a reader that is slow ---------------------------------------------------------------------------------
+# --- a slow reader -----------------------------------------------------------------------------------------
 
 
 def test_a_slow_reader_gets_everything(box: Box) -> None:
-    """It slows the plugin down; nothing is lost and nothing piles up in the runner."""
+    """It slows the plugin down. Nothing is lost, and the runner's memory does not grow."""
     code = "import os\nprint('ready', flush=True)\n" + FLOOD.format(size=2 * MIB, fd=2)
     said = 0
     with box.running(code, "--limit", "output=1G") as running:

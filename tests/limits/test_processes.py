@@ -1,7 +1,7 @@
-"""Processes and threads: exactly as many as granted, and a fork bomb that hurts nobody but itself.
+"""Processes and threads: exactly as many as granted, and a fork bomb that harms no other plugin.
 
-Where a cgroup counts them, a refused fork is told in the report. Where an rlimit does, just as many can
-exist, but nobody learns of a refusal except the plugin.
+With a cgroup the report says that a fork was refused. With an rlimit the number is the same, but only the
+plugin learns of the refusal.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import descendants
-from tests.limits.cage import Box, Result, Running, by_cgroup, held
+from tests.limits.cage import Box, Result, Running, by_cgroup, enforced_by
 from tests.tables import wait_for
 
 OK = ("ok", "run", "")
 
-# How many can be added to the first one, of a kind or of both in turn.
+# Counts how many processes, threads, or both in turn, it can add to the first process.
 COUNT = """
 import json, os, sys, threading, time
 gate, open_gate = os.pipe()
@@ -43,8 +43,8 @@ else:
 os._exit({status})
 """
 
-# Everybody forks, starts a session of its own and forks again; a third of them end as soon as they have an
-# heir, so that no list of them is true for long. Only the first says something, once there is no room left.
+# Every process forks, starts a new session and forks again. A third of them end after a fork, so that a list
+# of pids is soon outdated. The first process prints "ready" when a fork is refused.
 BOMB = """#!/usr/bin/python3 -IS
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -72,14 +72,14 @@ def count(kinds: str = "[process]", status: int = 0, most: int = 100) -> str:
     return COUNT.format(kinds=kinds, status=status, most=most)
 
 
-def as_asked(result: Result, box: Box, number: int, peak: int | None = None) -> None:
-    """What every report says of the limit, however it ended."""
+def check_limit(result: Result, box: Box, number: int, peak: int | None = None) -> None:
+    """Check the report's entry of the limit."""
     limit = result.limit("pids")
     expected = {
         "requested": number,
         "effective": number,
         "decided_by": "manifest",
-        "enforced_by": held(box, "pids"),
+        "enforced_by": enforced_by(box, "pids"),
         "degraded": not by_cgroup(box, "pids"),
     }
     assert {key: limit[key] for key in expected} == expected
@@ -94,7 +94,7 @@ def as_asked(result: Result, box: Box, number: int, peak: int | None = None) -> 
 
 
 def _counts_peaks() -> bool:
-    """pids.peak is younger than the rest."""
+    """pids.peak exists since Linux 6.1."""
     release = tuple(int(word) for word in os.uname().release.split(".")[:2])
     return release >= (6, 1)
 
@@ -102,76 +102,76 @@ def _counts_peaks() -> bool:
 @pytest.mark.parametrize("kinds", ["[process]", "[thread]", "[process, thread]"])
 def test_exactly_as_many_as_granted(box: Box, kinds: str) -> None:
     result = box.run(count(kinds), limits={"pids": 8})
-    made, refusal = result.told
+    made, refusal = result.printed
     assert made + 1 == 8
     assert "Resource temporarily unavailable" in refusal or "can't start new thread" in refusal
     assert (result.status, result.outcome) == (0, OK)
     assert result.hits == (["pids"] if by_cgroup(box, "pids") else [])
-    as_asked(result, box, 8)
+    check_limit(result, box, 8)
 
 
-def test_who_stays_within_meets_nothing(box: Box) -> None:
+def test_a_plugin_within_its_limit_hits_nothing(box: Box) -> None:
     result = box.run(count(most=6), limits={"pids": 8})
-    assert result.told == [6, ""]
+    assert result.printed == [6, ""]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 8, peak=7)
+    check_limit(result, box, 8, peak=7)
 
 
-def test_one_is_enough_to_run(box: Box) -> None:
+def test_a_limit_of_one_is_enough_to_run(box: Box) -> None:
     result = box.run(count(), limits={"pids": 1})
-    assert result.told[0] == 0
+    assert result.printed[0] == 0
     assert result.outcome == OK
-    as_asked(result, box, 1)
+    check_limit(result, box, 1)
 
 
 @pytest.mark.parametrize("number", [1 << 20, 1 << 22])
-def test_as_many_as_there_can_be(box: Box, number: int) -> None:
+def test_the_largest_limits(box: Box, number: int) -> None:
     if not by_cgroup(box, "pids"):
-        pytest.skip("an rlimit takes any number")
+        pytest.skip("an rlimit accepts any number")
     result = box.run("pass", limits={"pids": number})
     assert result.outcome == OK
-    as_asked(result, box, number, peak=1)
+    check_limit(result, box, number, peak=1)
 
 
-def test_who_fails_of_it(box: Box) -> None:
+def test_a_plugin_that_fails_after_a_refused_fork(box: Box) -> None:
     result = box.run(count(status=3), limits={"pids": 4})
-    assert result.told[0] == 3 and result.status == 3
+    assert result.printed[0] == 3 and result.status == 3
     if by_cgroup(box, "pids"):
         assert (result.outcome, result.hits) == (("crashed", "run", "pids"), ["pids"])
     else:
         assert (result.outcome, result.hits) == (("crashed", "run", "exit:3"), [])
-    as_asked(result, box, 4)
+    check_limit(result, box, 4)
 
 
-def test_the_dead_make_room(box: Box) -> None:
-    """It is who exists that counts, not how often it forked."""
+def test_ended_processes_do_not_count(box: Box) -> None:
+    """The limit counts existing processes, not forks."""
     code = (
         "import os\nfor _ in range(50):\n    child = os.fork()\n    if not child:\n        os._exit(0)\n"
         "    os.waitpid(child, 0)\n"
     )
     result = box.run(code, limits={"pids": 2})
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 2)
+    check_limit(result, box, 2)
 
 
 # --- the fork bomb ------------------------------------------------------------------------------------------
 
 
-def test_a_fork_bomb_is_over_with_its_deadline(box: Box) -> None:
+def test_the_deadline_ends_a_fork_bomb(box: Box) -> None:
     before = descendants()
-    for seconds in (3.0, 15.0, 60.0):  # until it had the time to fill up
+    for seconds in (3.0, 15.0, 60.0):  # until it has had time to reach its limit
         limits = {"pids": TASKS, "deadline": seconds}
         result = box.run(BOMB.format(then="pass", pause=0.1), limits=limits, timeout=seconds + 60)
         left = descendants() - before
         if result.out:
             break
     assert result.out == "ready\n"
-    assert left == set(), "processes were left when the runner had returned"
+    assert left == set(), "processes were left when the runner returned"
     assert (result.status, result.outcome) == (124, ("timeout", "invocation", "deadline"))
     assert result.hits == (["pids", "deadline"] if by_cgroup(box, "pids") else ["deadline"])
-    as_asked(result, box, TASKS)
+    check_limit(result, box, TASKS)
     assert result.exit["ended_by"] == "deadline"
-    # The promise itself: all of them are gone within 5 seconds of the deadline.
+    # The guarantee: all of them have ended within 5 seconds of the deadline.
     assert seconds <= result.limit("deadline")["peak"] < seconds + 5
 
 
@@ -189,9 +189,9 @@ for line in sys.stdin:
 """
 
 
-def test_the_plugin_beside_a_fork_bomb_is_unharmed(box: Box) -> None:
-    """One that runs already, and one that is started meanwhile; two plugins of one user are no less apart."""
-    # Less often than it could: each refused fork costs a copy, and what is shown here is not a share of cpu.
+def test_a_fork_bomb_does_not_affect_another_plugin(box: Box) -> None:
+    """One plugin runs already, and one is started meanwhile. The same holds for two plugins of one user."""
+    # The bomb pauses between refused forks: each costs processor time, which this test does not limit.
     code = BOMB.format(then="os.read(0, 1); os._exit(0)", pause=3)
     with box.running(BESIDE, name="beside", limits={"pids": 8}) as beside:
         with box.running(code, limits={"pids": TASKS}) as bomb:
@@ -199,20 +199,20 @@ def test_the_plugin_beside_a_fork_bomb_is_unharmed(box: Box) -> None:
             beside.say("fork")
             assert beside.line() == "7"
             later = box.run(count(most=7), name="later", limits={"pids": 8})
-            assert later.told == [7, ""] and later.outcome == OK and later.hits == []
-            assert _is_full(bomb), "the bomb was not at its limit any more"
+            assert later.printed == [7, ""] and later.outcome == OK and later.hits == []
+            assert _is_full(bomb), "the bomb was no longer at its limit"
         assert bomb.result is not None and bomb.result.outcome == OK
         assert bomb.result.hits == (["pids"] if by_cgroup(box, "pids") else [])
-        as_asked(bomb.result, box, TASKS)
+        check_limit(bomb.result, box, TASKS)
         beside.say("fork again")
         assert beside.line() == "7"
     result = beside.result
     assert result is not None and (result.status, result.outcome, result.hits) == (0, OK, [])
-    as_asked(result, box, 8)
+    check_limit(result, box, 8)
 
 
 def _is_full(bomb: Running) -> bool:
-    """Not at every moment: those who end make room for a moment."""
+    """Whether it reaches 90 % of its tasks. Processes that end make room for a moment."""
     return wait_for(lambda: _tasks_below(bomb.process.pid) >= TASKS * 9 // 10)
 
 

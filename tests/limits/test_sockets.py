@@ -1,4 +1,4 @@
-"""What waits in TCP sockets is memory, also where the kernel does not hold a plugin to it."""
+"""Socket buffers count as memory, also where the kernel does not enforce that."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tests.limits.cage import Box
 
 MIB = 1 << 20
 
-# Many connections to itself, each filled as far as it goes, from several processes. It says how much that was
-# and then waits for the end of its stdin: only somebody else can end it.
+# Fills many connections to itself and prints how many bytes fit. Then it waits for the end of its stdin: it
+# does not end by itself.
 MANY = """
 import json, os, socket, sys
 print("ready", flush=True)
@@ -28,7 +28,7 @@ print(json.dumps(sent), flush=True)
 sys.stdin.read()
 """
 
-# A server and its client, in one process: what development servers and language runtimes do.
+# A server and its client in one process, like development servers and language runtimes.
 ECHO = """
 import json, socket, threading
 server = socket.create_server(("127.0.0.1", 0))
@@ -52,16 +52,16 @@ print(json.dumps(got))
 """
 
 
-def test_sockets_that_hold_more_than_the_limit(box: Box) -> None:
+def test_sockets_with_more_than_the_limit_end_the_plugin(box: Box) -> None:
     code = MANY.format(enough=256 * MIB, most=800)
     limits = {"memory": "48M", "open_files": 1024}
     with box.running(code, limits=limits) as running:
-        # Its stdin stays open: nothing else ends it.
+        # Its stdin stays open: only the limit ends it.
         running.process.wait(60)
         result = running.end()
     assert result.outcome == ("crashed", "run", "oom")
     assert "memory" in result.hits
-    # The control: what is held is held, if there is room for it.
+    # The control: with a higher limit the plugin keeps its sockets.
     with box.running(MANY.format(enough=32 * MIB, most=800), limits={**limits, "memory": "256M"}) as running:
         assert int(running.line()) >= 32 * MIB
         assert running.end().outcome == ("ok", "run", "")
@@ -84,7 +84,7 @@ sys.stdin.read()
 """
 
 
-def test_datagrams_that_wait_are_memory_too(box: Box) -> None:
+def test_queued_datagrams_count_as_memory(box: Box) -> None:
     with box.running(DATAGRAMS.format(enough=256 * MIB), limits={"memory": "32M"}) as running:
         running.process.wait(60)
         assert running.end().outcome == ("crashed", "run", "oom")
@@ -93,8 +93,8 @@ def test_datagrams_that_wait_are_memory_too(box: Box) -> None:
         assert running.end().outcome == ("ok", "run", "")
 
 
-def test_many_short_connections_are_nothing(box: Box) -> None:
-    """What the kernel keeps of closed connections belongs to nobody, and is little."""
+def test_closed_connections_do_not_count(box: Box) -> None:
+    """The kernel's records of closed connections are small and belong to no process."""
     code = """
 import json, socket
 servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
@@ -106,10 +106,10 @@ for number in range(9000):
 print(json.dumps(number))
 """
     result = box.run(code, limits={"memory": "32M"})
-    assert (result.outcome, result.told) == (("ok", "run", ""), 8999)
+    assert (result.outcome, result.printed) == (("ok", "run", ""), 8999)
 
 
-def test_empty_sockets_are_little(box: Box) -> None:
+def test_empty_sockets_count_little(box: Box) -> None:
     code = """
 import json, socket, sys
 print("ready", flush=True)
@@ -126,7 +126,7 @@ sys.stdin.read()
         assert running.end().outcome == ("ok", "run", "")
 
 
-def test_a_program_that_talks_to_itself_goes_on(box: Box) -> None:
+def test_a_program_that_connects_to_itself_works(box: Box) -> None:
     result = box.run(ECHO, limits={"memory": "64M"})
     assert result.outcome == ("ok", "run", "")
-    assert result.told == 50 * 8 * 65536
+    assert result.printed == 50 * 8 * 65536

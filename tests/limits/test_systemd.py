@@ -1,7 +1,7 @@
-"""Under systemd: a unit that was delegated, alone in it or not, with bounds of its own or without.
+"""The runner in a delegated systemd unit: alone or with other processes, with limits of the unit or without.
 
-Needs a systemd that makes units for us: a user's own, or root's. The plugin's groups are looked at from
-outside, while it runs.
+Needs a systemd that starts transient units: the user's, or the system's as root. The tests read the plugin's
+cgroups from outside while it runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class InUnit(NamedTuple):
 
 @contextmanager
 def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "prefer") -> Iterator[InUnit]:
-    """`runner exec` in a transient unit. `host`: started by a shell that lives there too."""
+    """`runner exec` in a transient unit. `host`: started by a shell in the same unit."""
     folder = box.plugin(code, limits=LIMITS)
     report = box.caller.home / "report.json"
     command = box.caller.command("exec", *box.policy_options(policy(mode)), "--report", report, folder)
@@ -60,7 +60,7 @@ def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "pr
     environ = {**os.environ, **box.caller.environ}
     given = [f"--setenv={name}={value}" for name, value in box.caller.environ.items()]
     if "--scope" in unit:
-        given = []  # it has ours
+        given = []  # a scope inherits our environment
     with subprocess.Popen(
         [*MANAGER, *unit, *given, "--", *command],
         env=environ,
@@ -79,13 +79,13 @@ def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "pr
 
 
 def _runner(folder: Path) -> int:
-    """The process that runs the plugin in `folder`: whoever starts a unit's processes is not their parent."""
+    """The runner of the plugin in `folder`. systemd starts it, so it is no child of this process."""
     for entry in os.listdir("/proc"):
         try:
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        # Not the shell around it, and not systemd-run, which have the same words in their own.
+        # The shell around it and systemd-run have the same words in their command lines.
         if b"python" in words[0] and b"exec" in words and os.fsencode(folder) in words:
             return int(entry)
     raise LookupError("no runner")
@@ -122,25 +122,25 @@ def test_alone_in_a_delegated_unit(box: Box, unit: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
-def test_an_oom_kill_is_told_and_the_unit_lives_to_tell_it(box: Box, unit: tuple[str, ...]) -> None:
+def test_an_oom_kill_is_reported_and_does_not_end_the_unit(box: Box, unit: tuple[str, ...]) -> None:
     with in_unit(box, HOGS, *unit) as running:
         report = running.go_on()
     assert (report["outcome"]["code"], report["outcome"]["cause"]) == ("crashed", "oom")
     assert report["limits_hit"] == ["memory"]
-    assert report["exit"]["ended_by"] is None  # nobody told the runner to end
+    assert report["exit"]["ended_by"] is None  # the runner got no signal
 
 
-def test_a_host_in_the_same_unit(box: Box) -> None:
-    """It keeps the unit from handing anything down; a group above does."""
+def test_another_process_in_the_same_unit(box: Box) -> None:
+    """With another process in it the unit cannot enable controllers, so a cgroup above is used."""
     with in_unit(box, WAITS, *SCOPE, host=True) as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
-        assert own == unit_of(own)  # nobody was moved
+        assert own == unit_of(own)  # no process was moved
         assert plugin.parent in own.parents
         report = running.go_on()
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
 
-def test_bounds_of_a_unit_are_not_left(box: Box) -> None:
+def test_the_plugin_stays_within_the_limits_of_the_unit(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True) as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         assert plugin == own or own in plugin.parents
@@ -149,7 +149,7 @@ def test_bounds_of_a_unit_are_not_left(box: Box) -> None:
     assert "sh (" in next(b["detail"] for b in report["limits"] if b["name"] == "memory")
 
 
-def test_alone_within_the_bounds_of_a_unit(box: Box) -> None:
+def test_alone_in_a_unit_with_limits(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M") as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         assert plugin.parent == unit_of(own)
@@ -158,7 +158,7 @@ def test_alone_within_the_bounds_of_a_unit(box: Box) -> None:
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
 
-def test_required_and_not_to_be_had(box: Box) -> None:
+def test_mode_require_without_usable_controllers(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True, mode="require") as running:
         report = running.go_on()
     assert running.process.returncode == 125

@@ -1,8 +1,8 @@
-"""What waits costs no processor time: measured for every state a session, `exec` and a fork server wait in.
+"""Waiting costs no processor time: measured for every state in which a session, `exec` or `call` waits.
 
-Each state is a process of its own (a host, or the command line). When it waits, the processor time of every
-process below it is read twice. That is what the kernel charged to each of them, so a busy machine changes
-little. All states of one test wait at once.
+Each state is a process of its own (a host, or the command line). While it waits, the processor time of every
+process below it is read twice. The kernel counts that per process, so a busy machine changes little. All
+states of one test wait at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 Write = Callable[..., Path]
 
-# For how long is looked, and the part of that which may be spent. What loops spends all of it.
-WINDOW = 2.0
-MOST = 0.05
-# What was begun before the plugin fell silent ends within this.
-SETTLE = 0.5
+# How long is measured, and the part of that which may be spent. A busy loop spends all of it.
+WINDOW_SECONDS = 2.0
+MOST_SPENT = 0.05
+# Work that began before the plugin fell silent ends within this.
+SETTLE_SECONDS = 0.5
 
-# A plugin that falls silent: by becoming `sleep`, which can be seen from outside.
+# A plugin that falls silent by executing `sleep`, which can be seen from outside.
 PLUGIN = """\
 #!/usr/bin/python3 -I
 import json, os, sys
@@ -97,7 +97,7 @@ def folder(plugin_dir: Path, write_file: Write) -> Path:
 
 
 class Spent(NamedTuple):
-    """Processor time of each process of one state, as a part of the time it was looked at."""
+    """Processor time of each process of one state, as a part of the measured time."""
 
     names: tuple[str, ...]
     parts: tuple[float, ...]
@@ -119,7 +119,7 @@ def name_of(pid: int) -> str:
 
 
 def seconds_of(pid: int) -> float | None:
-    """In user and kernel mode, of all its threads."""
+    """Processor time in user and kernel mode, of all threads."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -130,7 +130,7 @@ def seconds_of(pid: int) -> float | None:
 def spent_below(pid: int) -> Spent:
     before = {each: seconds_of(each) for each in tree(pid)}
     began = time.monotonic()
-    time.sleep(WINDOW)
+    time.sleep(WINDOW_SECONDS)
     after = {each: seconds_of(each) for each in before}
     wall = time.monotonic() - began
     lived = {each: (first, last) for each, first in before.items() if (last := after[each]) and first}
@@ -139,12 +139,12 @@ def spent_below(pid: int) -> Spent:
     return Spent(tuple(map(name_of, parts)), tuple(parts.values()))
 
 
-def measured(process: subprocess.Popen[bytes], quiet: Callable[[int], bool]) -> Spent:
-    """Of a process and all below it, from when it is quiet."""
+def measure_quiet(process: subprocess.Popen[bytes], quiet: Callable[[int], bool]) -> Spent:
+    """Measure a process and all its descendants once it is quiet."""
     with process:
         try:
             assert wait_for(lambda: quiet(process.pid) or process.poll() is not None, 60.0)
-            time.sleep(SETTLE)
+            time.sleep(SETTLE_SECONDS)
             assert process.poll() is None, process.stderr and process.stderr.read()
             return spent_below(process.pid)
         finally:
@@ -155,38 +155,38 @@ def has_silent_plugin(pid: int) -> bool:
     return "sleep" in map(name_of, tree(pid))
 
 
-def all_measured(starts: Mapping[str, Callable[[], subprocess.Popen[bytes]]]) -> dict[str, Spent]:
+def measure_all(starts: Mapping[str, Callable[[], subprocess.Popen[bytes]]]) -> dict[str, Spent]:
     def measure(start: Callable[[], subprocess.Popen[bytes]]) -> Spent:
-        return measured(start(), has_silent_plugin)
+        return measure_quiet(start(), has_silent_plugin)
 
     with ThreadPoolExecutor(len(starts)) as pool:
         return dict(zip(starts, pool.map(measure, starts.values()), strict=True))
 
 
-def is_idle(found: Mapping[str, Spent], processes: int) -> None:
-    """`processes`: of ours, besides the plugin."""
+def check_idle(found: Mapping[str, Spent], processes: int) -> None:
+    """`processes`: how many of the runner's, besides the plugin."""
     few = {state: spent.names for state, spent in found.items() if len(spent.parts) <= processes}
-    assert not few, f"not all was there to be measured: {few}"
+    assert not few, f"some processes were missing: {few}"
     busy = {
         state: list(zip(spent.names, spent.parts, strict=True))
         for state, spent in found.items()
-        if max(spent.parts) > MOST
+        if max(spent.parts) > MOST_SPENT
     }
     assert not busy, busy
 
 
-def test_a_loop_is_seen() -> None:
-    """The control: what all others are measured by."""
-    polls = "import select\nepoll = select.epoll()\nwhile True: epoll.poll(0)"  # a clock that has run out
+def test_a_busy_loop_is_detected() -> None:
+    """The control: the measurement detects a busy loop."""
+    polls = "import select\nepoll = select.epoll()\nwhile True: epoll.poll(0)"  # like an expired timeout
     loops = subprocess.Popen([sys.executable, "-c", polls])
-    assert max(measured(loops, lambda pid: True).parts) > 2 * MOST
+    assert max(measure_quiet(loops, lambda pid: True).parts) > 2 * MOST_SPENT
 
 
 # --- sessions ----------------------------------------------------------------------------------------------
 
 
-def hold(told: dict[str, Any]) -> None:
-    """A host whose session comes into one state, and stays there."""
+def hold(given: dict[str, Any]) -> None:
+    """A host whose session enters one state and stays there."""
     import os
 
     import trio
@@ -198,25 +198,25 @@ def hold(told: dict[str, Any]) -> None:
     from sandbox.spec import Limits
 
     invocation = Invocation(
-        told["manifest"],
-        policy=told["policy"],
-        args=(told["argument"],),
-        overrides=Overrides(limits=Limits(**told.get("limits", {}))),
+        given["manifest"],
+        policy=given["policy"],
+        args=(given["argument"],),
+        overrides=Overrides(limits=Limits(**given.get("limits", {}))),
     )
     environ = {**os.environ, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "600000", "NEXO_PLUGIN_TOOL_TIMEOUT_MS": "600000"}
 
     async def main() -> None:
         async with open_session(invocation, environ=environ) as session:
-            if told["then"] == "call":
-                await session.call(Call("tool", "own_tool", {"text": "x" * told.get("bytes", 1)}))
-            elif told["then"] == "wait":
+            if given["then"] == "call":
+                await session.call(Call("tool", "own_tool", {"text": "x" * given.get("bytes", 1)}))
+            elif given["then"] == "wait":
                 await trio.sleep_forever()
-            # Else the farewell, when the context ends.
+            # Otherwise the session shuts down when the context ends.
 
     trio.run(main)
 
 
-# State -> what the plugin is told, what the host does when hands are shaken, and what else it needs.
+# State -> the plugin's argument, what the host does after the handshake, and other settings.
 SESSIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "handshake pending": ("handshake", "wait", {}),
     "silent after its patience": ("silence", "wait", {"limits": {"handshake": 30}}),
@@ -228,23 +228,23 @@ SESSIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 }
 
 
-def test_a_session_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
-    """With it its fork server and its monitor, the plugin's init and bubblewrap."""
+def test_a_waiting_session_is_idle(runner_as: Caller, folder: Path) -> None:
+    """Also measures its fork server, its monitor, the cell's init and bubblewrap."""
 
     def starts(state: str) -> Callable[[], subprocess.Popen[bytes]]:
         argument, then, more = SESSIONS[state]
         manifest = "mcp.json" if argument == "silence" else "nexo-plugin.toml"
-        told = {
+        given = {
             "manifest": str(folder / manifest),
             "policy": str(folder / "policy.toml"),
             "argument": argument,
             "then": then,
             **more,
         }
-        return lambda: elsewhere.start(runner_as, hold, told)
+        return lambda: elsewhere.start(runner_as, hold, given)
 
     # host, fork server, monitor, init, bwrap twice
-    is_idle(all_measured({state: starts(state) for state in SESSIONS}), 6)
+    check_idle(measure_all({state: starts(state) for state in SESSIONS}), 6)
 
 
 # --- the command line --------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ EXEC: Mapping[str, Sequence[str]] = {
 }
 
 
-def test_exec_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
+def test_a_waiting_exec_is_idle(runner_as: Caller, folder: Path) -> None:
     states = folder.parent / "states"
     states.mkdir(mode=0o755)
     runner_as.give(states)
@@ -276,12 +276,11 @@ def test_exec_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
         return lambda: runner_as.start(*words, folder / "nexo-plugin.toml", "--", "launched")
 
     # the runner, init, bwrap twice
-    is_idle(all_measured({name: starts(name) for name in EXEC}), 4)
+    check_idle(measure_all({name: starts(name) for name in EXEC}), 4)
 
 
-def test_the_command_line_waits_for_nothing(runner_as: Caller, folder: Path) -> None:
-    """`tools` and `call` with a server that does not answer: nothing was heard of it for longer than the
-    handshake is patient."""
+def test_waiting_tools_and_call_are_idle(runner_as: Caller, folder: Path) -> None:
+    """`tools` and `call` with a server that does not answer, for longer than the handshake's first wait."""
     lines: Mapping[str, Sequence[str | Path]] = {
         "tools": ("tools", folder / "mcp.json", "--", "silence"),
         "call": ("call", folder / "mcp.json", "x", "--", "silence"),
@@ -291,4 +290,4 @@ def test_the_command_line_waits_for_nothing(runner_as: Caller, folder: Path) -> 
         return lambda: runner_as.start(*words)
 
     # the runner, its fork server, the monitor, init, bwrap twice
-    is_idle(all_measured({name: starts(words) for name, words in lines.items()}), 5)
+    check_idle(measure_all({name: starts(words) for name, words in lines.items()}), 5)

@@ -1,6 +1,6 @@
-"""The misbehaving plugin does what it is named for, and nothing else: other tests rely on it.
+"""Each behaviour of the misbehaving plugin does what its name says, and nothing else. Other tests rely on it.
 
-Talked to directly over pipes, without a cage; at the end its manifests are tried in one.
+The tests talk to it directly over pipes, without a cage. The last one runs its manifests in a cage.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 _SECONDS = 60.0
 _MEBI = 1 << 20
-_PLENTY = 4 * _MEBI  # of a flood: more than any pipe or buffer holds by itself
-_MEMORY = 512 * _MEBI  # for who would take all there is
+_FLOOD_BYTES = 4 * _MEBI  # more than any pipe or buffer holds
+_MEMORY_BYTES = 512 * _MEBI  # for the behaviour that allocates without end
 
 INPUT = {"text": "grüße"}
 _CALL_ID = 5
@@ -92,7 +92,7 @@ class Talk:
         self.stdin.flush()
 
     def ask(self) -> None:
-        """Everything up to what it misbehaves at. What comes before that is answered rightly."""
+        """Send everything up to the message it misbehaves at. It answers earlier messages correctly."""
         if self.moment == "start":
             return
         self.send(HELLO[self.contract])
@@ -101,7 +101,7 @@ class Talk:
             self.send(CALL[self.contract])
 
     def line(self) -> bytes:
-        """The next line; at the end of the stream, what was left, or nothing."""
+        """The next line. At the end of the stream, the rest without a newline, or nothing."""
         while b"\n" not in self._held:
             data = self.some(self.stdout)
             if not data:
@@ -129,19 +129,19 @@ class Talk:
 
     def rest(self) -> bytes:
         """Everything to the end of stdout."""
-        said = self._held
+        output = self._held
         self._held = b""
         while data := self.some(self.stdout):
-            said += data
-        return said
+            output += data
+        return output
 
     def end(self) -> int:
-        """Closes stdin; how it ended by itself."""
+        """Close stdin, wait for the plugin to end and return its status."""
         self.stdin.close()
         return self.process.wait(_SECONDS)
 
     def sits(self) -> None:
-        """Waits until it sleeps (or is stopped) with all it was sent read or not: it will do nothing more."""
+        """Wait until it sleeps or is stopped. It will do nothing more."""
         wait_for(lambda: self.state() in "ST", _SECONDS)
         assert self.process.poll() is None
 
@@ -149,14 +149,14 @@ class Talk:
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def takes_no_more(self) -> bool:
-        """Whether it leaves what is written to it: the pipe fills, and stays full."""
+        """Whether it has stopped reading: its stdin pipe fills up and stays full."""
         os.set_blocking(self.stdin.fileno(), False)
         written = 0
-        while written < _PLENTY:
+        while written < _FLOOD_BYTES:
             try:
                 written += os.write(self.stdin.fileno(), b" " * 4095 + b"\n")
             except BlockingIOError:
-                # Who reads does not sleep (or is stopped) before a full pipe.
+                # A plugin that reads does not sleep while the pipe is full.
                 while not select.select([], [self.stdin], [], 0.1)[1]:
                     if self.state() in "ST" and not select.select([], [self.stdin], [], 0.1)[1]:
                         return True
@@ -167,7 +167,7 @@ class Talk:
 def talk(behaviour: str, contract: Contract, moment: Moment | None = None) -> Iterator[Talk]:
     moment = moment or BEHAVIOURS[behaviour]
     process = subprocess.Popen(
-        ["/usr/bin/prlimit", f"--as={_MEMORY}", str(PLUGIN), behaviour, contract, moment],
+        ["/usr/bin/prlimit", f"--as={_MEMORY_BYTES}", str(PLUGIN), behaviour, contract, moment],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -180,10 +180,10 @@ def talk(behaviour: str, contract: Contract, moment: Moment | None = None) -> It
             try:
                 yield Talk(process, contract, moment)
             finally:
-                if process.returncode is None:  # else nobody knows whose number it is by now
+                if process.returncode is None:  # otherwise the pid may have been reused
                     os.killpg(process.pid, signal.SIGKILL)
     except BrokenPipeError:
-        pass  # what stood in the buffer for who is gone
+        pass  # the buffer could not be flushed to the ended plugin
 
 
 def is_hello(contract: Contract, message: Mapping[str, Any]) -> bool:
@@ -204,7 +204,7 @@ def is_answer(contract: Contract, message: Mapping[str, Any]) -> bool:
 
 
 def is_right(talk: Talk, message: Mapping[str, Any]) -> bool:
-    """The right thing at the moment of the behaviour."""
+    """Whether it is the correct message at the moment of the behaviour."""
     return (is_hello if talk.moment == "hello" else is_answer)(talk.contract, message)
 
 
@@ -213,24 +213,24 @@ def is_right(talk: Talk, message: Mapping[str, Any]) -> bool:
 Check = Callable[[Talk], None]
 
 
-def answers_and_goes(talk: Talk) -> None:
-    """The rest of a conversation with a correct plugin."""
+def answers_and_exits(talk: Talk) -> None:
+    """A correct answer and a correct shutdown."""
     talk.ask()
     assert is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
-def leaves_well(talk: Talk) -> None:
+def shuts_down_correctly(talk: Talk) -> None:
     if talk.contract == "nexo":
         talk.send({"jsonrpc": "2.0", "id": 9, "method": "shutdown", "params": {"reason": "host requested"}})
         assert talk.message() == {"jsonrpc": "2.0", "id": 9, "result": {"ok": True}}
     if talk.one_shot and talk.moment == "call":
-        assert talk.rest() == b""  # by itself
+        assert talk.rest() == b""  # it ends by itself
     assert (talk.end(), talk.rest()) == (0, b"")
 
 
 def is_text(*needles: bytes, reads: bool) -> Check:
-    """A line with this in it, that Python's own reader can or cannot read; then all is well again."""
+    """A line that contains `needles` and that json.loads can or cannot read, then a correct shutdown."""
 
     def check(talk: Talk) -> None:
         talk.ask()
@@ -244,7 +244,7 @@ def is_text(*needles: bytes, reads: bool) -> Check:
             assert not reads
         else:
             assert reads
-        leaves_well(talk)
+        shuts_down_correctly(talk)
 
     return check
 
@@ -252,7 +252,7 @@ def is_text(*needles: bytes, reads: bool) -> Check:
 def wrong_id(talk: Talk) -> None:
     talk.ask()
     assert not is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def duplicate_key(talk: Talk) -> None:
@@ -269,40 +269,40 @@ def duplicate_key(talk: Talk) -> None:
     [twice] = [name for name in set(names) if names.count(name) == 2]
     values = [value for name, value in pairs[-1] if name == twice]
     assert values[0] != values[1]
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def blank(talk: Talk) -> None:
     talk.ask()
     assert talk.line() == b"\n"
     assert is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def silent(talk: Talk) -> None:
     talk.ask()
     if talk.moment == "start":
         talk.send(HELLO[talk.contract])
-    # It reads on to the end, so the end is proof that it said nothing.
+    # It reads to the end of stdin, so its exit proves that it sent nothing.
     assert (talk.end(), talk.rest()) == (0, b"")
 
 
 def drip(talk: Talk) -> None:
     talk.ask()
     parts = 0
-    said = b""
-    while not said.endswith(b"\n"):
-        said += talk.more(talk.stdout)
+    output = b""
+    while not output.endswith(b"\n"):
+        output += talk.more(talk.stdout)
         parts += 1
-    assert is_right(talk, json.loads(said))
+    assert is_right(talk, json.loads(output))
     assert parts > 10
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def trickle(talk: Talk) -> None:
     talk.ask()
-    said = b"".join(talk.more(talk.stdout) for _ in range(20))
-    assert b"\n" not in said and 20 <= len(said) < 10_000
+    output = b"".join(talk.more(talk.stdout) for _ in range(20))
+    assert b"\n" not in output and 20 <= len(output) < 10_000
 
 
 def banner(talk: Talk) -> None:
@@ -312,30 +312,30 @@ def banner(talk: Talk) -> None:
         talk.moment = "call"
         talk.ask()
     assert is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def half_frame(talk: Talk) -> None:
     talk.ask()
-    said = talk.rest()
-    assert said.startswith(b"{") and b"\n" not in said
+    output = talk.rest()
+    assert output.startswith(b"{") and b"\n" not in output
     assert talk.process.wait(_SECONDS) == 3
     with pytest.raises(ValueError):  # noqa: PT011 -- any reason will do
-        json.loads(said)
+        json.loads(output)
 
 
 def unterminated(talk: Talk) -> None:
     talk.ask()
-    said = talk.rest()
-    assert not said.endswith(b"\n")
-    assert is_right(talk, json.loads(said))
+    output = talk.rest()
+    assert not output.endswith(b"\n")
+    assert is_right(talk, json.loads(output))
     assert talk.process.wait(_SECONDS) == 0
 
 
 def endless_line(talk: Talk) -> None:
     talk.ask()
     total = 0
-    while total < _PLENTY:
+    while total < _FLOOD_BYTES:
         data = talk.more(talk.stdout)
         assert b"\n" not in data
         total += len(data)
@@ -358,7 +358,7 @@ def flood_garbage(talk: Talk) -> None:
 def flood_stderr(talk: Talk) -> None:
     talk.ask()
     total = 0
-    while total < _PLENTY:
+    while total < _FLOOD_BYTES:
         total += len(talk.more(talk.stderr))
     assert not select.select([talk.stdout], [], [], 0)[0]
 
@@ -367,11 +367,11 @@ def burst_stderr(talk: Talk) -> None:
     talk.ask()
     total = 0
     while total < 8 * _MEBI:
-        if total < 7 * _MEBI:  # more is left than a pipe holds: it waits for us
+        if total < 7 * _MEBI:  # more is left than a pipe holds, so the plugin is blocked
             assert not select.select([talk.stdout], [], [], 0)[0]
         total += len(talk.more(talk.stderr))
     assert is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def burst_frames(talk: Talk) -> None:
@@ -380,7 +380,7 @@ def burst_frames(talk: Talk) -> None:
         message = talk.message()
         assert "result" not in message and message.get("type") != "response"
     assert is_right(talk, talk.message())
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def chatter_after(talk: Talk) -> None:
@@ -388,7 +388,7 @@ def chatter_after(talk: Talk) -> None:
     assert is_right(talk, talk.message())
     for _ in range(_MEBI // 100):
         assert talk.line() == b"y" * 99 + b"\n"
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def deaf(talk: Talk) -> None:
@@ -412,12 +412,12 @@ def twice(talk: Talk) -> None:
     first = talk.message()
     assert is_right(talk, first)
     assert talk.message() == first
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def late(talk: Talk) -> None:
     talk.ask()
-    # Read, and kept: nothing is on its way although the question is no longer in the pipe.
+    # The plugin has read the request and keeps the answer back.
     assert wait_for(lambda: not _unread(talk.stdin), _SECONDS)
     talk.sits()
     assert not select.select([talk.stdout], [], [], 0)[0]
@@ -429,7 +429,7 @@ def late(talk: Talk) -> None:
     talk.send({"jsonrpc": "2.0", "id": 8, "method": "no/such"})
     assert is_right(talk, talk.message())
     assert talk.message()["error"]["code"] == -32601
-    leaves_well(talk)
+    shuts_down_correctly(talk)
 
 
 def _unread(pipe: Any) -> int:
@@ -454,8 +454,8 @@ def orphan(talk: Talk) -> None:
     talk.ask()
     assert is_right(talk, talk.message())
     assert talk.process.wait(_SECONDS) == 0
-    assert not select.select([talk.stdout], [], [], 0.2)[0]  # no end of file: somebody has it open
-    os.killpg(talk.process.pid, signal.SIGKILL)  # that is whose group it still is
+    assert not select.select([talk.stdout], [], [], 0.2)[0]  # no end of file: the orphan has it open
+    os.killpg(talk.process.pid, signal.SIGKILL)  # the orphan is still in this process group
     assert talk.rest() == b""
 
 
@@ -501,8 +501,8 @@ def stubborn(talk: Talk) -> None:
 
 
 CHECKS: Mapping[str, Check] = {
-    "good": answers_and_goes,
-    "nan": is_text(b"NaN", reads=True),  # by Python; by nobody else
+    "good": answers_and_exits,
+    "nan": is_text(b"NaN", reads=True),  # only Python's json accepts it
     "infinity": is_text(b"-Infinity", reads=True),
     "overflow": is_text(b"1e999", reads=True),
     "huge_int": is_text(b"9" * 5000, reads=False),
@@ -512,7 +512,7 @@ CHECKS: Mapping[str, Check] = {
     "surrogate": is_text(rb'"\ud800"', reads=True),
     "not_utf8": is_text(b'"\xff\xfe"', reads=False),
     "large": is_text(b"x" * (2 * _MEBI), reads=True),
-    "bom": is_text(b"\xef\xbb\xbf{", reads=True),  # Python guesses the encoding of bytes, and forgives
+    "bom": is_text(b"\xef\xbb\xbf{", reads=True),  # Python's json detects the encoding of bytes
     "blank": blank,
     "crlf": is_text(b"}\r\n", reads=True),
     "trailing": is_text(b"} {}\n", reads=False),
@@ -561,8 +561,8 @@ def test_at_its_usual_moment(behaviour: str, contract: Contract) -> None:
         CHECKS[behaviour](conversation)
 
 
-# Those of a call that also make sense in the handshake, and the other way round.
-OTHERWISE: Mapping[str, Moment] = {
+# Behaviours of a call that also make sense in the handshake, and the other way round.
+OTHER_MOMENTS: Mapping[str, Moment] = {
     **{name: "hello" for name, moment in BEHAVIOURS.items() if moment == "call"},
     "silent": "start",
     "banner": "hello",
@@ -574,15 +574,15 @@ OTHERWISE: Mapping[str, Moment] = {
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("behaviour", OTHERWISE)
+@pytest.mark.parametrize("behaviour", OTHER_MOMENTS)
 def test_at_another_moment(behaviour: str, contract: Contract) -> None:
-    with talk(behaviour, contract, OTHERWISE[behaviour]) as conversation:
+    with talk(behaviour, contract, OTHER_MOMENTS[behaviour]) as conversation:
         CHECKS[behaviour](conversation)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_correct_plugin_reads_what_it_is_sent(contract: Contract) -> None:
-    """The control of all that say of a plugin that it does not."""
+    """The control of the tests that use `takes_no_more`."""
     with talk("good", contract, "hello") as conversation:
         conversation.ask()
         assert is_right(conversation, conversation.message())
@@ -592,7 +592,7 @@ def test_a_correct_plugin_reads_what_it_is_sent(contract: Contract) -> None:
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("moment", ["start", "hello", "call"])
 def test_in_the_cage(runner_as: Caller, plugin_dir: Path, contract: Contract, moment: Moment) -> None:
-    """The manifests are good, and what it is told reaches it."""
+    """The manifests are valid, and their arguments reach the plugin."""
     manifest = plugin(plugin_dir, "exit_failing", contract, moment)
     asked = [HELLO[contract], CALL[contract]]
     done = runner_as("exec", manifest, input="".join(json.dumps(message) + "\n" for message in asked))

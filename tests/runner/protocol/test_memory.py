@@ -1,4 +1,4 @@
-"""What a plugin can make its host hold: floods, and what stays possible beside them."""
+"""How much memory a plugin can make its host use: floods are bounded, ordinary use is not affected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEBI = 1 << 20
 
 # --- The attack --------------------------------------------------------------------------------------------
 
-# Three floods, each of 32 frames of 256 KiB, which are 7 MiB each in memory.
+# Three floods of 32 frames each. A frame is 256 KiB on the wire and 7 MiB in memory.
 FRAMES = 32
 FLOODS = """
 hello()
@@ -65,7 +65,7 @@ PUBLISHING = NEXO.replace('subscribe = ["news.*"]', 'publish = ["shout.*"]')
 
 
 def flooded(manifest: str, bounded: bool) -> dict[str, Any]:
-    """A host that is slow to answer and reads no events. What it grew by, and what came of it."""
+    """A host that answers slowly and reads no events. Returns its memory growth and the results."""
     import os
 
     import trio
@@ -107,14 +107,14 @@ def flooded(manifest: str, bounded: bool) -> dict[str, Any]:
     return trio.run(main)
 
 
-def test_a_flood_of_questions_and_events(
+def test_a_flood_of_requests_and_events_is_bounded(
     runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
 ) -> None:
     write_file(plugin_dir / "plugin.py", PRELUDE + FLOODS, 0o755)
     manifest = write_file(plugin_dir / "nexo-plugin.toml", PUBLISHING)
     runner_as.give(plugin_dir)
     held = elsewhere.run(runner_as, flooded, str(manifest), True, timeout=280)
-    # Not even all that these two kinds may take is reached: it is reckoned with more than they take.
+    # The growth stays below the two shares, because weights are estimated too high.
     assert held["grown"] < memory.QUESTIONS + memory.EVENTS
     few = range(1, 6)
     assert FRAMES - held["busy"] in few
@@ -127,13 +127,13 @@ def test_a_flood_of_questions_and_events(
     assert session["dropped"]["notices"] == 2 * FRAMES - len(held["told"])
     assert held["report"]["outcome"]["code"] == "ok"
 
-    # The same with nothing to hold it: all of it stays, which is more than a session may ever hold.
+    # The control: without the bounds the host keeps everything, more than a session may ever hold.
     loose = elsewhere.run(runner_as, flooded, str(manifest), False, timeout=280)
     assert loose["grown"] > memory.MOST_HELD
     assert loose["busy"] == 0 and len(loose["told"]) == 2 * FRAMES
 
 
-# --- What stays possible -----------------------------------------------------------------------------------
+# --- Ordinary use ------------------------------------------------------------------------------------------
 
 ORDINARY = """
 hello()
@@ -150,12 +150,12 @@ hear()
 
 
 @pytest.mark.trio
-async def test_many_ordinary_questions_at_once_and_a_long_answer(
+async def test_many_ordinary_requests_at_once_and_a_long_answer(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
     class Model:
         async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-            await trio.testing.wait_all_tasks_blocked(0.2)  # all of them have come
+            await trio.testing.wait_all_tasks_blocked(0.2)  # all requests have arrived
             return {"role": "assistant", "model": "m", "content": {"type": "text", "text": "fine"}}
 
     with trio.fail_after(2 * SECONDS):
@@ -189,7 +189,7 @@ hear()
 
 
 @pytest.mark.trio
-async def test_each_question_of_a_batch_counts(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+async def test_each_request_of_a_batch_counts(plugin_dir: Path, write_file: Write, sessions: None) -> None:
     held: list[int] = []
 
     class Model:
@@ -219,10 +219,10 @@ hear()
 
 
 @pytest.mark.trio
-async def test_noise_counts_by_what_is_told_of_it(
+async def test_noise_counts_by_the_part_that_is_kept(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Of a long line that means nothing only the beginning is told, and only that is held."""
+    """Of a long line that is not a message only the beginning is kept."""
     with trio.fail_after(2 * SECONDS):
         async with opened(nexo(write_file, plugin_dir, NOISY)) as session:
             await session.call(DO)
@@ -251,7 +251,7 @@ def test_the_shares_are_within_the_bound() -> None:
     assert largest + schema.PATTERN_BYTES * schema.MOST_PATTERNS <= memory.COMPILED
 
 
-def test_the_documents_have_the_number() -> None:
+def test_the_documents_state_the_bounds() -> None:
     text = (ROOT / "SECURITY.md").read_text()
     assert f"{memory.MOST_HELD >> 20} MiB" in text
     assert f"{memory.QUESTIONS >> 20} MiB" in text and f"{memory.EVENTS >> 20} MiB" in text
@@ -263,7 +263,7 @@ def test_a_frame_is_charged_once() -> None:
     assert one.hold() and one.hold() and other.hold() and share.held == 100
     assert not third.hold()
     one.release()
-    assert not third.hold()  # a part of the first is still there
+    assert not third.hold()  # the first is still held once
     one.release()
     assert third.hold() and share.held == 41
     other.release()
@@ -271,7 +271,7 @@ def test_a_frame_is_charged_once() -> None:
     assert share.held == 0
 
 
-def test_each_question_of_a_frame_is_charged() -> None:
+def test_each_request_of_a_frame_is_charged() -> None:
     share = Share(100)
     frame = Charge(share, 60, 15)
     assert frame.hold() and share.held == 75
@@ -286,7 +286,7 @@ def test_each_question_of_a_frame_is_charged() -> None:
     assert not Charge(share, 90, 15).hold() and share.held == 0
 
 
-def test_the_oldest_makes_room() -> None:
+def test_the_oldest_entry_makes_room() -> None:
     shelf: Shelf[str] = Shelf(10)
     for name, size in (("a", 4), ("b", 4), ("c", 6), ("d", 10)):
         shelf.put(name, name.upper(), size)
@@ -299,7 +299,7 @@ def test_the_oldest_makes_room() -> None:
 
 
 @pytest.mark.trio
-async def test_events_that_are_read_make_room() -> None:
+async def test_reading_events_makes_room() -> None:
     backlog = Backlog()
     weight = memory.EVENTS // 2
     large = Notice("log", list(range(1000)))
@@ -324,7 +324,7 @@ async def test_small_events_are_counted_by_number() -> None:
 
 
 @pytest.mark.trio
-async def test_who_waits_gets_an_event_of_any_size() -> None:
+async def test_a_waiting_reader_gets_an_event_of_any_size() -> None:
     backlog = Backlog()
     large = Notice("log", list(range(1000)))
     async with trio.open_nursery() as nursery:
@@ -342,7 +342,7 @@ async def test_who_waits_gets_an_event_of_any_size() -> None:
 
 
 def taken(value: Any) -> int:
-    """By CPython's own word, as its allocator rounds it."""
+    """The memory a value takes, by sys.getsizeof, rounded like CPython's allocator."""
     total, parts, seen = 0, [value], set()
     while parts:
         part = parts.pop()
@@ -381,7 +381,7 @@ SHAPES: Mapping[str, bytes] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_weighs_less_than_it_takes(shape: str) -> None:
+def test_no_shape_weighs_less_than_it_takes(shape: str) -> None:
     part = SHAPES[shape]
     for count in (1, 50, 20_000 // len(part)):
         raw = b'{"id":7,"method":"m","params":[' + part * count + b"0]}"

@@ -1,4 +1,4 @@
-"""Who is said to be at fault: the plugin only for what the plugin did."""
+"""Failures are attributed correctly: the plugin is blamed only for what it did."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[
 
 # --- before anything is started ----------------------------------------------------------------------------
 
-# Words -> what is said. Their programs do not exist: who started one would say that.
+# Arguments -> a part of the message. The programs do not exist, so starting one would fail differently.
 MISFITS: Mapping[tuple[str, ...], str] = {
     ("nowhere.json", "--kind", "hook"): "--kind hook: the contract mcp has tool, prompt, resource, method",
     ("nowhere.toml", "--kind", "prompt"): "--kind prompt: the contract nexo has tool, hook, channel, ",
@@ -58,9 +58,9 @@ MISFITS: Mapping[tuple[str, ...], str] = {
 }
 
 
-def test_what_a_contract_does_not_have_is_wrong_usage(runner_as: Caller, folder: Path) -> None:
+def test_a_kind_or_context_the_contract_lacks_is_a_usage_error(runner_as: Caller, folder: Path) -> None:
     words: list[list[str | Path]] = [["call", folder / file, "x", *options] for file, *options in MISFITS]
-    # The control: what the contract has is asked of a plugin, which is not there.
+    # The control: valid usage gets as far as starting the plugin, which does not exist.
     words.append(["call", folder / "nowhere.toml", "x"])
     words.append(["call", folder / "nowhere.json", "x", "--kind", "prompt"])
     *ended, first, second = run_lines(runner_as, [Line(each) for each in words])
@@ -76,7 +76,7 @@ def test_what_a_contract_does_not_have_is_wrong_usage(runner_as: Caller, folder:
 # --- a call that was not made ------------------------------------------------------------------------------
 
 
-def test_what_the_runner_refuses_is_no_answer_of_the_plugins(runner_as: Caller, folder: Path) -> None:
+def test_a_call_refused_by_the_runner_is_not_blamed_on_the_plugin(runner_as: Caller, folder: Path) -> None:
     report = runner_as.home / "report.json"
     schema = 'dict(type="object", required=["text"])'
     run = folder / "own/run"
@@ -86,14 +86,14 @@ def test_what_the_runner_refuses_is_no_answer_of_the_plugins(runner_as: Caller, 
     assert done.stderr.startswith(
         "runner: invalid_call in call (-33402, invalid_arguments): the arguments do not fit"
     )
-    told = json.loads(report.read_bytes())
-    assert faults(told) == []
-    assert (told["outcome"]["code"], told["exit"]["status"]) == ("invalid_call", 2)
+    document = json.loads(report.read_bytes())
+    assert faults(document) == []
+    assert (document["outcome"]["code"], document["exit"]["status"]) == ("invalid_call", 2)
 
 
 @pytest.mark.trio
-async def test_a_call_that_is_not_made(folder: Path) -> None:
-    """For programs that catch "no" it is one; they can tell whose."""
+async def test_an_invalid_call_is_not_sent(folder: Path) -> None:
+    """InvalidCall is a PluginError, so programs that catch that one catch both and can tell them apart."""
     with trio.fail_after(SECONDS):
         act = "send(id=number, error=dict(code=-33403, message='no'))"
         async with open_plugin(folder / "own", args=("called", act), environ=ENVIRON) as plugin:
@@ -111,11 +111,11 @@ async def test_a_call_that_is_not_made(folder: Path) -> None:
     assert plugin.report["session"]["calls"] == {"ok": 0, "refused": 5, "failed": 0}
 
 
-# --- a failure that nobody catches -------------------------------------------------------------------------
+# --- an uncaught failure -----------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
-async def test_a_failure_nobody_catches_says_all_there_is(folder: Path) -> None:
+async def test_an_uncaught_failure_prints_message_and_stderr(folder: Path) -> None:
     act = "print('the disk is \\x1b[1mfull', file=sys.stderr, flush=True); os._exit(3)"
     with trio.fail_after(SECONDS):
         with pytest.raises(PluginFailure) as caught:
@@ -135,10 +135,10 @@ async def test_a_failure_nobody_catches_says_all_there_is(folder: Path) -> None:
         ]
 
 
-# --- who sends back what it is sent ------------------------------------------------------------------------
+# --- a plugin that echoes its input ------------------------------------------------------------------------
 
 
-def test_an_echo_is_not_a_refusal(runner_as: Caller, folder: Path) -> None:
+def test_an_echo_is_not_reported_as_a_refusal(runner_as: Caller, folder: Path) -> None:
     for file in ("cat.toml", "cat.json"):
         done = runner_as("tools", folder / file)
         assert done.returncode == 11
@@ -156,7 +156,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_timeout_is_told_at_once_and_the_farewell_is_short(runner_as: Caller, folder: Path) -> None:
+def test_after_a_timeout_the_shutdown_is_short(runner_as: Caller, folder: Path) -> None:
     report = runner_as.home / "report.json"
     words = (
         "call",
@@ -172,23 +172,25 @@ def test_a_timeout_is_told_at_once_and_the_farewell_is_short(runner_as: Caller, 
     )
     done = runner_as(*words)
     assert done.returncode == 12
-    (line,) = done.stderr.splitlines()  # without what the plugin says when it is bid to leave
+    (line,) = done.stderr.splitlines()  # without the plugin's stderr during shutdown
     assert line.startswith("runner: timeout in call (deadline): there was no answer within 500ms; ")
-    told = json.loads(report.read_bytes())
-    assert faults(told) == []
-    assert told["session"]["stderr_tail"] == "asked to leave\n" and told["session"]["forced"]
-    assert told["timings"]["teardown"] < 5.0  # the contract gives it 5 s to answer, and 1 s to leave
+    document = json.loads(report.read_bytes())
+    assert faults(document) == []
+    assert document["session"]["stderr_tail"] == "asked to leave\n" and document["session"]["forced"]
+    assert (
+        document["timings"]["teardown"] < 5.0
+    )  # the contract allows 5 s for the answer and 1 s for the exit
 
 
 # --- not on trio -------------------------------------------------------------------------------------------
 
 
-def test_who_is_not_on_trio_is_told_so() -> None:
-    async def converses() -> None:
+def test_calling_the_library_without_trio_raises() -> None:
+    async def open_and_close() -> None:
         async with open_plugin("nowhere"):
             pass
 
-    for work in (converses, lambda: runner.run("nowhere", "x")):
+    for work in (open_and_close, lambda: runner.run("nowhere", "x")):
         with pytest.raises(NotOnTrio, match="this library runs on trio"):
             asyncio.run(work())
     assert issubclass(runner.NotOnTrio, RuntimeError)

@@ -1,4 +1,4 @@
-"""What is said of a plugin's end: by whom it ended, when, and what became of the call it left unanswered."""
+"""How a plugin's end is reported: who ended it, in which phase, and the call it left unanswered."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SECONDS = 60.0
 
 Write = Callable[..., Path]
 
-# Speaks nexo and MCP, and does what it is told by its argument, which is Python: `ready` after its handshake,
-# `called` when it is asked something.
+# Speaks nexo and MCP, and executes its second argument, which is Python, at the moment its first argument
+# names: `start`, `ready` after the handshake, `called` on a call, `leave` on shutdown.
 PLUGIN = """\
 #!/usr/bin/python3 -I
 import json, os, signal, sys, time
@@ -94,7 +94,7 @@ def opened(manifest: Path, *args: str, **more: Any) -> Any:
     return open_plugin(manifest, args=args, environ=ENVIRON, **more)
 
 
-# --- unasked -----------------------------------------------------------------------------------------------
+# --- ended by itself ---------------------------------------------------------------------------------------
 
 # What it does -> cause, and words of the message.
 UNASKED: Mapping[str, tuple[str, str]] = {
@@ -105,8 +105,8 @@ UNASKED: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.trio
-async def test_an_end_nobody_asked_for_is_told_and_reported(folder: Path) -> None:
-    """An event, the outcome of the session, and of every later call, which is counted."""
+async def test_an_unexpected_end_is_an_event_and_in_the_report(folder: Path) -> None:
+    """The end is an event, the session's outcome, and the outcome of every later call."""
     found: dict[tuple[str, str], tuple[list[Any], PluginFailure, OpenPlugin]] = {}
 
     async def use(manifest: str, act: str) -> None:
@@ -144,7 +144,7 @@ async def test_an_end_nobody_asked_for_is_told_and_reported(folder: Path) -> Non
 
 
 @pytest.mark.trio
-async def test_the_end_is_told_however_many_events_nobody_has_read(folder: Path) -> None:
+async def test_the_end_is_an_event_even_if_the_backlog_is_full(folder: Path) -> None:
     act = "print('noise\\n' * 1000, flush=True); os._exit(0)"
     with trio.fail_after(SECONDS):
         async with opened(folder / NAME, "ready", act) as plugin:
@@ -156,7 +156,7 @@ async def test_the_end_is_told_however_many_events_nobody_has_read(folder: Path)
 
 # --- hooks -------------------------------------------------------------------------------------------------
 
-# How a hook fails -> a word of why, and how the session ended.
+# How a hook fails -> a part of the reason, and how the session ended.
 HOOKS: Mapping[str, tuple[str, str]] = {
     "print('last words', file=sys.stderr, flush=True); os._exit(3)": ("ended with status 3", "crashed"),
     "os._exit(0)": ("ended with status 0", "crashed"),
@@ -167,8 +167,8 @@ HOOKS: Mapping[str, tuple[str, str]] = {
 ABORT = ("--policy", "abort.toml")
 
 
-def test_a_hook_that_fails_is_told_and_reported(runner_as: Caller, folder: Path) -> None:
-    """Under both policies. Its message passes, or does not."""
+def test_a_failed_hook_is_printed_and_reported(runner_as: Caller, folder: Path) -> None:
+    """The policy decides whether its message passes."""
     reports = folder.parent / "reports"
     reports.mkdir(mode=0o755)
     runner_as.give(reports)
@@ -209,7 +209,7 @@ def test_a_hook_that_fails_is_told_and_reported(runner_as: Caller, folder: Path)
     check_rows(zip(cases, range(len(cases)), strict=True), check)
 
 
-def test_a_hook_that_fails_is_told_to_programs_too(runner_as: Caller, folder: Path) -> None:
+def test_a_failed_hook_is_a_json_event(runner_as: Caller, folder: Path) -> None:
     done = runner_as(
         "call", "--kind", "hook", "--json", folder / NAME, "own_hook", "--", "called", "os._exit(3)"
     )
@@ -220,7 +220,7 @@ def test_a_hook_that_fails_is_told_to_programs_too(runner_as: Caller, folder: Pa
 
 
 @pytest.mark.trio
-async def test_a_hook_of_a_plugin_that_is_gone(folder: Path) -> None:
+async def test_a_hook_of_an_ended_plugin(folder: Path) -> None:
     with trio.fail_after(SECONDS):
         async with opened(folder / NAME, "ready", "os._exit(0)") as plugin:
             assert [event.kind async for event in plugin.events()] == ["ended"]
@@ -230,7 +230,7 @@ async def test_a_hook_of_a_plugin_that_is_gone(folder: Path) -> None:
     assert plugin.report["session"]["counters"]["hooks_failed"] == 1
 
 
-# --- ended by us -------------------------------------------------------------------------------------------
+# --- ended by the runner -----------------------------------------------------------------------------------
 
 # When, what, options of the call -> exit status, and why the runner ended it.
 KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
@@ -247,8 +247,8 @@ KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
 }
 
 
-def test_why_the_runner_ended_it(runner_as: Caller, folder: Path) -> None:
-    """Not by a signal, since nobody sent the runner one; and what it did not return is not told."""
+def test_the_report_says_why_the_runner_ended_the_plugin(runner_as: Caller, folder: Path) -> None:
+    """`signal` is empty because the runner got none, and `code` because the plugin returned none."""
     reports = folder.parent / "reports"
     reports.mkdir(mode=0o755)
     runner_as.give(reports)
@@ -277,10 +277,10 @@ def test_why_the_runner_ended_it(runner_as: Caller, folder: Path) -> None:
     check_rows(KILLED, check)
 
 
-def test_an_interrupt_in_the_handshake_is_one(runner_as: Caller, folder: Path) -> None:
+def test_an_interrupt_in_the_handshake(runner_as: Caller, folder: Path) -> None:
     report = runner_as.home / "report.json"
     words = ("call", "--report", report, folder / NAME, "own_tool", "--", "start")
-    silent = "sys.stdin.readline(); os.execv('/bin/sleep', ['sleep', '1000'])"  # when it was asked
+    silent = "sys.stdin.readline(); os.execv('/bin/sleep', ['sleep', '1000'])"  # after the first request
     with runner_as.start(*words, silent, stdin=subprocess.DEVNULL) as process:
         assert wait_for(lambda: has_silent_plugin(process.pid))
         process.send_signal(signal.SIGINT)

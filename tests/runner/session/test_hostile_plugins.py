@@ -1,4 +1,4 @@
-"""Plugins that wear their host down, or have the last word too late; and callers with bad luck."""
+"""Plugins that try to exhaust their host or send after their end, and callers in unlucky races."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from tests.runner.session.test_session import (
 __all__ = ["sessions"]  # a fixture
 
 
-# --- What nobody reads -------------------------------------------------------------------------------------
+# --- Unread events -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
-async def test_long_events_that_nobody_reads_are_fewer(
+async def test_fewer_long_unread_events_are_kept(
     plugin_dir: Path, write_file: Write, sessions: None, length: int, kept: int
 ) -> None:
-    """As many as wait may be, each as long as a frame, would be gigabytes."""
+    """The maximum number of queued events, each as long as a frame, would be gigabytes."""
     code = f"""
 hello()
 m = hear()
@@ -67,14 +67,14 @@ hear()
     assert len(heard) == kept if length < 10000 else 1 <= len(heard) <= kept
 
 
-# --- Others have their turn --------------------------------------------------------------------------------
+# --- Fair scheduling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
-async def test_a_flood_of_lines_lets_others_have_their_turn(
+async def test_a_flood_of_lines_does_not_starve_other_tasks(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """One read is 64 thousand empty lines. Somebody else comes to run many times while they are taken."""
+    """One read has 64 thousand empty lines. Other tasks run many times while the session handles them."""
     code = 'hello()\nm = hear()\nos.write(1, b"\\n" * 65536)\nsay(id=m["id"], result=text("x"))\nhear()\n'
     turns = 0
 
@@ -99,13 +99,13 @@ async def test_a_flood_of_lines_lets_others_have_their_turn(
                 await session.call(TOUCH)
                 nursery.cancel_scope.cancel()
     assert len(taken) > 65536
-    # At most a few reads brought them; each took a good part of a second.
+    # There were only a few reads, each of which took a good part of a second to handle.
     assert len(set(taken)) > 20
 
 
-# --- Too late ----------------------------------------------------------------------------------------------
+# --- Answers after a failure -------------------------------------------------------------------------------
 
-LAST_WORD = """
+ANSWER_AFTER = """
 hello()
 m = hear()
 os.write(1, %r + json.dumps({"jsonrpc": "2.0", "id": m["id"], "result": text("x" * 20000)}).encode() + b"\\n")
@@ -114,13 +114,13 @@ hear()
 
 
 @pytest.mark.trio
-async def test_an_answer_after_a_violation_is_none(
+async def test_an_answer_after_a_violation_does_not_count(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Also if both came in one breath, before who called had a turn to see that it is over."""
+    """Also if both came in one read, before the caller's task could see the violation."""
     for place, before in enumerate((b"no message, no fault\n", b"NaN\n")):
         folder = plugin_dir / str(place)
-        manifest = mcp(write_file, folder, LAST_WORD % before)
+        manifest = mcp(write_file, folder, ANSWER_AFTER % before)
         if not place:
             async with opened(manifest) as session:
                 assert "content" in await session.call(TOUCH)
@@ -130,10 +130,10 @@ async def test_an_answer_after_a_violation_is_none(
 
 
 @pytest.mark.trio
-async def test_an_answer_beyond_the_limit_is_none(
+async def test_an_answer_beyond_the_output_limit_does_not_count(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    manifest = mcp(write_file, plugin_dir, LAST_WORD % b"")
+    manifest = mcp(write_file, plugin_dir, ANSWER_AFTER % b"")
     async with opened(manifest, limits={"output": 30000}) as session:
         assert "content" in await session.call(TOUCH)
     failure = await failure_of(manifest, TOUCH, limits={"output": 10000})
@@ -167,10 +167,10 @@ hear()
 
 
 @pytest.mark.trio
-async def test_a_question_taken_back_at_once_is_not_served_on(
+async def test_a_request_cancelled_at_once_is_not_served(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Its task may not have run yet when it is taken back."""
+    """The service's task may not have run yet when the request is cancelled."""
     serving = 0
 
     class Hanging:
@@ -193,10 +193,10 @@ async def test_a_question_taken_back_at_once_is_not_served_on(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("taken_back", [True, False])
-async def test_a_service_that_fails_while_it_is_given_up(
+async def test_a_service_that_fails_while_it_is_cancelled(
     plugin_dir: Path, write_file: Write, sessions: None, taken_back: bool
 ) -> None:
-    """That is neither the end of the session nor anything its caller has to catch."""
+    """Its exception neither ends the session nor reaches the caller."""
     begun, failed = trio.Event(), trio.Event()
 
     class Untidy:
@@ -238,10 +238,10 @@ hear()
 
 @pytest.mark.trio
 @pytest.mark.parametrize("breaks", [True, False])
-async def test_who_broke_the_protocol_is_not_served_on(
+async def test_a_violation_cancels_running_services(
     plugin_dir: Path, write_file: Write, sessions: None, breaks: bool
 ) -> None:
-    """Also as long as the session is not closed: a service may cost money."""
+    """The service is cancelled before the session is closed, because it may cost money."""
     begun, given_up = trio.Event(), trio.Event()
 
     class Hanging:
@@ -275,14 +275,14 @@ time.sleep(60)
     assert given_up.is_set()
 
 
-# --- Bad luck ----------------------------------------------------------------------------------------------
+# --- Races -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
-async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
+async def test_an_answer_counts_before_its_caller_has_run(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Answer and end can be seen in one turn of the scheduler, and then the end is looked at first."""
+    """Answer and end can arrive in one scheduler pass, which handles the end first."""
     for answered in (True, False):
         answer = 'say(id=m["id"], result="done")' if answered else ""
         manifest = nexo(write_file, plugin_dir / str(answered), f"hello()\nm = hear()\n{answer}\n")
@@ -290,7 +290,7 @@ async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
             woken, wake = session.state.waiters, session.state.wake
 
             def held(token: int, answer: Any, wake: Any = wake, session: Any = session) -> None:
-                """The caller is told, but not yet: after the end was judged."""
+                """Wake the caller only after the session's end was handled."""
                 event, session.state.waiters[token].woken = session.state.waiters[token].woken, trio.Event()
                 wake(token, answer)
                 session._late = event
@@ -309,18 +309,18 @@ async def test_an_answer_counts_before_who_waits_for_it_had_his_turn(
                     nursery.start_soon(ask)
                     await session.state.over.wait()
                     if answered:
-                        assert len(woken) == 1  # he still has it before him
+                        assert len(woken) == 1  # the caller has not run yet
                         session._late.set()
         assert outcome == (["done"] if answered else ["exit:0"])
-        # It ended unasked either way; whether in the call is the question.
+        # The plugin ended by itself in both cases. The phase says whether that was during the call.
         assert session.report["outcome"]["phase"] == ("idle" if answered else "call")
         assert session.report["session"]["calls"]["ok"] == answered
 
 
-def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
+def test_an_interrupt_reaches_the_caller_and_not_the_reader_task(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Else it would end the session's ears, and come out of it in a group."""
+    """Otherwise it would end the session's reader task and come out in an exception group."""
     manifest = nexo(write_file, plugin_dir, 'hello()\nm = hear()\nprint("x", flush=True)\nhear()\n')
     seen: list[Session] = []
 
@@ -330,7 +330,7 @@ def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
                 read = session.state.dialect.read
 
                 def interrupted(raw: bytes) -> Any:
-                    signal.raise_signal(signal.SIGINT)  # while the task runs that reads
+                    signal.raise_signal(signal.SIGINT)  # while the reader task runs
                     return read(raw)
 
                 session.state.dialect.read = interrupted
@@ -343,8 +343,8 @@ def test_an_interrupt_is_for_who_waits_and_not_for_who_happens_to_run(
 
 
 @pytest.mark.trio
-async def test_noise_is_silence(plugin_dir: Path, write_file: Write, sessions: None) -> None:
-    """A server of the older era that ignores what it does not know, and prints while it starts."""
+async def test_noise_counts_as_silence(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    """An older server that ignores unknown methods, and prints text while it starts."""
     code = """
 import select
 while not select.select([0], [], [], 0.1)[0] or "initialize" not in (m := hear())["method"]:
@@ -359,8 +359,8 @@ hear()
 
 
 @pytest.mark.trio
-async def test_a_long_farewell_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
-    # Half as long again as it may be idle.
+async def test_a_long_shutdown_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    # The shutdown takes one and a half times the idle limit.
     code = 'hello()\nm = hear()\ntime.sleep(1.5)\nsay(id=m["id"], result={})\n'
     with trio.fail_after(SECONDS):
         async with opened(nexo(write_file, plugin_dir, code), limits={"idle": 1.0}) as session:
@@ -369,10 +369,10 @@ async def test_a_long_farewell_is_not_idle(plugin_dir: Path, write_file: Write, 
 
 
 @pytest.mark.trio
-async def test_who_has_little_time_does_not_end_the_session_of_others(
+async def test_a_short_timeout_does_not_end_the_session_for_other_calls(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """The plugin works and does not read; one call fills the pipe, another waits behind it in vain."""
+    """The plugin is busy and does not read. One call fills the pipe, and another times out behind it."""
     code = """
 hello()
 m = hear()
@@ -410,12 +410,12 @@ async def main():
     call = Call("tool", "echo", {})
     async with open_session(Invocation(sys.argv[1]), environ=os.environ, call=call, seconds=3000) as session:
         await session.call(call)
-        # Half a second may be over before we are interrupted.
+        # The default of half a second may pass before the interrupt.
         session.state.dialect._seconds = lambda phase: 600.0
         wait = session.shutdown._has_ended_within
 
         async def telling(seconds):
-            await trio.testing.wait_all_tasks_blocked(0.1)  # ^C comes to whoever runs, and here it is us
+            await trio.testing.wait_all_tasks_blocked(0.1)  # ^C is raised in the running task: this one
             print("concluding", flush=True)
             return await wait(seconds)
 
@@ -439,8 +439,8 @@ time.sleep(1000)
 """
 
 
-def test_interrupted_while_it_is_concluded(plugin_dir: Path, write_file: Write, nothing_left: None) -> None:
-    """One ^C is enough, although the farewell it came into is never said to the end."""
+def test_an_interrupt_during_the_shutdown(plugin_dir: Path, write_file: Write, nothing_left: None) -> None:
+    """One ^C is enough to end a shutdown that would not finish."""
     write_file(plugin_dir / "plugin.py", _LINGERING, 0o755)
     bundle = {
         "plugin_id": "p",
@@ -469,7 +469,7 @@ def test_interrupted_while_it_is_concluded(plugin_dir: Path, write_file: Write, 
             host.wait()
 
 
-def test_what_is_said_of_progress_does_not_add_up() -> None:
+def test_progress_messages_do_not_accumulate() -> None:
     output = Output("call", as_json=False, events=False)
     for _ in range(100):
         output.progress({"message": "x" * 10_000})

@@ -1,4 +1,4 @@
-"""What waits for a plugin: in which order it is written, straight into the pipe or not, and never torn."""
+"""The outbox writes frames for a plugin by priority, whole, and at once if the pipe has room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.session.outbox import MOST_EVENTS, MOST_REPLIES, MOST_REPLY_BYTES, L
 pytestmark = pytest.mark.trio
 
 
-def written(letter: Letter | None) -> bool:
+def is_written(letter: Letter | None) -> bool:
     assert letter is not None, "dropped"
     return letter.written
 
@@ -28,7 +28,7 @@ def frame(number: int, size: int = 16) -> bytes:
 
 @contextmanager
 def pipe() -> Iterator[tuple[int, trio.lowlevel.FdStream]]:
-    """Its end for reading, which does not wait, and the stream that writes."""
+    """A pipe: its non-blocking read end, and a stream for the write end."""
     read, write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read, False)
     stream = trio.lowlevel.FdStream(write)
@@ -39,21 +39,21 @@ def pipe() -> Iterator[tuple[int, trio.lowlevel.FdStream]]:
         stream.close()
 
 
-def content(read: int) -> bytes:
-    said = b""
+def read_all(read: int) -> bytes:
+    data = b""
     while True:
         try:
             piece = os.read(read, 1 << 20)
         except BlockingIOError:
-            return said
+            return data
         if not piece:
-            return said
-        said += piece
+            return data
+        data += piece
 
 
 @asynccontextmanager
 async def writing(outbox: Outbox, stream: trio.abc.SendStream) -> AsyncIterator[trio.Nursery]:
-    """Somebody who writes, and has nothing to do yet."""
+    """A running writer task that has nothing to write yet."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outbox.write_to, stream)
         await trio.testing.wait_all_tasks_blocked()
@@ -66,22 +66,22 @@ async def test_a_short_frame_is_written_at_once() -> None:
     with pipe() as (read, stream):
         async with writing(outbox, stream):
             letters = [outbox.post(Send(frame(number))) for number in range(3)]
-            assert all(map(written, letters))
-            assert content(read) == frame(0) + frame(1) + frame(2)
+            assert all(map(is_written, letters))
+            assert read_all(read) == frame(0) + frame(1) + frame(2)
 
 
-async def test_nothing_is_written_before_there_is_somebody_who_writes() -> None:
-    """The pipe's end may not even be the plugin's yet."""
+async def test_nothing_is_written_before_the_writer_runs() -> None:
+    """Before that, the plugin may not have its end of the pipe."""
     outbox = Outbox()
     with pipe() as (read, stream):
         letter = outbox.post(Send(frame(1)))
-        assert not written(letter)
+        assert not is_written(letter)
         async with writing(outbox, stream):
-            assert written(letter) and content(read) == frame(1)
+            assert is_written(letter) and read_all(read) == frame(1)
 
 
 @pytest.mark.parametrize("size", [16, 1000, select.PIPE_BUF, select.PIPE_BUF + 1, 1 << 16, 1 << 18])
-async def test_who_reads_slowly_gets_every_frame_whole_and_in_order(size: int) -> None:
+async def test_a_slow_reader_gets_every_frame_whole_and_in_order(size: int) -> None:
     outbox = Outbox()
     with pipe() as (read, stream):
         async with writing(outbox, stream):
@@ -89,38 +89,38 @@ async def test_who_reads_slowly_gets_every_frame_whole_and_in_order(size: int) -
             for number in range(2 * (1 << 16) // size + 4):  # more than a pipe holds
                 outbox.post(Send(frame(number, size)))
                 expected += frame(number, size)
-            said = b""
+            data = b""
             with trio.fail_after(60):
-                while len(said) < len(expected):
-                    said += content(read)[: len(expected)]
+                while len(data) < len(expected):
+                    data += read_all(read)[: len(expected)]
                     await trio.lowlevel.checkpoint()
-            assert said == expected
-            # And when all is read, the way is short again.
+            assert data == expected
+            # When all is read, short frames are written at once again.
             await trio.testing.wait_all_tasks_blocked()
             letter = outbox.post(Send(frame(7)))
-            assert written(letter) and content(read) == frame(7)
+            assert is_written(letter) and read_all(read) == frame(7)
 
 
-async def test_a_short_frame_never_gets_into_the_middle_of_a_long_one() -> None:
+async def test_a_short_frame_is_never_written_into_a_long_one() -> None:
     outbox = Outbox()
     with pipe() as (read, stream):
         async with writing(outbox, stream):
             long, short = frame(1, 1 << 18), frame(2)
             first = outbox.post(Send(long))
             await trio.testing.wait_all_tasks_blocked()
-            os.read(read, 1 << 15)  # there is room now, but half a frame is in the pipe
+            os.read(read, 1 << 15)  # there is room now, but the long frame is not complete
             second = outbox.post(Send(short, "reply"))
-            assert not written(first) and not written(second)
-            said = b""
+            assert not is_written(first) and not is_written(second)
+            data = b""
             with trio.fail_after(60):
-                while not written(second):
-                    said += content(read)
+                while not is_written(second):
+                    data += read_all(read)
                     await trio.lowlevel.checkpoint()
-            said += content(read)
-            assert said == long[1 << 15 :] + short
+            data += read_all(read)
+            assert data == long[1 << 15 :] + short
 
 
-async def test_what_was_taken_back_is_not_written_but_what_was_begun_is() -> None:
+async def test_a_withdrawn_frame_is_not_written_unless_it_was_begun() -> None:
     outbox = Outbox()
     with pipe() as (read, stream):
         async with writing(outbox, stream):
@@ -129,12 +129,12 @@ async def test_what_was_taken_back_is_not_written_but_what_was_begun_is() -> Non
             await trio.testing.wait_all_tasks_blocked()
             assert not outbox.withdraw(begun)
             assert outbox.withdraw(taken_back) and not outbox.withdraw(taken_back)
-            said = b""
+            data = b""
             with trio.fail_after(60):
-                while not written(kept):
-                    said += content(read)
+                while not is_written(kept):
+                    data += read_all(read)
                     await trio.lowlevel.checkpoint()
-            assert said + content(read) == frame(0, 1 << 18) + frame(2, 1 << 18)
+            assert data + read_all(read) == frame(0, 1 << 18) + frame(2, 1 << 18)
             assert not outbox.withdraw(kept)
 
 
@@ -145,7 +145,7 @@ async def test_replies_overtake_requests_and_both_overtake_events() -> None:
         outbox.post(Send(frame(number), lane))
     with pipe() as (read, stream):
         async with writing(outbox, stream):
-            assert content(read) == b"".join(map(frame, (2, 5, 1, 4, 0, 3)))
+            assert read_all(read) == b"".join(map(frame, (2, 5, 1, 4, 0, 3)))
 
 
 async def test_a_plugin_that_does_not_keep_up_loses_the_newest_events() -> None:
@@ -158,19 +158,19 @@ async def test_a_plugin_that_does_not_keep_up_loses_the_newest_events() -> None:
                 sent += 1
             assert outbox.post(Send(frame(sent, 1024), "request")) is not None  # these are never dropped
             assert outbox.dropped == 1
-            said = b""
+            data = b""
             with trio.fail_after(60):
-                while len(said) < sent * 1024:
-                    said += content(read)
+                while len(data) < sent * 1024:
+                    data += read_all(read)
                     await trio.testing.wait_all_tasks_blocked()
-    told = [int(line) for line in said.split()]
-    assert sorted(told) == [*range(sent - 1), sent]
-    in_the_pipe = told.index(sent)
-    assert told == [*range(in_the_pipe), sent, *range(in_the_pipe, sent - 1)]
-    assert len(told) - in_the_pipe - 1 in (MOST_EVENTS - 1, MOST_EVENTS)  # one was in the writer's hands
+    numbers = [int(line) for line in data.split()]
+    assert sorted(numbers) == [*range(sent - 1), sent]
+    in_the_pipe = numbers.index(sent)
+    assert numbers == [*range(in_the_pipe), sent, *range(in_the_pipe, sent - 1)]
+    assert len(numbers) - in_the_pipe - 1 in (MOST_EVENTS - 1, MOST_EVENTS)  # the writer had taken one
 
 
-async def test_a_pipe_nobody_reads_any_more_is_told_to_who_writes() -> None:
+async def test_a_broken_pipe_raises_in_the_writer() -> None:
     outbox = Outbox()
     read, write = os.pipe2(os.O_CLOEXEC)
     async with trio.lowlevel.FdStream(write) as stream:
@@ -188,14 +188,14 @@ async def test_a_pipe_nobody_reads_any_more_is_told_to_who_writes() -> None:
             letter = outbox.post(Send(frame(1)))
             with trio.fail_after(60):
                 await failed.wait()
-    assert not written(letter)
+    assert not is_written(letter)
     assert outbox.closed and outbox.post(Send(frame(2))) is None
 
 
-async def test_a_stream_that_was_closed_is_not_written_to() -> None:
-    """Its number may be somebody else's by now."""
+async def test_a_closed_stream_is_not_written_to() -> None:
+    """Its descriptor number may belong to another file by now."""
     outbox = Outbox()
-    with pipe() as (read, stream), pipe() as (other, heir):
+    with pipe() as (read, stream), pipe() as (other, other_stream):
         async with trio.open_nursery() as nursery:
 
             async def write_to() -> None:
@@ -206,13 +206,13 @@ async def test_a_stream_that_was_closed_is_not_written_to() -> None:
             await trio.testing.wait_all_tasks_blocked()
             number = stream.fileno()
             stream.close()
-            os.dup2(heir.fileno(), number)
+            os.dup2(other_stream.fileno(), number)
             try:
                 letter = outbox.post(Send(frame(1)))
                 await trio.testing.wait_all_tasks_blocked()
-                assert not written(letter)
-                assert content(other) == b"" == content(read)
-                assert os.write(number, b"x") == 1 and content(other) == b"x"  # it would have been seen
+                assert not is_written(letter)
+                assert read_all(other) == b"" == read_all(read)
+                assert os.write(number, b"x") == 1 and read_all(other) == b"x"  # a write would be seen
             finally:
                 os.close(number)
 
@@ -236,11 +236,11 @@ async def test_there_is_room_again_when_replies_are_written() -> None:
             assert not passed.is_set()
             with trio.fail_after(60):
                 while not passed.is_set():
-                    content(read)
+                    read_all(read)
                     await trio.lowlevel.checkpoint()
 
 
-async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
+async def test_all_tasks_that_wait_for_room_continue() -> None:
     outbox = Outbox()
     for number in range(MOST_REPLIES):
         outbox.post(Send(frame(number), "reply"))
@@ -255,13 +255,13 @@ async def test_there_is_room_for_everybody_who_waited_for_it() -> None:
             for number in range(3):
                 nursery.start_soon(wait, number)
                 await trio.testing.wait_all_tasks_blocked()
-            assert through == []  # they wait, one after the other
+            assert through == []  # all of them wait
             outbox.close()
             nursery.start_soon(outbox.write_to, stream)
     assert sorted(through) == [0, 1, 2]
 
 
-async def test_who_waits_for_room_is_let_go_when_it_is_closed() -> None:
+async def test_closing_wakes_tasks_that_wait_for_room() -> None:
     outbox = Outbox()
     for number in range(MOST_REPLIES):
         outbox.post(Send(frame(number), "reply"))
@@ -273,7 +273,7 @@ async def test_who_waits_for_room_is_let_go_when_it_is_closed() -> None:
             outbox.close()
 
 
-async def test_closed_it_takes_nothing_more_and_writes_what_it_has() -> None:
+async def test_a_closed_outbox_accepts_nothing_and_writes_the_rest() -> None:
     outbox = Outbox()
     lanes: list[Lane] = ["reply", "request", "event"]
     for number, lane in enumerate(lanes):
@@ -283,10 +283,10 @@ async def test_closed_it_takes_nothing_more_and_writes_what_it_has() -> None:
     assert outbox.dropped == 3
     with pipe() as (read, stream), trio.fail_after(60):
         await outbox.write_to(stream)
-        assert content(read) == frame(0) + frame(1) + frame(2)
+        assert read_all(read) == frame(0) + frame(1) + frame(2)
 
 
-async def test_only_events_are_dropped_however_many_wait() -> None:
+async def test_only_events_are_dropped() -> None:
     outbox = Outbox()
     lanes: list[Lane] = ["reply", "request", "event"]
     taken = {lane: sum(outbox.post(Send(frame(0), lane)) is not None for _ in range(500)) for lane in lanes}
@@ -294,8 +294,8 @@ async def test_only_events_are_dropped_however_many_wait() -> None:
     assert outbox.dropped == 500 - MOST_EVENTS
 
 
-async def test_a_few_long_replies_leave_no_room_either() -> None:
-    """Each repeats the plugin's own id, which may be as long as a frame."""
+async def test_a_few_long_replies_leave_no_room() -> None:
+    """A reply repeats the request's id, which the plugin chose and which may be as long as a frame."""
     outbox = Outbox()
     for number in range(MOST_REPLIES // 2):
         outbox.post(Send(frame(number), "reply"))
@@ -310,4 +310,4 @@ async def test_a_few_long_replies_leave_no_room_either() -> None:
                 nursery.start_soon(outbox.write_to, stream)
                 await outbox.room()
                 nursery.cancel_scope.cancel()
-        assert content(read).startswith(frame(0) + frame(1))
+        assert read_all(read).startswith(frame(0) + frame(1))

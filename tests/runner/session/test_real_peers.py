@@ -1,4 +1,4 @@
-"""Plugins that others wrote, as a host talks to them: in the cage, without a network.
+"""Plugins written by others, used by a host in the cage, without a network.
 
 A plugin on the nexoai SDK and a server on the official MCP SDK through the library, published servers through
 `runner call` and `runner tools`, and the other way round: the official SDK's client through `runner exec`.
@@ -34,7 +34,7 @@ from tests.runner.launch.test_report import faults
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-# Far more than anything here takes, on a machine that has other things to do.
+# Far more than any test here takes, even on a busy machine.
 SECONDS = 120.0
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
@@ -42,14 +42,14 @@ LEGACY, MODERN = "2025-11-25", "2026-07-28"
 
 @pytest.fixture
 def sessions(nothing_left: None) -> Iterator[None]:
-    """Sessions of this process, which leave nothing behind but the forkserver."""
+    """For tests that open sessions in this process. Closes the fork server, which outlives them."""
     yield
     forkserver.close()
 
 
 def policy(folder: Path, *host: str) -> Path:
-    """The default policy with another word on what a plugin may ask of its host. Not beside the plugin, whose
-    folder has the mode it has in the checkout: nobody else may be able to write to a policy."""
+    """The default policy with other host capabilities. It is not in the plugin's folder, which others may be
+    able to write to: a policy must not be writable by others."""
     text = (ROOT / "policies/default.toml").read_text()
     text, count = re.subn(r"(?m)^host = .*$", f"host = {json.dumps(host)}", text)
     assert count == 1
@@ -59,8 +59,8 @@ def policy(folder: Path, *host: str) -> Path:
     return path
 
 
-class Heard:
-    """What a plugin told unasked, to look at and to wait for."""
+class Events:
+    """Collects a plugin's events, and waits for them."""
 
     def __init__(self) -> None:
         self.events: list[Notice | Progress] = []
@@ -82,13 +82,13 @@ class Heard:
 
 
 @asynccontextmanager
-async def opened(manifest: Path, **more: Any) -> AsyncIterator[tuple[OpenPlugin, Heard]]:
-    heard = Heard()
+async def opened(manifest: Path, **more: Any) -> AsyncIterator[tuple[OpenPlugin, Events]]:
+    events = Events()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery, open_plugin(manifest, environ=ENVIRON, **more) as plugin:
-            nursery.start_soon(heard.listen, plugin)
-            yield plugin, heard
-    # By now all was told.
+            nursery.start_soon(events.listen, plugin)
+            yield plugin, events
+    # By now all events have been read.
     report = plugin.report
     assert report is not None
     assert not faults(report)
@@ -144,7 +144,7 @@ class Broker:
         self._more = trio.Event()
 
     async def until(self, count: int) -> list[Any]:
-        """The payloads of so many."""
+        """Wait for `count` events and return their payloads."""
         while len(self.events) < count:
             await self._more.wait()
         return [event["payload"] for event in self.events]
@@ -156,7 +156,7 @@ class Host:
         self.services = Services(memory=self.memory, llm=self.model, broker=self.broker)
 
 
-# What the SDK's exceptions are on the wire, and what a host is told of them.
+# The SDK's exceptions -> the code on the wire, and the kind that the host sees.
 REFUSALS = {
     "not_found": ("-33401", "tool_not_found"),
     "argument": ("-33402", "invalid_arguments"),
@@ -169,9 +169,9 @@ REFUSALS = {
 
 @pytest.mark.trio
 async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions: None) -> None:
-    """Tools, events in both directions, and what it asks of its host, in one conversation."""
+    """Tools, events in both directions and requests to the host, in one session."""
     host = Host()
-    async with opened(peers.nexo(plugin_dir), services=host.services) as (plugin, heard):
+    async with opened(peers.nexo(plugin_dir), services=host.services) as (plugin, events):
         identity = plugin.identity
         assert (identity.id, identity.version) == ("sdk", "1.2.3")
         listed = {tool["name"]: tool for tool in await plugin.list()}
@@ -197,13 +197,13 @@ async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions
         await host.broker.until(2)
         unsubscribed = await refusal(plugin.notify("broker.event", {"topic": "secret.today", "payload": {}}))
         assert unsubscribed.kind == "not_subscribed"
-        told = {"topic": "seen.it", "inner": "seen.else", "payload": {"n": 3}}
-        assert await plugin.call("sdk_publish", told) == {"published": "seen.it"}
+        published = {"topic": "seen.it", "inner": "seen.else", "payload": {"n": 3}}
+        assert await plugin.call("sdk_publish", published) == {"published": "seen.it"}
         await host.broker.until(3)
         await plugin.call("sdk_publish", {"topic": "secret.today"})
-        assert (await heard.until("dropped"))[0]["reason"] == "not_allowed"
+        assert (await events.until("dropped"))[0]["reason"] == "not_allowed"
 
-        # Its questions.
+        # Its requests to the host.
         assert await plugin.call("sdk_recall", {"query": "weather"}) == ["it rained", "it snowed"]
         assert host.memory.asked == [("a1", "weather", 2)]
         complete = await plugin.call("sdk_complete", {"text": "hello"})
@@ -228,7 +228,7 @@ async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions
         assert (event["topic"], event["source"]) == (topic, "sdk")
         assert uuid.UUID(event["id"]).version == 4
         assert abs(datetime.now(UTC) - datetime.fromisoformat(event["timestamp"])).total_seconds() < SECONDS
-        assert event in heard.values("published")
+        assert event in events.values("published")
     assert not by_payload
     said = plugin.report
     assert said is not None and said["outcome"]["code"] == "ok"
@@ -242,24 +242,24 @@ async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions
 
 @pytest.mark.trio
 @pytest.mark.parametrize("offered", [True, False])
-async def test_what_a_policy_denies_is_not_configured_to_the_nexo_sdk(
+async def test_the_nexo_sdk_sees_a_denied_service_as_not_configured(
     peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, offered: bool
 ) -> None:
-    """To the plugin it is the same whether the policy does not allow it or nobody offers it."""
+    """The plugin gets the same error whether the policy denies a service or the host does not offer it."""
     host = Host()
     chosen = {"services": host.services, "policy": policy(tmp_path)} if offered else {}
-    async with opened(peers.nexo(plugin_dir), **chosen) as (plugin, heard):
+    async with opened(peers.nexo(plugin_dir), **chosen) as (plugin, events):
         for tool, service in {"recall": "memory", "complete": "llm", "stream": "llm"}.items():
             error = await refusal(plugin.call(f"sdk_{tool}", {}))
             assert error.code == "-33403"
-            # As the SDK words an answer with an error.
+            # The SDK's text for an error reply.
             assert "RpcServerError" in error.message and "-32603" in error.message, error.message
             assert f"{service} not configured" in error.message
         await plugin.call("sdk_publish", {"topic": "seen.it", "payload": {}})
         if offered:
-            assert (await heard.until("dropped"))[0]["reason"] == "broker_error"
-        else:  # whoever listens has it
-            assert (await heard.until("published"))[0]["topic"] == "seen.it"
+            assert (await events.until("dropped"))[0]["reason"] == "broker_error"
+        else:  # the event still reaches listeners
+            assert (await events.until("published"))[0]["topic"] == "seen.it"
         assert await plugin.call("sdk_echo", {"text": "still here"}) == {"echo": {"text": "still here"}}
     assert (host.memory.asked, host.model.asked, host.broker.events) == ([], [], [])
     assert plugin.report is not None
@@ -268,45 +268,45 @@ async def test_what_a_policy_denies_is_not_configured_to_the_nexo_sdk(
     assert host_calls["refused"] == {"memory.recall": 1, "llm.complete": 2, "broker.publish": 1}
 
 
-async def tried(told: list[Any], plugin: OpenPlugin, *args: Any) -> None:
+async def try_call(answers: list[Any], plugin: OpenPlugin, *args: Any) -> None:
     try:
-        told.append(await plugin.call(*args))
+        answers.append(await plugin.call(*args))
     except PluginFailure as failure:
-        told.append(failure.outcome)
+        answers.append(failure.outcome)
 
 
 @pytest.mark.trio
-async def test_the_nexo_sdk_finishes_its_work_before_it_leaves(
+async def test_the_nexo_sdk_finishes_its_work_before_it_exits(
     peers: Peers, plugin_dir: Path, sessions: None
 ) -> None:
-    """Its tool is at work when the host leaves. What it still says is heard, its answer too."""
-    host, told = Host(), list[Any]()
+    """A tool is running when the host shuts down. Its later events and its answer still arrive."""
+    host, answers = Host(), list[Any]()
     manifest = peers.nexo(plugin_dir)
     async with trio.open_nursery() as nursery, opened(manifest, services=host.services) as (plugin, _):
-        # Longer than it has for its end once it has answered, or is taken to have.
-        nursery.start_soon(tried, told, plugin, "sdk_linger", {"seconds": 2.0})
+        # Longer than the time to exit after the answer to shutdown.
+        nursery.start_soon(try_call, answers, plugin, "sdk_linger", {"seconds": 2.0})
         await host.memory.keeps_waiting.wait()
         assert await host.broker.until(1) == [{"state": "begun"}]
-        assert told == []
+        assert answers == []
     assert [event["payload"]["state"] for event in host.broker.events] == ["begun", "ended"]
-    assert told == [{"ended": "RpcTransportError"}]
+    assert answers == [{"ended": "RpcTransportError"}]
     assert plugin.report is not None
     session = plugin.report["session"]
     assert (session["forced"], session["farewell_error"]) == (False, "")
     assert session["calls"] == {"ok": 1, "refused": 0, "failed": 0}
-    assert "goodbye" in plugin.stderr  # said when all work is done, before the answer to shutdown
+    assert "goodbye" in plugin.stderr  # printed after all work is done, before the answer to shutdown
 
 
 @pytest.mark.trio
-async def test_a_plugin_on_the_nexo_sdk_that_never_finishes_is_ended(
+async def test_a_plugin_on_the_nexo_sdk_that_never_finishes_is_killed(
     peers: Peers, plugin_dir: Path, sessions: None
 ) -> None:
-    host, told = Host(), list[Any]()
+    host, answers = Host(), list[Any]()
     manifest = peers.nexo(plugin_dir)
     async with trio.open_nursery() as nursery, opened(manifest, services=host.services) as (plugin, _):
-        nursery.start_soon(tried, told, plugin, "sdk_linger", {"seconds": 3600})
+        nursery.start_soon(try_call, answers, plugin, "sdk_linger", {"seconds": 3600})
         await host.memory.keeps_waiting.wait()
-    [outcome] = told
+    [outcome] = answers
     assert (outcome.code, outcome.phase, outcome.cause) == ("cancelled", "call", "closed")
     assert plugin.report is not None
     session = plugin.report["session"]
@@ -316,7 +316,7 @@ async def test_a_plugin_on_the_nexo_sdk_that_never_finishes_is_ended(
 
 
 def test_the_nexo_sdk_on_the_command_line(runner_as: Caller, peers: Peers, plugin_dir: Path) -> None:
-    """Which offers nothing to ask for."""
+    """The command line offers no host services."""
     manifest = peers.nexo(plugin_dir)
     done = runner_as("call", "--input", '{"text": "grüße"}', manifest, "sdk_echo")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"echo": {"text": "grüße"}}), done.stderr
@@ -346,7 +346,7 @@ ERAS = {"modern": MODERN, "legacy": LEGACY}
 
 
 def sdk_server(peers: Peers, folder: Path, era: str) -> Path:
-    """The SDK speaks both eras, and we ask for the newer one first."""
+    """The SDK speaks both eras of the protocol. The runner asks for the newer one first."""
     path = folder / "mcp.json"
     entry = peers.server("sdk", folder)
     entry["args"] += ["legacy"] if era == "legacy" else []
@@ -362,8 +362,8 @@ def text(result: Mapping[str, Any]) -> str:
 @pytest.mark.trio
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_server_on_the_mcp_sdk(peers: Peers, plugin_dir: Path, sessions: None, era: str) -> None:
-    """Everything a server can offer, in one conversation; a call that is given up is no end of it."""
-    async with opened(sdk_server(peers, plugin_dir, era)) as (plugin, heard):
+    """Everything a server can offer, in one session. A cancelled call does not end it."""
+    async with opened(sdk_server(peers, plugin_dir, era)) as (plugin, events):
         identity = plugin.identity
         assert (identity.id, identity.title, identity.version) == ("sdk", "sdk", "1.2.3")
         assert identity.protocol == ERAS[era]
@@ -386,7 +386,7 @@ async def test_a_server_on_the_mcp_sdk(peers: Peers, plugin_dir: Path, sessions:
         steps: list[Mapping[str, Any]] = []
         assert text(await plugin.call("steps", {"count": 3}, on_progress=steps.append)) == "3 steps"
         assert steps == [{"progress": n, "total": 3, "message": f"step {n}"} for n in (1, 2, 3)]
-        logged = await heard.until("log", 3)
+        logged = await events.until("log", 3)
         assert [entry["data"] for entry in logged] == [{"step": n} for n in (1, 2, 3)]
         assert [entry["level"] for entry in logged] == ["info"] * 3
 
@@ -413,7 +413,7 @@ async def test_a_server_on_the_mcp_sdk(peers: Peers, plugin_dir: Path, sessions:
             nursery.start_soon(wait)
             await begun.wait()
             nursery.cancel_scope.cancel()
-        # Answered by the handler that was interrupted.
+        # The interrupted handler recorded this.
         assert text(await plugin.call("cancelled")) == "cancelled"
         assert text(await plugin.call("echo", {"text": "still here"})) == "still here"
     assert plugin.report is not None
@@ -423,22 +423,22 @@ async def test_a_server_on_the_mcp_sdk(peers: Peers, plugin_dir: Path, sessions:
     assert {name: count for name, count in session["counters"].items() if count} == {}
 
 
-# The tools of the server that ask their client, by era.
+# The server's tools that send requests to the client, by era.
 ASKING = {"modern": ("input_roots", "input_sample"), "legacy": ("roots", "sample")}
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_a_server_asks_is_refused_by_default(
+async def test_requests_of_a_server_are_refused_by_default(
     peers: Peers, plugin_dir: Path, sessions: None, era: str
 ) -> None:
-    """Although there is somebody who would answer."""
+    """The host offers the services, but the policy does not allow them."""
     sampler = Sampler()
     services = Services(roots=Places(), sampling=sampler)
     words = ("Roots not supported", "User rejected sampling request")
     async with opened(sdk_server(peers, plugin_dir, era), services=services) as (plugin, _):
         for tool, given, word in zip(ASKING[era], ({}, {"text": "a colour?"}), words, strict=True):
-            if era == "legacy":  # a server's call goes on
+            if era == "legacy":  # the tool call continues
                 assert text(await plugin.call(tool, given)) == f"refused: {word}"
                 continue
             with pytest.raises(PluginFailure) as caught:
@@ -454,7 +454,7 @@ async def test_what_a_server_asks_is_refused_by_default(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_a_server_asks_is_answered_where_policy_and_host_allow(
+async def test_requests_of_a_server_are_answered_if_policy_and_host_allow(
     peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, era: str
 ) -> None:
     sampler = Sampler()
@@ -479,16 +479,16 @@ class Form:
 
 @pytest.mark.trio
 @pytest.mark.needs("npm")
-async def test_a_published_server_asks_all_there_is_to_ask(
+async def test_a_published_server_sends_every_kind_of_request(
     peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None
 ) -> None:
-    """Written by others, in another language: what it takes our answers for is in its own answers."""
+    """The server's own results show that it understood our replies."""
     services = Services(roots=Places(), sampling=Sampler(), elicitation=Form())
     chosen = policy(tmp_path, "roots/list", "sampling/createMessage", "elicitation/create")
     config = peers.mcp(plugin_dir, "everything")
     async with opened(config, services=services, policy=chosen) as (plugin, _):
         assert plugin.identity.protocol == LEGACY
-        # It has these only for clients that say they can be asked.
+        # It offers these tools only to clients with the capabilities.
         assert "file:///data" in text(await plugin.call("get-roots-list"))
         sampled = await plugin.call("trigger-sampling-request", {"prompt": "a colour?", "maxTokens": 10})
         assert "blue" in text(sampled)
@@ -507,7 +507,7 @@ async def test_a_published_server_asks_all_there_is_to_ask(
 
 ENTITY = {"name": "rain", "entityType": "weather", "observations": ["wet"]}
 
-# Of each server: calls, one after the other, each in a process of its own, and what must occur in its result.
+# Server -> calls, each in a process of its own, and text that must occur in the result.
 CALLS: Mapping[str, Sequence[tuple[str, Mapping[str, Any], str]]] = {
     "time": [
         (
@@ -547,17 +547,17 @@ def test_a_published_server_on_the_command_line(
         result = json.loads(done.stdout)
         assert not result.get("isError")
         assert expected in json.dumps(result, ensure_ascii=False)
-        told = json.loads(report.read_text())
-        assert not faults(told)
-        assert told["grant"]["network"]["mode"] == "none"
-        assert told["session"]["forced"] is False
+        document = json.loads(report.read_text())
+        assert not faults(document)
+        assert document["grant"]["network"]["mode"] == "none"
+        assert document["session"]["forced"] is False
 
 
 @pytest.mark.needs("npm")
 def test_a_published_server_sees_no_files_but_its_own(
     runner_as: Caller, peers: Peers, plugin_dir: Path
 ) -> None:
-    """It is told that it may read everything; the cage knows better."""
+    """Its arguments allow it to read everything. The cage does not."""
     config = peers.mcp(plugin_dir, "filesystem")
     entry = json.loads(config.read_text())
     entry["mcpServers"]["filesystem"]["args"][-1] = "/"
@@ -576,8 +576,8 @@ def test_a_published_server_sees_no_files_but_its_own(
 # --- MCP: the official client ------------------------------------------------------------------------------
 
 
-class Told:
-    """What the client was told besides answers: by callbacks of its own time, so it is waited for."""
+class Callbacks:
+    """Progress and log messages that the client received. They arrive asynchronously, so tests wait."""
 
     def __init__(self) -> None:
         self._progress, self.progress = trio.open_memory_channel[float](math.inf)
@@ -597,15 +597,15 @@ async def next_of(channel: trio.MemoryReceiveChannel[Any], count: int) -> list[A
 @asynccontextmanager
 async def client(
     caller: Caller, *args: str | Path, errors: Path, **more: Any
-) -> AsyncIterator[tuple[Client, Told]]:
-    """The SDK's own, with `runner exec ARGS` for its command."""
+) -> AsyncIterator[tuple[Client, Callbacks]]:
+    """The SDK's own client, with `runner exec ARGS` as its server command."""
     command, *rest = caller.command("exec", *args)
-    told = Told()
+    callbacks = Callbacks()
     with trio.fail_after(SECONDS), errors.open("w") as errlog:
         server = StdioServerParameters(command=command, args=rest, env=dict(caller.environ), cwd="/")
         transport = stdio_client(server, errlog)
-        async with Client(transport, logging_callback=told.log, log_level="info", **more) as connected:
-            yield connected, told
+        async with Client(transport, logging_callback=callbacks.log, log_level="info", **more) as connected:
+            yield connected, callbacks
 
 
 def first_text(result: types.CallToolResult) -> str:
@@ -617,7 +617,7 @@ def first_text(result: types.CallToolResult) -> str:
 @pytest.mark.trio
 @pytest.mark.parametrize("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_the_official_client_notices_nothing(
+async def test_the_official_client_works_through_runner_exec(
     runner_as: Caller, peers: Peers, plugin_dir: Path, tmp_path: Path, mode: str, inspect: tuple[str, ...]
 ) -> None:
     report, errors = runner_as.home / "report.json", tmp_path / "stderr"
@@ -628,16 +628,16 @@ async def test_the_official_client_notices_nothing(
 
     args: list[str | Path] = [*inspect, "--report", report, "--server", "sdk", config]
     connection = client(runner_as, *args, errors=errors, mode=mode, list_roots_callback=roots)
-    async with connection as (peer, told):
+    async with connection as (peer, callbacks):
         assert peer.protocol_version == (LEGACY if mode == "legacy" else MODERN)
         listed = {tool.name: tool for tool in (await peer.list_tools()).tools}
         assert listed["add"].output_schema is not None
         added = await peer.call_tool("add", {"a": 2, "b": 3})
         assert added.structured_content == {"total": 5, "parts": [2, 3]}
-        done = await peer.call_tool("steps", {"count": 3}, progress_callback=told.step)
+        done = await peer.call_tool("steps", {"count": 3}, progress_callback=callbacks.step)
         assert first_text(done) == "3 steps"
-        assert await next_of(told.progress, 3) == [1, 2, 3]
-        assert await next_of(told.logged, 3) == [{"step": n} for n in (1, 2, 3)]
+        assert await next_of(callbacks.progress, 3) == [1, 2, 3]
+        assert await next_of(callbacks.logged, 3) == [{"step": n} for n in (1, 2, 3)]
         asking = "roots" if mode == "legacy" else "input_roots"
         assert "file:///data" in first_text(await peer.call_tool(asking))
         [content] = (await peer.read_resource("memo://today")).contents
@@ -664,16 +664,16 @@ async def test_the_official_client_notices_nothing(
 async def test_the_official_client_and_a_server_of_the_other_sdk(
     runner_as_user: Caller, peers: Peers, plugin_dir: Path, tmp_path: Path, inspect: tuple[str, ...]
 ) -> None:
-    """In node, and of the older era: the client asks for the newer one first, as we do."""
+    """The server runs on node and speaks the older era. The client asks for the newer one first."""
     report, errors = runner_as_user.home / "report.json", tmp_path / "stderr"
     config = peers.mcp(plugin_dir, "everything")
     args: list[str | Path] = [*inspect, "--report", report, config]
-    async with client(runner_as_user, *args, errors=errors) as (peer, told):
+    async with client(runner_as_user, *args, errors=errors) as (peer, callbacks):
         assert peer.protocol_version == LEGACY
         assert "echo" in [tool.name for tool in (await peer.list_tools()).tools]
         assert first_text(await peer.call_tool("echo", {"message": "grüße"})) == "Echo: grüße"
         given = {"duration": 0.2, "steps": 2}
-        await peer.call_tool("trigger-long-running-operation", given, progress_callback=told.step)
-        assert await next_of(told.progress, 2) == [1, 2]
+        await peer.call_tool("trigger-long-running-operation", given, progress_callback=callbacks.step)
+        assert await next_of(callbacks.progress, 2) == [1, 2]
     reported = json.loads(report.read_text())
     assert reported["outcome"]["code"] == "ok", reported["outcome"]

@@ -35,7 +35,7 @@ from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- 
 MEBI = 1 << 20
 INPUT = {"text": "hello"}
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
-# Far above what anything here takes, far below the clocks that must not be what ends it.
+# Far above what any test here takes, far below the timeouts that must not end it.
 SECONDS = 60.0
 
 Write = Callable[..., Path]
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.launches
 
 @pytest.fixture
 def sessions(nothing_left: None) -> Iterator[None]:
-    """Sessions of this process, which leave nothing behind but the forkserver."""
+    """For tests that open sessions in this process. Closes the fork server, which outlives them."""
     yield
     forkserver.close()
 
@@ -63,7 +63,7 @@ def opened(manifest: Path, *, limits: Mapping[str, Any] | None = None, **more: A
 
 
 class Seen:
-    """What became of one call."""
+    """The result of one call."""
 
     def __init__(self) -> None:
         self.outcome = ("ok", "", "")
@@ -103,8 +103,8 @@ def crashed(cause: str, phase: str = "call") -> tuple[str, str, str]:
     return ("crashed", phase, cause)
 
 
-# Behaviour -> what a session says of it: of rune, nexo and MCP, or the same of all. What a host that speaks
-# JSON-RPC takes for noise is no answer, so there the clock decides.
+# Behaviour -> outcome for rune, nexo and MCP, or one outcome for all. A JSON-RPC host ignores lines that are
+# not messages, so such a call times out.
 TABLE: Mapping[str, Any] = {
     "good": OK,
     "nan": malformed("bad_number"),
@@ -138,8 +138,8 @@ TABLE: Mapping[str, Any] = {
     "burst_frames": [malformed("message_type"), OK, OK],
     "chatter_after": OK,
     "deaf": [SPENT, LATE, LATE],
-    # rune: a second line with the handshake's, before the session has turned to its caller or just after.
-    # Else: our answers fill the pipe, before the question is written or just after.
+    # rune: a second line comes with the handshake's, before the session returns to its caller or just after.
+    # Others: our replies fill the pipe, before the call is written or just after.
     "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, STALLED, STALLED],
     "twice": OK,
     "late": [SPENT, LATE, LATE],
@@ -164,7 +164,7 @@ def expected(behaviour: str, contract: Contract) -> set[tuple[str, str, str]]:
     return one if isinstance(one, set) else {one}
 
 
-def held_to(behaviour: str, contract: Contract) -> tuple[dict[str, Any], float | None]:
+def limits_for(behaviour: str, contract: Contract) -> tuple[dict[str, Any], float | None]:
     """Limits and seconds: short where the clock is what is expected, long everywhere else."""
     limits: dict[str, Any] = {"memory": 64 * MEBI} if behaviour == "oom" else {}
     outcomes = expected(behaviour, contract)
@@ -176,8 +176,8 @@ def held_to(behaviour: str, contract: Contract) -> tuple[dict[str, Any], float |
 
 
 @pytest.fixture(scope="module")
-def surveyed() -> Mapping[tuple[str, str], Seen]:
-    """All of them, several at once: most only wait."""
+def results() -> Mapping[tuple[str, str], Seen]:
+    """The results of all cases. Several run at once, because most only wait."""
     found: dict[tuple[str, str], Seen] = {}
     room = trio.CapacityLimiter(5)
 
@@ -187,7 +187,7 @@ def surveyed() -> Mapping[tuple[str, str], Seen]:
             place.mkdir()
             place.chmod(0o755)
             manifest = misbehaviour.plugin(place, behaviour, contract)
-            limits, seconds = held_to(behaviour, contract)
+            limits, seconds = limits_for(behaviour, contract)
             found[behaviour, contract] = await ask(manifest, contract, limits, seconds)
 
     async def main(folder: Path) -> None:
@@ -208,8 +208,8 @@ def test_the_table_has_every_behaviour() -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "contract"), CASES)
-def test_misbehaviour(surveyed: Mapping[tuple[str, str], Seen], behaviour: str, contract: Contract) -> None:
-    seen = surveyed[behaviour, contract]
+def test_misbehaviour(results: Mapping[tuple[str, str], Seen], behaviour: str, contract: Contract) -> None:
+    seen = results[behaviour, contract]
     assert seen.outcome in expected(behaviour, contract)
     if seen.outcome == OK:
         value = seen.value["structuredContent"] if contract == "mcp" else seen.value
@@ -232,46 +232,46 @@ def test_misbehaviour(surveyed: Mapping[tuple[str, str], Seen], behaviour: str, 
 @pytest.mark.parametrize(
     ("behaviour", "hit"), [("silent", "handshake"), ("trickle", "call"), ("oom", "memory"), ("good", "")]
 )
-def test_the_limit_that_was_met_is_named(
-    surveyed: Mapping[tuple[str, str], Seen], behaviour: str, hit: str, contract: Contract
+def test_the_report_names_the_limit_that_was_hit(
+    results: Mapping[tuple[str, str], Seen], behaviour: str, hit: str, contract: Contract
 ) -> None:
-    assert surveyed[behaviour, contract].report["limits_hit"] == ([hit] if hit else [])
+    assert results[behaviour, contract].report["limits_hit"] == ([hit] if hit else [])
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_what_it_said_last_is_in_the_failure(
-    surveyed: Mapping[tuple[str, str], Seen], contract: Contract
+def test_the_failure_has_the_end_of_stderr(
+    results: Mapping[tuple[str, str], Seen], contract: Contract
 ) -> None:
-    assert surveyed["exit_failing", contract].stderr == "cannot open the database\n"
-    flood = surveyed["flood_stderr", contract]
+    assert results["exit_failing", contract].stderr == "cannot open the database\n"
+    flood = results["flood_stderr", contract]
     assert len(flood.stderr) == 8 << 10 and "\nsomething is the matter, some" in flood.stderr
     assert flood.report["session"]["stderr_bytes"] > MEBI
 
 
 @pytest.mark.parametrize("contract", ["nexo", "mcp"])
-def test_notices_nobody_reads(surveyed: Mapping[tuple[str, str], Seen], contract: Contract) -> None:
-    assert surveyed["burst_frames", contract].report["session"]["dropped"]["notices"] == REQUESTS - 256
-    assert surveyed["good", contract].report["session"]["dropped"]["notices"] == 0
+def test_unread_notices_are_dropped(results: Mapping[tuple[str, str], Seen], contract: Contract) -> None:
+    assert results["burst_frames", contract].report["session"]["dropped"]["notices"] == REQUESTS - 256
+    assert results["good", contract].report["session"]["dropped"]["notices"] == 0
 
 
-def test_what_is_counted(surveyed: Mapping[tuple[str, str], Seen]) -> None:
+def test_counters_in_the_report(results: Mapping[tuple[str, str], Seen]) -> None:
     for contract in ("nexo", "mcp"):
         counted = {
-            name: surveyed[name, contract].report["session"] for name in ("twice", "wrong_id", "banner")
+            name: results[name, contract].report["session"] for name in ("twice", "wrong_id", "banner")
         }
         assert counted["twice"]["counters"]["late"] == 1
         assert counted["wrong_id"]["counters"]["unknown"] == 1
         assert counted["wrong_id"]["calls"] == {"ok": 0, "refused": 0, "failed": 1}
         assert counted["banner"]["counters"]["stdout" if contract == "nexo" else "unreadable"] == 1
-        assert surveyed["stubborn", contract].report["session"]["forced"] is True
-        assert surveyed["good", contract].report["session"]["forced"] is False
+        assert results["stubborn", contract].report["session"]["forced"] is True
+        assert results["good", contract].report["session"]["forced"] is False
 
 
 # --- As root and as an ordinary user -----------------------------------------------------------------------
 
 
-def asked_elsewhere(given: list[list[Any]]) -> list[Any]:
-    """Each case, one after the other: what came of it, and what is left of this process's children."""
+def run_cases(given: list[list[Any]]) -> list[Any]:
+    """Run the cases one after the other. Returns their results and the remaining children."""
     import os
     import resource
 
@@ -317,17 +317,17 @@ REPRESENTATIVE = ("good", "nan", "half_frame", "exit_failing", "killed", "wrong_
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_for_both_callers(
+def test_outcomes_are_the_same_for_root_and_user(
     runner_as: Caller, plugin_dir: Path, nothing_left: None, contract: Contract
 ) -> None:
     given = []
     for name in REPRESENTATIVE:
         (plugin_dir / name).mkdir()
         manifest = misbehaviour.plugin(plugin_dir / name, name, contract)
-        limits, _ = held_to(name, contract)
+        limits, _ = limits_for(name, contract)
         given.append([str(manifest), TOOL[contract], limits])
     runner_as.give(plugin_dir)
-    found, left = elsewhere.run(runner_as, asked_elsewhere, given, timeout=240)
+    found, left = elsewhere.run(runner_as, run_cases, given, timeout=240)
     outcomes = {name: tuple(outcome) for name, (outcome, _, _) in zip(REPRESENTATIVE, found, strict=True)}
     assert {name: outcome in expected(name, contract) for name, outcome in outcomes.items()} == dict.fromkeys(
         REPRESENTATIVE, True
@@ -341,21 +341,21 @@ def test_for_both_callers(
     [
         *(("endless_line", contract) for contract in CONTRACTS),
         *((f"flood_{what}", "mcp") for what in ("frames", "garbage", "stderr")),
-        ("flood_frames", "nexo"),  # each is an event, and a question to the host
+        ("flood_frames", "nexo"),  # each is an event and a request to the host
         ("flood_stderr", "rune"),
     ],
 )
-def test_a_flood_does_not_fill_the_host(
+def test_a_flood_does_not_fill_the_hosts_memory(
     runner_as_root: Caller, plugin_dir: Path, nothing_left: None, behaviour: str, contract: Contract
 ) -> None:
-    """It says far more than the host grows by, which holds no more than a frame and a few copies of it."""
+    """The plugin writes far more than the host grows by: the host keeps a frame and a few copies of it."""
     limits = {} if behaviour == "endless_line" else {"output": 8 * MEBI}
     good, bad = plugin_dir / "good", plugin_dir / "bad"
     good.mkdir()
     bad.mkdir()
-    cases = [[str(misbehaviour.plugin(good, "good", contract)), TOOL[contract], {}]]  # all is imported now
+    cases = [[str(misbehaviour.plugin(good, "good", contract)), TOOL[contract], {}]]  # imports everything
     cases.append([str(misbehaviour.plugin(bad, behaviour, contract)), TOOL[contract], limits])
-    found, _ = elsewhere.run(runner_as_root, asked_elsewhere, cases, timeout=240)
+    found, _ = elsewhere.run(runner_as_root, run_cases, cases, timeout=240)
     (outcome, grown, said) = found[1]
     if behaviour == "endless_line":
         assert tuple(outcome) == malformed("frame_too_large")
@@ -369,8 +369,8 @@ def test_a_flood_does_not_fill_the_host(
 
 
 @pytest.mark.parametrize("contract", ["rune", "nexo"])
-def test_no_answer_is_lost_to_an_end(plugin_dir: Path, sessions: None, contract: Contract) -> None:
-    """It exits in the instant it has answered."""
+def test_an_answer_before_the_exit_is_not_lost(plugin_dir: Path, sessions: None, contract: Contract) -> None:
+    """The plugin exits right after its answer."""
     count = 50 * REPEAT
     manifest = misbehaviour.plugin(plugin_dir, "answer_and_exit", contract)
     answers: list[tuple[str, str, str]] = []
@@ -466,8 +466,10 @@ async def failure_of(manifest: Path, call: Call = DO, **more: Any) -> PluginFail
 
 @pytest.mark.trio
 @pytest.mark.parametrize("contract", ["nexo", "mcp"])
-async def test_an_early_death_is_told_at_once(plugin_dir: Path, sessions: None, contract: Contract) -> None:
-    """And not when the handshake's ten minutes are over."""
+async def test_an_early_exit_is_reported_at_once(
+    plugin_dir: Path, sessions: None, contract: Contract
+) -> None:
+    """The failure does not wait for the handshake's timeout of ten minutes."""
     manifest = misbehaviour.plugin(plugin_dir, "exit_failing", contract)
     environ = {**ENVIRON, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "600000"}
     if contract == "mcp":
@@ -480,7 +482,9 @@ async def test_an_early_death_is_told_at_once(plugin_dir: Path, sessions: None, 
 
 
 @pytest.mark.trio
-async def test_a_violation_and_a_death_at_once(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+async def test_a_violation_counts_before_the_exit(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
     manifest = nexo(write_file, plugin_dir, 'hello()\nhear()\nos.write(1, b"NaN\\n")\nos._exit(3)\n')
     failure = await failure_of(manifest)
     assert (failure.outcome.code, failure.outcome.cause) == ("malformed_response", "bad_number")
@@ -488,7 +492,7 @@ async def test_a_violation_and_a_death_at_once(plugin_dir: Path, write_file: Wri
 
 @pytest.mark.trio
 @pytest.mark.parametrize("contract", ["nexo", "mcp"])
-async def test_a_late_answer_is_dropped_and_the_session_goes_on(
+async def test_a_late_answer_is_dropped_and_the_session_continues(
     plugin_dir: Path, sessions: None, contract: Contract
 ) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "late", contract)
@@ -498,7 +502,7 @@ async def test_a_late_answer_is_dropped_and_the_session_goes_on(
             with pytest.raises(PluginFailure) as caught:
                 await session.call(call, seconds=0.5)
             assert caught.value.outcome[:2] == ("timeout", "call")
-            # What arrives next sets its answer free; this one is answered as any other method.
+            # The next message makes the plugin send the late answer. This call is answered too.
             with pytest.raises(Exception, match="no ") as refused:
                 await session.call(Call("method", "no_such", {}))
             assert not isinstance(refused.value, PluginFailure)
@@ -508,7 +512,7 @@ async def test_a_late_answer_is_dropped_and_the_session_goes_on(
 
 
 @pytest.mark.trio
-async def test_one_dies_and_the_other_does_not_notice(plugin_dir: Path, sessions: None) -> None:
+async def test_a_crash_does_not_affect_another_session(plugin_dir: Path, sessions: None) -> None:
     folders = plugin_dir / "good", plugin_dir / "bad"
     for folder in folders:
         folder.mkdir()
@@ -553,13 +557,13 @@ hear()
 
 
 @pytest.mark.trio
-async def test_who_gives_up_does_not_tear_a_frame(
+async def test_a_cancelled_call_does_not_truncate_its_frame(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """1 MiB to a plugin that reads none of it yet: the pipe is full in the middle of the frame."""
+    """The plugin does not read 1 MiB yet: the pipe is full in the middle of the frame."""
     code = """
 hello()
-time.sleep(2)  # who gives up waits until what it has begun is written, so no word of theirs can end this
+time.sleep(2)  # a cancelled call waits until its frame is written, so no message can end this sleep
 while True:
     message = hear()
     if "id" in message:
@@ -572,15 +576,15 @@ while True:
             assert scope.cancelled_caught
             answer = await session.call(Call("tool", "touch", {"x": "yy"}))
             assert answer["content"][0]["text"] == "2"
-    # The first was whole: it was read, answered, and nobody waited any more.
+    # The first frame was complete: the plugin answered it, but the caller had given up.
     assert session.report["session"]["counters"]["late"] == 1
 
 
 @pytest.mark.trio
-async def test_who_gives_up_again_and_again_leaves_nothing_to_be_written(
+async def test_cancelled_calls_leave_no_frames_to_write(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """The plugin does not read. What is left of each call would be the host's memory."""
+    """The plugin does not read. Frames of cancelled calls must not pile up in the host."""
     code = """
 hello()
 time.sleep(2)
@@ -596,12 +600,12 @@ hear()
                     await session.call(long)
                 assert scope.cancelled_caught
             answer = await session.call(TOUCH)
-    # Only the first was begun, so only that one is taken back.
+    # Only the first frame was begun, so only that call is cancelled in the protocol.
     assert answer["content"][0]["text"] == "tools/call notifications/cancelled tools/call"
 
 
 @pytest.mark.trio
-async def test_a_plugin_that_does_not_read_what_it_is_asked(
+async def test_a_call_to_a_plugin_that_does_not_read(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
     manifest = mcp(write_file, plugin_dir, "hello()\ntime.sleep(1000)\n")
@@ -610,7 +614,7 @@ async def test_a_plugin_that_does_not_read_what_it_is_asked(
 
 
 class Steps(trio.abc.Instrument):
-    """Does something after so many steps of any task."""
+    """Calls `act` after `count` task steps."""
 
     def __init__(self, count: int, act: Callable[[], None]) -> None:
         self.left = count
@@ -623,12 +627,12 @@ class Steps(trio.abc.Instrument):
 
 
 @pytest.mark.parametrize("how", ["cancel", "interrupt"])
-def test_given_up_at_any_step(plugin_dir: Path, sessions: None, how: str) -> None:
+def test_cancelled_at_any_step(plugin_dir: Path, sessions: None, how: str) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
     entered = 0
 
     async def once(count: int) -> bool:
-        """Whether it was given up before its end."""
+        """Whether the session was cancelled before its end."""
         nonlocal entered
         scope = trio.CancelScope()
         act = scope.cancel if how == "cancel" else (lambda: signal.raise_signal(signal.SIGINT))
@@ -647,8 +651,8 @@ def test_given_up_at_any_step(plugin_dir: Path, sessions: None, how: str) -> Non
         except KeyboardInterrupt:
             return True
 
-    others = set(below(os.getpid()))  # which the tests keep
-    assert run(1 << 30) is False  # the fork server, and what is opened once
+    others = set(below(os.getpid()))  # children that other tests keep
+    assert run(1 << 30) is False  # starts the fork server, and opens what is opened once
     before = len(os.listdir("/proc/self/fd"))
     (ours,) = set(below(os.getpid())) - others
     count = 1
@@ -667,7 +671,7 @@ def below(pid: int) -> list[int]:
 
 
 @pytest.mark.trio
-async def test_idle_too_long(plugin_dir: Path, sessions: None) -> None:
+async def test_the_idle_limit_ends_the_session(plugin_dir: Path, sessions: None) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
     call = Call("tool", TOOL["nexo"], INPUT)
     with trio.fail_after(SECONDS):
@@ -683,7 +687,7 @@ async def test_idle_too_long(plugin_dir: Path, sessions: None) -> None:
 
 @pytest.mark.trio
 async def test_a_long_call_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
-    # Twice as long as it may be idle.
+    # The call takes twice the idle limit.
     code = 'hello()\nm = hear()\ntime.sleep(1)\nsay(id=m["id"], result=1)\nsay(id=hear()["id"], result={})\n'
     with trio.fail_after(SECONDS):
         async with opened(nexo(write_file, plugin_dir, code), limits={"idle": 0.5}) as session:
@@ -709,7 +713,7 @@ async def test_output_limits(
 
 @pytest.mark.trio
 async def test_a_teardown_limit(plugin_dir: Path, sessions: None) -> None:
-    """Less than the half second rune gives."""
+    """The limit is shorter than rune's default of half a second."""
     manifest = misbehaviour.plugin(plugin_dir, "stubborn", "rune")
     seen = await ask(manifest, "rune", {"teardown": 0.1}, SECONDS)
     assert seen.outcome == crashed("no_exit", "teardown")
@@ -718,10 +722,10 @@ async def test_a_teardown_limit(plugin_dir: Path, sessions: None) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("contract", ["nexo", "mcp"])
-async def test_a_teardown_limit_is_for_all_of_a_farewell(
+async def test_a_teardown_limit_covers_the_whole_shutdown(
     plugin_dir: Path, sessions: None, contract: Contract
 ) -> None:
-    """Less than nexo gives for the answer to `shutdown` alone."""
+    """The limit is shorter than nexo's timeout for the answer to `shutdown`."""
     manifest = misbehaviour.plugin(plugin_dir, "stubborn", contract)
     seen = await ask(manifest, contract, {"teardown": 0.2}, SECONDS)
     assert seen.outcome == OK and seen.report["session"]["forced"] is True
@@ -731,18 +735,16 @@ async def test_a_teardown_limit_is_for_all_of_a_farewell(
 
 
 @pytest.mark.trio
-async def test_a_hook_of_a_plugin_that_is_gone_lets_its_message_pass(
-    plugin_dir: Path, sessions: None
-) -> None:
+async def test_a_hook_of_an_ended_plugin_lets_its_message_pass(plugin_dir: Path, sessions: None) -> None:
     shutil.copytree(ROOT / "tests/plugins/nexo_bare", plugin_dir / "bare")
     async with opened(plugin_dir / "bare") as session:
         session.kill()
         with trio.fail_after(SECONDS):
             async for _ in session.events():
-                pass  # until it is gone
+                pass  # until the plugin has ended
             hook = Call("hook", "bare_hook", {"name": "before_message", "event": {}})
             assert await session.call(hook) == {"abort": False}
-            with pytest.raises(PluginFailure):  # which of anything else is no answer
+            with pytest.raises(PluginFailure):  # any other call fails
                 await session.call(Call("tool", "bare_echo", {"text": "x"}))
 
 
@@ -750,7 +752,7 @@ async def test_a_hook_of_a_plugin_that_is_gone_lets_its_message_pass(
 
 
 class Shelf:
-    """A memory that remembers one thing."""
+    """A memory service with one entry."""
 
     def __init__(self, entry: Any = None) -> None:
         self.entry = entry if entry is not None else {"id": "1", "agent_id": "a", "content": "x"}
@@ -764,8 +766,8 @@ class Shelf:
 
 @pytest.mark.trio
 async def test_replies_overtake_events(plugin_dir: Path, write_file: Write, sessions: None) -> None:
-    """200 events at once: 64 wait, the newest are dropped. Five questions, asked after the first event, are
-    answered before the others are delivered."""
+    """Of 200 events 64 are queued and the newest are dropped. Replies to five requests, sent after the first
+    event, are delivered before the other events."""
     code = """
 hello()
 order = []
@@ -799,7 +801,7 @@ while True:
     assert session.report["session"]["dropped"]["events"] == 136
 
 
-# --- What a plugin asks ------------------------------------------------------------------------------------
+# --- Requests of a plugin to its host ----------------------------------------------------------------------
 
 RECALLS = """
 hello()
@@ -827,7 +829,7 @@ class Broken(Shelf):
     ],
     ids=["answered", "denied", "absent", "raises", "no-json"],
 )
-async def test_a_question_is_answered_whatever_happens(
+async def test_a_request_to_the_host_is_always_answered(
     plugin_dir: Path, write_file: Write, sessions: None, memory: Any, allowed: bool, code: int | None
 ) -> None:
     manifest = nexo(write_file, plugin_dir, RECALLS)
@@ -875,8 +877,8 @@ async def test_a_service_that_hangs_ends_with_the_session(
 
 
 @pytest.mark.trio
-async def test_two_thousand_questions_at_once(plugin_dir: Path, write_file: Write, sessions: None) -> None:
-    """All are answered; some with the word that the host is busy."""
+async def test_two_thousand_requests_at_once(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+    """All are answered, some with the error that the host is busy."""
     code = """
 hello()
 heard = hear()
@@ -901,7 +903,9 @@ say(id=hear()["id"], result={})
 
 
 @pytest.mark.trio
-async def test_fifty_calls_answered_backwards(plugin_dir: Path, write_file: Write, sessions: None) -> None:
+async def test_fifty_calls_answered_in_reverse_order(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
     code = """
 hello()
 asked = [hear() for _ in range(50)]
@@ -923,10 +927,10 @@ say(id=hear()["id"], result={})
 
 
 @pytest.mark.trio
-async def test_a_large_answer_holds_nobody_up(
+async def test_a_large_answer_does_not_block_other_sessions(
     plugin_dir: Path, write_file: Write, sessions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While 4 MiB are read, which is made to last until then, another session is asked and answers."""
+    """While a session parses 4 MiB, which the test prolongs, another session is called and answers."""
     code = 'hello()\nm = hear()\nsay(id=m["id"], result=text("x" * (4 << 20)))\nhear()\n'
     reading, go_on = threading.Event(), threading.Event()
     read = McpDialect.read

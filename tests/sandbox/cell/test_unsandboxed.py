@@ -12,7 +12,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
-from tests.sandbox.limits.own_cgroups import Pen, pen
+from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 from tests.tables import wait_for
 
 Write = Callable[..., Path]
@@ -225,13 +225,13 @@ def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture
-def inside(runner_as: Caller) -> Iterator[Pen]:
-    with pen(runner_as) as made_pen:
-        yield made_pen
-        assert made_pen.groups() == []
+def inside(runner_as: Caller) -> Iterator[OwnCgroups]:
+    with make_own_cgroups(runner_as) as own:
+        yield own
+        assert own.groups() == []
 
 
-def test_limits_need_no_cage(inside: Pen) -> None:
+def test_limits_need_no_cage(inside: OwnCgroups) -> None:
     script = "cat /proc/self/cgroup; ulimit -n; echo oh >&2; ls -l /proc/self/fd | wc -l; exit 3"
     told = elsewhere.run(inside.caller, limited, cages.order(sh(script), bare=True), using=(cage,))
     *lines, files, descriptors = told["out"].splitlines()
@@ -244,14 +244,14 @@ def test_limits_need_no_cage(inside: Pen) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("killed", 128 + 9), ("", 0)])
-def test_what_it_leaves_is_found_in_its_groups(inside: Pen, how: str, code: int) -> None:
+def test_what_it_leaves_is_found_in_its_groups(inside: OwnCgroups, how: str, code: int) -> None:
     """Also who has left its session and its parents."""
     script = DAEMONS.replace("echo deaf", ":") + f"echo ready; {'sleep 1000' if how else 'exit 0'}"
     told = elsewhere.run(inside.caller, limited, cages.order(sh(script), bare=True), how, using=(cage,))
     assert (told["code"], told["left"]) == (code, [])
 
 
-def test_who_cannot_join_does_not_start(inside: Pen, plugin_dir: Path) -> None:
+def test_who_cannot_join_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
     told = elsewhere.run(inside.caller, limited, given, "a door that is shut", using=(cage,))
@@ -261,7 +261,7 @@ def test_who_cannot_join_does_not_start(inside: Pen, plugin_dir: Path) -> None:
     assert (plugin_dir / "ran").exists()
 
 
-def test_who_is_not_in_its_groups_does_not_start(inside: Pen, plugin_dir: Path) -> None:
+def test_who_is_not_in_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
     told = elsewhere.run(inside.caller, limited, given, "a door to nowhere", using=(cage,))

@@ -1,7 +1,7 @@
-"""A pen: groups of a test's own, in which a runner and all it makes stand apart from the machine's others.
+"""Cgroups of a test's own, so that its runners are separate from all other runners of the machine.
 
-Sweeping looks at every group beside the runner's own. On a machine where several things run at once, what is
-left there by one test would be swept away by another, or by a runner that is no test at all.
+A runner sweeps every leftover cgroup beside its own. Without separation, tests and other runners on the
+machine would sweep each other's leftovers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class Pen:
-    caller: Caller  # whatever it starts is in the pen
-    directories: tuple[Path, ...]  # where its groups are made, one for each hierarchy
-    doors: tuple[Path, ...]  # the cgroup.procs of all groups in which it starts
-    leaves: bool  # a runner that starts in it moves to a leaf of its own (v2)
+class OwnCgroups:
+    caller: Caller  # its processes start in these cgroups
+    directories: tuple[Path, ...]  # where its runners make cgroups, one for each hierarchy
+    doors: tuple[Path, ...]  # the cgroup.procs of all cgroups in which it starts
+    leaves: bool  # a runner that starts here moves to a leaf of its own (v2)
 
     @property
     def legacy(self) -> tuple[Path, ...]:
@@ -44,16 +44,16 @@ class Pen:
         return next((path for path in self.directories if path not in self.legacy), None)
 
     def groups(self) -> list[Path]:
-        """What runners have made, and have not removed."""
+        """Cgroups that runners have made and not removed."""
         return sorted(path for each in self.directories for path in each.glob("runner-*"))
 
 
 @contextmanager
-def place(version: int | None = None) -> Iterator[Path]:
-    """One group of this process's own, empty and of no use but to make groups in."""
+def make_parent_cgroup(version: int | None = None) -> Iterator[Path]:
+    """An empty cgroup in which tests can make others."""
     for hierarchy in own_hierarchies(read_mounts()):
         if hierarchy.version == (version or hierarchy.version) and "cpuset" not in hierarchy.controllers:
-            path = Path(_parent(hierarchy), f"rt-{os.getpid()}-{next(_numbers)}")
+            path = Path(_parent_directory(hierarchy), f"rt-{os.getpid()}-{next(_numbers)}")
             try:
                 path.mkdir()
             except OSError:
@@ -61,13 +61,13 @@ def place(version: int | None = None) -> Iterator[Path]:
             try:
                 yield path
             finally:
-                _demolish(path)
+                _remove_tree(path)
             return
-    pytest.skip(f"no group{f' of cgroup v{version}' if version else ''} can be made here")
+    pytest.skip(f"no cgroup{f' of cgroup v{version}' if version else ''} can be made here")
 
 
 class Freezer:
-    """A v1 freezer's group: who is in it when it is frozen does not die of SIGKILL before it is thawed."""
+    """A cgroup of the v1 freezer: SIGKILL does not end a frozen process before it is thawed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,7 +76,7 @@ class Freezer:
         for pid in pids:
             (self.path / "cgroup.procs").write_text(str(pid))
         state = self.path / "freezer.state"
-        # A process that its cpu quota keeps from running does not freeze; the kernel tries only when told.
+        # A process throttled by its cpu quota does not freeze. The kernel tries again only on a new write.
         for _ in range(5):
             state.write_text("FROZEN")
             if wait_for(lambda: state.read_text().strip() == "FROZEN", 8):
@@ -90,7 +90,7 @@ class Freezer:
 
 @contextmanager
 def freezer(folder: Path) -> Iterator[Freezer]:
-    """One of our own. Where nobody has mounted that hierarchy, it is mounted in `folder`."""
+    """A v1 freezer cgroup. If the hierarchy is not mounted, it is mounted in `folder`."""
     found = [each for each in own_hierarchies(read_mounts()) if each.controllers == {"freezer"}]
     with contextlib.ExitStack() as stack:
         if found:
@@ -108,17 +108,17 @@ def freezer(folder: Path) -> Iterator[Freezer]:
             path.mkdir()
         except OSError as error:
             pytest.skip(f"no v1 freezer of our own: {error.strerror}")
-        stack.callback(_demolish, path)
+        stack.callback(_remove_tree, path)
         group = Freezer(path)
         stack.callback(group.thaw)
         yield group
 
 
 @contextmanager
-def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
-    """Delegated to `caller`, as far as this process may make groups at all; skips the test if it may not.
+def make_own_cgroups(caller: Caller, *, alone: bool = False) -> Iterator[OwnCgroups]:
+    """Make cgroups that are delegated to `caller`. Skips the test if this process cannot make cgroups.
 
-    `alone`: on v2 whoever starts is the only one in the group, and has to leave it to hand controllers down.
+    `alone`: on v2 a runner is the only process in its cgroup and has to leave it to enable controllers.
     """
     made: list[Path] = []
     name = f"rt-{os.getpid()}-{next(_numbers)}"
@@ -128,7 +128,7 @@ def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
         for hierarchy in own_hierarchies(read_mounts()):
             if hierarchy.version == 1 and not hierarchy.controllers & {*CONTROLLERS, "cpuacct"}:
                 continue
-            place = Path(_parent(hierarchy), name)
+            place = Path(_parent_directory(hierarchy), name)
             try:
                 place.mkdir()
             except OSError:
@@ -139,62 +139,64 @@ def pen(caller: Caller, *, alone: bool = False) -> Iterator[Pen]:
                 host = place / "host.scope"
                 host.mkdir()
                 made.append(host)
-                _hand_down(place)
-                _mark(host if alone else place)
-            _hand_over(place, caller)
-            _hand_over(host, caller)
+                _enable_controllers(place)
+                _mark_delegated(host if alone else place)
+            _chown_to(place, caller)
+            _chown_to(host, caller)
             doors.append(host / "cgroup.procs")
         if not doors:
-            pytest.skip("no group can be made here")
+            pytest.skip("no cgroup can be made here")
         if not alone:
-            # With somebody else in it, the nearest group on v2 hands nothing down: so the one above is taken.
+            # On v2 a cgroup with another process in it cannot enable controllers: runners use its parent.
             sleeper = _sleeper_in(doors)
-        inside = replace(caller, name=f"{caller.name} in a pen", prefix=_join(doors, caller.prefix))
-        directories, leaves = elsewhere.run(inside, _sites)
-        yield Pen(inside, tuple(map(Path, directories)), tuple(doors), leaves)
+        inside = replace(
+            caller, name=f"{caller.name} in own cgroups", prefix=_join_command(doors, caller.prefix)
+        )
+        directories, leaves = elsewhere.run(inside, _find_sites)
+        yield OwnCgroups(inside, tuple(map(Path, directories)), tuple(doors), leaves)
     finally:
         if sleeper is not None:
             sleeper.kill()
             sleeper.wait()
         for place in reversed(made):
-            _demolish(place)
+            _remove_tree(place)
 
 
 @contextmanager
-def beside_a_host(pen: Pen, caller: Caller) -> Iterator[Caller]:
-    """A caller for those who come after the first runner of a pen that is `alone`.
+def beside_a_host(own: OwnCgroups, caller: Caller) -> Iterator[Caller]:
+    """A caller that can start more runners in cgroups made with `alone`, after the first runner.
 
-    On v2 that one has made its group hand down, and the kernel lets nobody join such a group any more. A host
-    that has more to start there sits in a leaf, and starts it from there.
+    On v2 the first runner has enabled controllers for its cgroup's children, and the kernel lets no process
+    join such a cgroup. So this caller starts in a leaf, beside a sleeping process.
     """
     doors = []
-    for door in pen.doors:
+    for door in own.doors:
         handing_down = door.parent / "cgroup.subtree_control"
         if handing_down.exists() and handing_down.read_text().split():
             leaf = door.parent / "host"
             leaf.mkdir()
-            _hand_over(leaf, caller)
+            _chown_to(leaf, caller)
             door = leaf / "cgroup.procs"
         doors.append(door)
     sleeper = _sleeper_in(doors)
     try:
-        yield replace(pen.caller, prefix=_join(doors, caller.prefix))
+        yield replace(own.caller, prefix=_join_command(doors, caller.prefix))
     finally:
         sleeper.kill()
         sleeper.wait()
 
 
-def _join(doors: Iterable[Path], prefix: Iterable[str]) -> tuple[str, ...]:
+def _join_command(doors: Iterable[Path], prefix: Iterable[str]) -> tuple[str, ...]:
     return "/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", *prefix
 
 
 def _sleeper_in(doors: Sequence[Path]) -> subprocess.Popen[bytes]:
-    sleeper = subprocess.Popen(_join(doors, ("/bin/sleep", "1000")))
-    _until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
+    sleeper = subprocess.Popen(_join_command(doors, ("/bin/sleep", "1000")))
+    _wait_until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
     return sleeper
 
 
-def _sites() -> tuple[list[str], bool]:
+def _find_sites() -> tuple[list[str], bool]:
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
 
@@ -202,36 +204,36 @@ def _sites() -> tuple[list[str], bool]:
     return [site.directory for site in sites], any(site.enable and site.leave for site in sites)
 
 
-def _parent(hierarchy: Hierarchy) -> str:
-    """On v2 as root: beside what other units have, so that there are controllers."""
+def _parent_directory(hierarchy: Hierarchy) -> str:
+    """Where to make cgroups. On v2 as root: beside the other units, where controllers are enabled."""
     site = survey(read_mounts()).unified
     if hierarchy.version == 2 and site is not None and not site.enable:
         return site.directory
     return hierarchy.directory
 
 
-def _mark(place: Path) -> None:
-    """As systemd does for a unit with Delegate=yes."""
+def _mark_delegated(place: Path) -> None:
+    """Set the mark that systemd sets on a unit with Delegate=yes."""
     with contextlib.suppress(OSError):
         os.setxattr(place, "user.delegate", b"1")
 
 
-def _hand_down(place: Path) -> None:
+def _enable_controllers(place: Path) -> None:
     has = set((place / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
     for controller in has:
         with contextlib.suppress(OSError):
             (place / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
-def _hand_over(place: Path, caller: Caller) -> None:
+def _chown_to(place: Path, caller: Caller) -> None:
     if os.geteuid() == 0 and caller.uid != 0:
         for path in (place, *(place / f"cgroup.{file}" for file in ("procs", "threads", "subtree_control"))):
             if path.exists():
                 os.chown(path, caller.uid, caller.uid)
 
 
-def _demolish(place: Path) -> None:
-    """With all that is left in it, bounded."""
+def _remove_tree(place: Path) -> None:
+    """Kill all members, then remove the cgroup and everything below it, within a bound."""
     for path, _, _ in os.walk(place, topdown=False):
 
         def emptied(path: str = path) -> bool:
@@ -243,8 +245,8 @@ def _demolish(place: Path) -> None:
                 os.rmdir(path)
             return not os.path.exists(path)
 
-        _until(emptied)
+        _wait_until(emptied)
 
 
-def _until(condition: Callable[[], object]) -> None:
-    assert wait_for(condition, 20), "it did not come true"
+def _wait_until(condition: Callable[[], object]) -> None:
+    assert wait_for(condition, 20), "the condition did not come true within 20 s"

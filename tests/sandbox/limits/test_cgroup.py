@@ -1,6 +1,6 @@
 """Groups of our own: what is written where, who is in them, and that they go.
 
-Where a test makes real ones it does so in a pen, as root and as a user to whom the pen was delegated.
+Tests make real ones in cgroups of their own, as root and as a user to whom they were delegated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.limits import own_cgroups
-from tests.sandbox.limits.own_cgroups import Pen, pen
+from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 from tests.tables import wait_for
 
 DISKS = ((8, 0), (253, 1))
@@ -266,9 +266,9 @@ def test_swap_of_this_machine() -> None:
 
 
 @pytest.fixture
-def inside(runner_as: Caller, nothing_left: None) -> Iterator[Pen]:
-    with pen(runner_as) as made_pen:
-        yield made_pen
+def inside(runner_as: Caller, nothing_left: None) -> Iterator[OwnCgroups]:
+    with make_own_cgroups(runner_as) as own:
+        yield own
 
 
 def limited(limits: dict[str, Any]) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def test_a_group_at_every_site(inside: Pen) -> None:
+def test_a_group_at_every_site(inside: OwnCgroups) -> None:
     limits = {"memory": (64 << 20) + 1, "pids": 10, "cpu": 0.25}
     told = elsewhere.run(inside.caller, limited, limits)
     assert set(told["names"]) == {told["name"]}
@@ -386,11 +386,11 @@ def refused(limits: dict[str, Any]) -> Any:
         ]
 
 
-def controllers(inside: Pen) -> set[str]:
+def controllers(inside: OwnCgroups) -> set[str]:
     return set(elsewhere.run(inside.caller, limited, {})["sites"])
 
 
-def test_a_limit_the_kernel_does_not_take(inside: Pen) -> None:
+def test_a_limit_the_kernel_does_not_take(inside: OwnCgroups) -> None:
     if "pids" not in controllers(inside):
         pytest.skip("there is no pids controller here")
     names, known, text, left = elsewhere.run(inside.caller, refused, {"memory": 64 << 20, "pids": -10})
@@ -449,7 +449,7 @@ def nested() -> list[Any]:
     return [name if isinstance(name, bool) else int(name.rpartition("-")[2]) for name in names]
 
 
-def test_several_at_once(inside: Pen) -> None:
+def test_several_at_once(inside: OwnCgroups) -> None:
     assert elsewhere.run(inside.caller, nested) == [0, 1, 2, False, 0]
     assert inside.groups() == []
 
@@ -506,7 +506,7 @@ def counted() -> dict[str, Any]:
         }
 
 
-def test_what_the_kernel_counts(inside: Pen) -> None:
+def test_what_the_kernel_counts(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, counted)
     if "pids" in told["effective"]:
         assert told["code"] == 7 and told["left"] == 4
@@ -581,18 +581,18 @@ def stopped_and_lifted(how: str) -> list[Any]:
         return [status, quota] if how == "lifted" else [status]
 
 
-def test_what_is_frozen_is_held_still_and_dies(inside: Pen) -> None:
+def test_what_is_frozen_is_held_still_and_dies(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, stopped_and_lifted, "frozen")
     if told == ["cannot"]:
         pytest.skip("there is no v2 tree here that can freeze")
     assert told == [-signal.SIGKILL]
 
 
-def test_members_are_killed_one_by_one_where_nothing_else_can(inside: Pen) -> None:
+def test_members_are_killed_one_by_one_where_nothing_else_can(inside: OwnCgroups) -> None:
     assert elsewhere.run(inside.caller, stopped_and_lifted, "one by one") == [-signal.SIGKILL]
 
 
-def test_the_quota_is_lifted(inside: Pen) -> None:
+def test_the_quota_is_lifted(inside: OwnCgroups) -> None:
     status, quota = elsewhere.run(inside.caller, stopped_and_lifted, "lifted")
     assert status == -signal.SIGKILL
     assert quota in ([], ["max"], ["-1"])
@@ -610,14 +610,14 @@ def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
 
 @pytest.fixture
 def place(nothing_left: None) -> Iterator[Path]:
-    """A real group of our own to make groups in."""
-    with own_cgroups.place() as path:
+    """An empty cgroup in which the test makes others."""
+    with own_cgroups.make_parent_cgroup() as path:
         yield path
 
 
 @pytest.fixture
 def unified_place(nothing_left: None) -> Iterator[Path]:
-    with own_cgroups.place(2) as path:
+    with own_cgroups.make_parent_cgroup(2) as path:
         yield path
 
 
@@ -808,18 +808,18 @@ def test_groups_of_others_in_a_users_place(
     runner_as_user: Caller, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
     """Root's runner was started there once. The user cannot kill who is left of it, and lives with that."""
-    with pen(runner_as_user) as made_pen:
-        theirs = [leftover(directory) for directory in made_pen.directories]
-        shut = [leftover(directory, "runner-4000000-77-1") for directory in made_pen.directories]
+    with make_own_cgroups(runner_as_user) as own:
+        theirs = [leftover(directory) for directory in own.directories]
+        shut = [leftover(directory, "runner-4000000-77-1") for directory in own.directories]
         for path in shut:
             path.chmod(0o700)
         process = sleeper(theirs[0])
-        assert elsewhere.run(made_pen.caller, sweeping) == "swept"
+        assert elsewhere.run(own.caller, sweeping) == "swept"
         assert survives(process) and theirs[0].exists()
         assert all(path.exists() for path in shut)
         process.kill()
         process.wait()
-        assert elsewhere.run(made_pen.caller, sweeping) == "swept"
+        assert elsewhere.run(own.caller, sweeping) == "swept"
         assert not any(path.exists() for path in theirs)  # the folder they are in is the user's own
 
 
@@ -1102,12 +1102,12 @@ def handed_down() -> Any:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_handing_down_for_real(runner_as: Caller) -> None:
-    with pen(runner_as, alone=True) as made_pen:
-        told = elsewhere.run(made_pen.caller, handed_down)
+    with make_own_cgroups(runner_as, alone=True) as own:
+        told = elsewhere.run(own.caller, handed_down)
         if told is None:
             pytest.skip("no v2 tree here has controllers")
         assert told == [True, True, True, 10, 3]
-        assert [path.name.endswith("-self") for path in made_pen.groups()] == [True]
+        assert [path.name.endswith("-self") for path in own.groups()] == [True]
 
 
 # --- who it is ---------------------------------------------------------------------------------------------

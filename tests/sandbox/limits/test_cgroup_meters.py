@@ -15,7 +15,7 @@ from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from tests import elsewhere
 from tests.conftest import Caller
-from tests.sandbox.limits.own_cgroups import Pen, pen
+from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 
 CORES = os.cpu_count() or 1
 
@@ -199,9 +199,9 @@ def test_nobody_counts() -> None:
 
 
 @pytest.fixture
-def inside(runner_as: Caller, nothing_left: None) -> Iterator[Pen]:
-    with pen(runner_as) as made_pen:
-        yield made_pen
+def inside(runner_as: Caller, nothing_left: None) -> Iterator[OwnCgroups]:
+    with make_own_cgroups(runner_as) as own:
+        yield own
 
 
 def out_of_memory(size: int) -> Any:
@@ -257,7 +257,7 @@ def out_of_memory(size: int) -> Any:
     return [site.version, verdict, alive, status, kills, len(os.listdir("/proc/self/fd")) - descriptors]
 
 
-def test_memory_runs_out_for_a_child_only(inside: Pen) -> None:
+def test_memory_runs_out_for_a_child_only(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, out_of_memory, 64 << 20)
     if told is None:
         pytest.skip("there is no memory controller here")
@@ -270,7 +270,7 @@ def test_memory_runs_out_for_a_child_only(inside: Pen) -> None:
     assert (status, left) == (-9, 0)
 
 
-def test_memory_suffices(inside: Pen) -> None:
+def test_memory_suffices(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, out_of_memory, 8 << 20)
     if told is None:
         pytest.skip("there is no memory controller here")
@@ -313,7 +313,7 @@ def spinning() -> Any:
         return [used, looks]
 
 
-def test_processor_time_of_all_of_them(inside: Pen) -> None:
+def test_processor_time_of_all_of_them(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, spinning)
     if told is None:
         pytest.skip("nobody counts processor time here")

@@ -17,7 +17,7 @@ from sandbox.spawn import init
 from sandbox.spawn.order import SpawnOrder
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
-from tests.sandbox.limits.own_cgroups import pen
+from tests.sandbox.limits.own_cgroups import make_own_cgroups
 
 LEASED = SPARE_UID + 24
 
@@ -632,10 +632,10 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
 
 
 def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -> None:
-    with pen(runner_as) as made_pen:
-        told = elsewhere.run(made_pen.caller, grouped, order(runner_as, "/bin/sleep", "1000"))
+    with make_own_cgroups(runner_as) as own:
+        told = elsewhere.run(own.caller, grouped, order(runner_as, "/bin/sleep", "1000"))
         assert told == [True, True, True, 0]
-        assert made_pen.groups() == []
+        assert own.groups() == []
 
 
 @pytest.mark.parametrize(
@@ -653,9 +653,9 @@ def test_who_is_not_in_all_of_its_groups_does_not_start(
 ) -> None:
     plugin_dir.chmod(0o777)
     given = order(runner_as, "/bin/sh", "-c", f"touch {plugin_dir}/ran; sleep 1000")
-    with pen(runner_as) as made_pen:
-        assert elsewhere.run(made_pen.caller, grouped, given, fault) == [stage, code, []]
-        assert made_pen.groups() == []
+    with make_own_cgroups(runner_as) as own:
+        assert elsewhere.run(own.caller, grouped, given, fault) == [stage, code, []]
+        assert own.groups() == []
     assert os.listdir(plugin_dir) == []
 
 
@@ -702,8 +702,8 @@ def born(refuse: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("refuse", [False, True], ids=["clone3", "clone3 refused"])
 def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) -> None:
     """Moving it there would cost 11 ms. Where clone3 is refused it is moved all the same."""
-    with pen(runner_as) as made_pen:
-        told = elsewhere.run(made_pen.caller, born, refuse)
+    with make_own_cgroups(runner_as) as own:
+        told = elsewhere.run(own.caller, born, refuse)
     assert told["code"] == 0 and told["joined"]
     expected = [2] if 2 in told["versions"] and not refuse else []
     assert (told["inside"], told["before"]) == (bool(expected), expected)
