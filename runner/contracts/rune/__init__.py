@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from sandbox.document.read import Document, Format
 
 
+PROTOCOL = "rterm.plugin.v1"
+# Seconds, by phase.
+TIMEOUTS: Mapping[str, float] = {"invocation": 5.0, "launch": 2.0, "handshake": 2.0, "teardown": 0.5}
+
+
 class RuneContract(Contract):
     name = "rune"
     format: Format = "json"

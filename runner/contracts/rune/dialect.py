@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from runner.contracts.rune import CONTRACT
+from runner.contracts.rune import CONTRACT, PROTOCOL, TIMEOUTS
 from runner.contracts.rune.exchange import LINE_LIMIT, ExchangeFramer, too_long, trim_line
 from runner.contracts.rune.messages import (
-    PROTOCOL,
-    TIMEOUTS,
     BrokenContract,
     check_handshake,
     check_response,

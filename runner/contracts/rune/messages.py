@@ -6,19 +6,15 @@ whole line, and an unknown field is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
+from runner.contracts.rune import PROTOCOL
 from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol.dialect import Message, Violation
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
-
-PROTOCOL: Final = "rterm.plugin.v1"
-
-# Seconds, by phase.
-TIMEOUTS: Final[Mapping[str, float]] = {"invocation": 5.0, "launch": 2.0, "handshake": 2.0, "teardown": 0.5}
 
 # The characters that the first host (Go's strings.TrimSpace) takes for blank. str.strip() takes four more.
 BLANKS: Final = (
