@@ -141,7 +141,6 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         trusted_command=operators_own,
         conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
         state_dir=decided.state_dir,
-        rehearse=True,  # the state directory need not exist yet: `acquire` makes and opens it
         project=_project(plugin, policy, decided.homes),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
     )

@@ -54,16 +54,15 @@ def open_plan(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
-    claim: Callable[[Decision | None], int | None] = lambda owners: None,
 ) -> Iterator[OpenPlan]:
-    """Compile `grant` for `request`; the sources stay open for as long as the context lasts.
+    """Compile `grant` for `request`. The sources stay open for as long as the context lasts.
 
-    `claim` makes the state directory ready, and returns the plugin's uid. It is called when nothing else
-    stands in the way any more: a launch that is refused changes nothing.
+    Nothing on the machine is changed. A state directory that does not exist yet is made by the launch, and
+    opened there (sources.py).
     """
     opened: dict[str, _Opened] = {}
     try:
-        plan = _compile(request, grant, policy, layers, denylist, environ, claim, opened)
+        plan = _compile(request, grant, policy, layers, denylist, environ, opened)
         yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
     finally:
         for held in opened.values():
@@ -92,7 +91,6 @@ def _compile(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
-    claim: Callable[[Decision | None], int | None],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
     require_enforceable(grant.network)
@@ -120,18 +118,15 @@ def _compile(
     wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
 
     notes = [Note("program", note) for note in found.notes]
-    shown = tuple(_open_all(wanted, policy, denylist, opened, notes, rehearse=False))
+    shown = tuple(_open_all(wanted, policy, denylist, opened, notes))
     _judge_state(state, denylist)
     _refuse_unsafe_places(opened, state)
     _require_directory(request, opened, state)
     owners = _owners(request, policy, layers, opened)
     _require_readable(_binds(opened), request.root, found, layers, owners)
-    uid = claim(owners)
-    if owners is not None and uid is not None and owners.left:
-        owners = _allowed(owners.confirmed(_written(opened), uid))
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
-    shown += tuple(_open_all(state, policy, denylist, opened, notes, rehearse=request.rehearse))
+    shown += tuple(_open_all(state, policy, denylist, opened, notes))
 
     binds = _binds(opened)
     binds += [
@@ -186,18 +181,13 @@ def _owners(
         return None
     from sandbox.plan.owners import decide
 
-    return _allowed(
-        decide(
-            _written(opened),
-            policy,
-            layers.uid_range,
-            state_dir=request.state_dir,
-            reserved_for=request.reserved_for,
-        )
+    owners = decide(
+        _written(opened),
+        policy,
+        layers.uid_range,
+        state_dir=request.state_dir,
+        reserved_for=request.reserved_for,
     )
-
-
-def _allowed(owners: Decision) -> Decision:
     if owners.denials:
         raise PlanRefused(owners.denials)
     return owners
@@ -297,8 +287,6 @@ def _open_all(
     denylist: Denylist,
     opened: dict[str, _Opened],
     notes: list[Note],
-    *,
-    rehearse: bool,
 ) -> Iterator[ShownPath]:
     """Open each path once; where one is wanted twice, writing wins. All refusals are told at once."""
     refusals: list[Denial] = []
@@ -317,7 +305,7 @@ def _open_all(
                 own_state=want.origin == "state",
             )
         except Missing:
-            if rehearse and want.origin == "state":
+            if want.origin == "state":  # the launch makes it
                 yield ShownPath(want.path, want.access, want.origin, "made at launch")
                 continue
             if not want.required:

@@ -150,7 +150,6 @@ class PlanRequest(NamedTuple):
     trusted_command: bool  # the command line is the operator's own, not a stranger's
     conceal: tuple[str, ...]  # real paths that must not be read from inside
     state_dir: str | None
-    rehearse: bool = False  # for explanation only: a state directory need not exist yet
     project: Project | None = None
     reserved_for: str = ""  # the state directory it would have: a uid can be reserved for it all the same
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.plan.compile import open_plan
 from sandbox.plan.layers import available_layers
-from sandbox.plan.owners import Decision
 from sandbox.plan.plan import LaunchPlan, OpenPlan, PlanRequest
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
@@ -75,12 +74,11 @@ def opened(
     deny: Sequence[str] = (),
     deciding: Sequence[str] = (),
     environ: Mapping[str, str] = ENVIRON,
-    claim: Callable[[Decision | None], int | None] = lambda owners: None,
 ) -> Iterator[OpenPlan]:
     denylist = Denylist(read_mounts(), policy=deny, deciding=deciding)
     given, rules = given or grant(), rules or policy()
     layers = available_layers(given, rules, "/usr/bin/bwrap", can_join_keyring=True)
-    with open_plan(asked, given, rules, layers, denylist, environ, claim) as plan:
+    with open_plan(asked, given, rules, layers, denylist, environ) as plan:
         yield plan
 
 

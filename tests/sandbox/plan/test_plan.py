@@ -15,14 +15,13 @@ from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import contains
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.operations import DEFAULT_SHM, DEFAULT_TMP
-from sandbox.plan.owners import Decision
 from sandbox.plan.plan import Bind, Dev, Mask, PlanRefused, Proc, ReadOnly, ShownPath, Symlink, Text, Tmpfs
 from sandbox.policy.policy import PathRule
 from sandbox.spec import Denial, GrantedPath, Limits
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, USER_UID, Caller
 from tests.sandbox import cages
-from tests.sandbox.cages import compiled, grant, granted, opened, request
+from tests.sandbox.cages import compiled, grant, granted, request
 
 Write = Callable[..., Path]
 
@@ -369,12 +368,10 @@ def test_the_working_directory(plugin: Path) -> None:
 def test_state_that_does_not_exist_yet_can_be_explained(plugin: Path, plugin_dir: Path) -> None:
     state = str(plugin_dir / "state")
     given = grant([GrantedPath(state, "write", True, "state", ())])
-    plan = compiled(run(plugin, state_dir=state, rehearse=True), given)
+    plan = compiled(run(plugin, state_dir=state), given)
     assert ShownPath(state, "write", "state", "made at launch") in plan.shown
     assert any(isinstance(op, Bind) and op.dest == state and op.writable for op in plan.operations)
     assert not os.path.exists(state)
-    (denial,) = refusals(run(plugin, state_dir=state), given)
-    assert denial.rule == "missing_path"
 
 
 # --- what must not be read ---------------------------------------------------------------------------------
@@ -462,30 +459,10 @@ def test_who_may(plugin: Path) -> None:
     assert unreachable(str(path), LEASED, held.st_gid, 0o5) == str(path)
 
 
-def test_a_refused_launch_claims_nothing(plugin: Path) -> None:
-    claimed: list[str] = []
-
-    def claim(owners: Decision | None) -> None:
-        claimed.append("x")
-
-    state = str(plugin.parent / "state")
-    given = grant([GrantedPath(state, "write", True, "state")])
-    with opened(run(plugin, state_dir=state, rehearse=True), given, claim=claim):
-        assert claimed == ["x"]  # the control
-    claimed.clear()
-    missing = grant([*given.paths, granted("/nonexistent/x")])
-    with (
-        pytest.raises(PlanRefused),
-        opened(run(plugin, state_dir=state, rehearse=True), missing, claim=claim),
-    ):
-        pass
-    assert claimed == []
-
-
 def test_who_has_the_whole_state_directory_needs_no_part_of_it(plugin: Path) -> None:
     state = str(plugin.parent / "state")
     both = [GrantedPath(path, "write", True, "state") for path in (f"{state}/sub", state)]
-    plan = compiled(run(plugin, state_dir=state, rehearse=True), grant(both))
+    plan = compiled(run(plugin, state_dir=state), grant(both))
     assert [op.dest for op in plan.operations if isinstance(op, Bind) and op.writable] == [state]
 
 
