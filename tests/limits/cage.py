@@ -27,7 +27,7 @@ SH = "#!/bin/sh\n"
 
 # Those that need cgroups; elsewhere something weaker holds them, or nothing.
 BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
-_INIT_TO_PROGRAM = ("init", "bwrap", "init", "program")
+_INIT_TO_PROGRAM = ("init", "bwrap", "bwrap_init", "program")
 
 MANIFEST = """\
 [plugin]

@@ -121,7 +121,7 @@ def test_all_of_it_is_in_from_the_beginning(box: Box) -> None:
         cage = family["bwrap"]
         assert wait_for(lambda: len(_below(cage)) == 6), "init, the program, and what it has started"
         below = {cage, *_below(cage)}
-        assert {family["init"], family["program"]} < below
+        assert {family["bwrap_init"], family["program"]} < below
         for name in (name for name in LIMITS if by_cgroup(box, name)):
             controller = "cpuacct" if name == "cpu_time" else name
             group = running.group("" if held(box, name) == "cgroup v2" else controller)
@@ -162,7 +162,7 @@ def test_nothing_of_the_limits_is_open(box: Box) -> None:
     result = box.run(code, limits={**LIMITS, "deadline": "1m", "open_files": 64})
     assert sorted(result.told) == ["0", "1", "2"]
     with box.running(AT_ONCE, limits=LIMITS) as running:
-        for pid in (running.family["init"], running.family["program"]):
+        for pid in (running.family["bwrap_init"], running.family["program"]):
             opened = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
             assert "0" in opened and not [path for path in opened.values() if "cgroup" in path]
         init = Path(f"/proc/{running.family['init']}/fd").iterdir()
