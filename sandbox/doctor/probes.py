@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import conditions, ids
 from sandbox.doctor import limits as limits
-from sandbox.doctor.bwrap_version import flaws_of, read_version, version_numbers
+from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
 from sandbox.doctor.rehearsal import rehearse, told
@@ -186,35 +186,6 @@ def _trusted(bwrap: Bwrap) -> Finding:
     return Finding(
         "bwrap", "ok", f"{bwrap.path}, which only root can change; not setuid, no file capabilities", detail
     )
-
-
-def bwrap_version(machine: Machine) -> list[Finding]:
-    if machine.bwrap is None:
-        return []
-    version = read_version(machine.bwrap.path)
-    numbers = version_numbers(version)
-    flaws = flaws_of(numbers)
-    if not numbers:
-        return [
-            Finding(
-                "bwrap_version",
-                "degraded",
-                f"{machine.bwrap.path} --version says {version!r}",
-                remedy="install bubblewrap from the distribution",
-            )
-        ]
-    if not flaws:
-        return [Finding("bwrap_version", "ok", f"{version}, no known flaws")]
-    return [
-        Finding(
-            "bwrap_version",
-            "degraded",
-            f"{version} has {', '.join(flaw.cve for flaw in flaws)}; the cage is not affected",
-            "\n".join(f"{flaw.cve}: {flaw.what}; {flaw.why_not_ours}" for flaw in flaws),
-            f"update bubblewrap to {'.'.join(map(str, max(flaw.fixed for flaw in flaws)))} or newer "
-            "(distributions also patch older versions without changing the number)",
-        )
-    ]
 
 
 # --- what the cage rests on -----------------------------------------------------------------------
@@ -431,7 +402,7 @@ def session_keyring(machine: Machine) -> Finding:
 
 
 _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
-    "bwrap_version": bwrap_version,
+    "bwrap_version": lambda machine: [bwrap_version(machine.bwrap.path)] if machine.bwrap else [],
     "user_namespaces": user_namespaces,
     "pid_namespace": pid_namespace,
     "uid_drop": uid_drop,

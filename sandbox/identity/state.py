@@ -339,24 +339,6 @@ class _OwnClaim:
             self._directory.close()
 
 
-def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
-    """Why a state directory cannot become an account's, and what to do; None if it can."""
-    try:
-        held, content = os.lstat(path), os.listdir(path)
-    except OSError:
-        return None  # there is none, or making it ready will say so
-    if held.st_uid == account.uid or not content:
-        return None
-    reason = (
-        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
-        f"to {account}, the account that run_as in the policy names"
-    )
-    return (
-        reason,
-        f"chown -R {account.uid}:{account.gid} {path}, or choose another directory with --state-dir",
-    )
-
-
 class _AccountClaim(_OwnClaim):
     """Of a plugin that root starts as an account. There is no uid to reserve; the record says whose it is."""
 
@@ -365,6 +347,8 @@ class _AccountClaim(_OwnClaim):
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
+        from sandbox.identity.accounts import account_refusal  # loaded already, and only for such a plugin
+
         if (refusal := account_refusal(self._path, self._account)) is not None:
             raise StateRefused(*refusal)
         self._directory = directory = _Directory(self._path)

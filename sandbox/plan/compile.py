@@ -18,19 +18,17 @@ from sandbox.paths.mounts import contains
 from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, require_enforceable
-from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations
+from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
 from sandbox.plan.plan import (
     OWN_PLACES,
     Bind,
     Idmapped,
     LaunchPlan,
     OpenPlan,
-    Operation,
     PlanRefused,
     PlanRequest,
     ShownPath,
     Symlink,
-    Text,
     missing_note,
 )
 from sandbox.policy.policy import Policy
@@ -162,7 +160,7 @@ def _compile(
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),
-                visible=_sight_of(mounted),
+                visible=sight_of(mounted),
             ),
         ),
         program_files=found.files,
@@ -351,12 +349,6 @@ def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
         if path.state == "missing" and path.origin != _PROJECT:
             yield missing_note(path.path, path.origin)
-
-
-def _sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
-    """Whether an absolute path of the host leads to the same inside."""
-    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
-    return lambda path: any(contains(place, path) for place in places)
 
 
 def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:

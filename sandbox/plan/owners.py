@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sandbox.identity import uids
-from sandbox.identity.accounts import Account, find_account, primary_group
+from sandbox.identity.accounts import Account, account_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
-from sandbox.identity.state import account_refusal
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import OpenSource
