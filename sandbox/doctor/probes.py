@@ -45,7 +45,7 @@ POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {
     "session_keyring": ("session_keyring",),
 }
 
-# Without one of these the default policy is not fully enforced. The rest is worth knowing.
+# Without one of these the default policy is not fully enforced. The other findings are information.
 REQUIRED = frozenset(
     {
         "bwrap",
@@ -93,7 +93,7 @@ class Machine(NamedTuple):
 
     @property
     def plugin_uid(self) -> int | None:
-        """The uid a trial really becomes; None for an ordinary user, who stays who they are."""
+        """The uid that a trial changes to; None for an ordinary user, who keeps their own."""
         return self.uid_range[1] if self.around.uid == 0 else None
 
 
@@ -132,14 +132,14 @@ def examine(
     try:
         machine = Machine(environ, found, look_around(), usable_range(uid_range) or uid_range, limits)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
-        # Without a readable /proc/self nothing below could be told; no layer may pass for enforced.
+        # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
     for layer, probe in _PROBES.items():
         findings += guarded(layer, probe, machine)
     return tuple(findings)
 
 
-# What a launch needs first comes first: what fails after that may fail for the same reason.
+# In the order in which a launch needs them: a later failure often has the cause of an earlier one.
 _OF_A_LAUNCH = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
 
 
@@ -192,7 +192,7 @@ def _trusted(bwrap: Bwrap) -> Finding:
 
 
 def user_namespaces(machine: Machine) -> list[Finding]:
-    # A root that cannot drop its uid is told so by uid_drop; who else refuses is worth knowing even then.
+    # uid_drop reports a root that cannot drop its uid; other refusals are worth knowing even then.
     uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
     path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
@@ -220,7 +220,7 @@ def _bwrap_may(path: str, uid: int) -> bool:
 
 
 def pid_namespace(machine: Machine) -> Finding:
-    """The outer one, made by our own spawner: with its first process dies everything."""
+    """The outer one, made by our own spawner: everything in it dies with its first process."""
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
         return Finding("pid_namespace", "ok", "a program got a pid namespace of its own")

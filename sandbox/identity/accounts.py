@@ -11,7 +11,7 @@ import os
 from sandbox.value import NamedTuple
 
 PASSWD = "/etc/passwd"
-NOBODY = 65534  # whom everything belongs to that has no owner
+NOBODY = 65534  # the owner of files whose real owner has no mapping
 _MOST = (1 << 32) - 2
 
 
@@ -25,7 +25,7 @@ class Account(NamedTuple):
 
 
 class UnknownAccount(Exception):
-    """Nobody is called that, or nobody may be: half a sentence says why."""
+    """There is no such account, or no plugin may run as it. The message is the second half of a sentence."""
 
 
 def find_account(word: str) -> Account:

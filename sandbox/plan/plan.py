@@ -106,7 +106,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:
-        """The temporary folders whose inodes are bounded, which bwrap cannot do."""
+        """The temporary folders with a limit on inodes, which bwrap cannot set."""
         return tuple(op for op in self.operations if isinstance(op, Tmpfs) and op.inodes)
 
     @property
@@ -152,7 +152,9 @@ class PlanRequest(NamedTuple):
     state_dir: str | None
     rehearse: bool = False  # for explanation only: a state directory need not exist yet
     project: Project | None = None
-    reserved_for: str = ""  # the state directory it would have: a uid can be reserved for it all the same
+    reserved_for: str = (
+        ""  # the state directory it would have, if it has none: a uid can be reserved for that
+    )
 
 
 class OpenPlan(NamedTuple):
