@@ -70,7 +70,7 @@ class Limits(NamedTuple):
     shm: int | None = None
     output: int | None = None
     output_lines: int | None = None
-    # Clocks, by phase. Who passes streams through unread sees launch, teardown and the whole only.
+    # Clocks, by phase. runner exec passes streams on unread, and sees only launch, teardown and the whole.
     launch: float | None = None
     handshake: float | None = None
     call: float | None = None
@@ -108,7 +108,7 @@ class Denial(NamedTuple):
     hint: str = ""  # what to do about it
     required: bool = True  # a required thing denied refuses the launch
     where: KeyPath = ()
-    # Who asked, where it was not the manifest: "policy", "the program", "the plugin's folder", …
+    # Where the request came from, if not from the manifest: "policy", "the program", "the plugin's folder", …
     origin: str = ""
 
 
@@ -131,7 +131,7 @@ class Project(NamedTuple):
     path: str
     named: bool = False  # as its working directory, so that it is given or the launch refused
     where: KeyPath = ()
-    within: str = ""  # who named it may choose only below this; empty: anywhere
+    within: str = ""  # it may be chosen only below this folder; empty: anywhere
     refusal: str = ""  # why it is not offered
     hint: str = ""
 

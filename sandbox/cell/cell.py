@@ -18,8 +18,8 @@ from sandbox.value import NamedTuple
 _STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
 _COMPLAINT_LIMIT = 4 << 10  # of its complaint, if it has one
 
-# How long all of a tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds;
-# who takes longer hangs in the kernel, on a dead disk or server, and nobody can end it.
+# How long a whole tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds. A
+# process that takes longer hangs in the kernel, on a dead disk or server, and cannot be ended.
 KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
 _CROWD = 32  # processes
@@ -51,7 +51,7 @@ class Exit(NamedTuple):
 
     code: int | None
     reached_exec: bool
-    signal: int | None  # that ended bwrap itself: somebody killed the cage
+    signal: int | None  # that ended bwrap itself: the cage was killed from outside
     usage: Usage
     expired: bool = False  # the cell's init's clock ended it
     counters: Counters = Counters()
@@ -87,16 +87,16 @@ class Cell:
         complaint_fd: int = -1,  # bwrap's stderr
     ) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)  # readable when the tree is gone
+        self.pidfd = os.pidfd_open(pid)  # readable when the whole tree has ended
         self.cgroup = cgroup
-        # Hung up when bwrap is gone: the program has ended, whatever is left of it.
+        # Hangs up when bwrap ends: the program itself has ended, even if others of its processes live.
         self.over_fd: int | None = status_fd
         self._status_fd = status_fd
         self._ending_fd = ending_fd
         self._launch_fd = launch_fd
         self._complaint_fd = complaint_fd
         self._launch = b""  # what the launcher has said so far
-        self._launched = False  # and that was all: it has become the program, or is gone
+        self._launched = False  # its report is complete: it has become the program, or has ended
         self._started = started
         self._exit: Exit | None = None
 
@@ -203,8 +203,10 @@ class Cell:
         return counters, usage._replace(memory_peak=counters.memory_peak, pids_peak=counters.pids_peak)
 
     def _strays(self) -> tuple[int, ...]:
-        """Who is still in the plugin's cgroup although its namespace is empty. Nobody gets there by himself;
-        whoever was put there is not left behind unsaid."""
+        """Processes that are still in the plugin's cgroup although its namespace is empty.
+
+        Only a process outside can have put them there. They are killed, and those that live on are reported.
+        """
         if self.cgroup is None or not self.cgroup.left():
             return ()
         self.cgroup.kill()
@@ -214,12 +216,12 @@ class Cell:
         return left
 
     def give_up(self) -> Exit:
-        """Nothing more can be done: leave who does not die behind, and say so."""
+        """Stop waiting for processes that do not die, and report them."""
         if self._exit is None:
             left = tuple(self.cgroup.left()) if self.cgroup is not None else ()
             wall = time.monotonic() - self._started
             counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
-            os.set_blocking(self._status_fd, False)  # bwrap may be among those who do not end
+            os.set_blocking(self._status_fd, False)  # bwrap may be one of them
             code = self._reported_code()
             reached = self._verdict().executed
             self._exit = Exit(code, reached, None, usage, counters=counters, left=left or (self.pid,))
@@ -297,7 +299,7 @@ def _signal_below(pid: int, generations: int, number: int) -> bool:
             pid, parent = children(pid)[0], pid
         fd = os.pidfd_open(pid)
         try:
-            # Looked at again with the descriptor held: the number may have been given to somebody else.
+            # Listed again with the descriptor held: the pid may have been reused.
             if pid not in children(parent):
                 return False
             signal.pidfd_send_signal(fd, number)

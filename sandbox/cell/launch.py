@@ -97,7 +97,7 @@ def _order(
         keyring=plan.layers.session_keyring,
         ending=ending,
         folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
-        # The uid is given back when the last process that has it is gone, not when the runner is.
+        # The uid is free again when the last process that has it ends, not when the runner ends.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )
 

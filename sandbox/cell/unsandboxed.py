@@ -50,7 +50,7 @@ class UnsandboxedCell(Cell):
             time.sleep(_PASS_SECONDS)
 
     def runs(self) -> bool:
-        return True  # by now: its exec was the first thing it did
+        return True  # its exec was the first thing it did
 
     def _verdict(self) -> Verdict:
         return Verdict(True)
@@ -129,7 +129,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
     bounds = bounds or Bounds(rlimits(plan.limits))
     parent = os.getpid()
     with ExitStack() as stack:
-        # All that can fail comes before the plugin starts: from then on there must be somebody to end it.
+        # Everything that can fail comes before the plugin starts: after that, its end must be certain.
         doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandbox.doctor.finding import Finding
 from sandbox.value import NamedTuple
 
 
@@ -64,3 +65,26 @@ def version_numbers(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split("-")[0].split("."))
     except ValueError:
         return ()
+
+
+def bwrap_version(path: str) -> Finding:
+    version = read_version(path)
+    numbers = version_numbers(version)
+    flaws = flaws_of(numbers)
+    if not numbers:
+        return Finding(
+            "bwrap_version",
+            "degraded",
+            f"{path} --version says {version!r}",
+            remedy="install bubblewrap from the distribution",
+        )
+    if not flaws:
+        return Finding("bwrap_version", "ok", f"{version}, no known flaws")
+    return Finding(
+        "bwrap_version",
+        "degraded",
+        f"{version} has {', '.join(flaw.cve for flaw in flaws)}; the cage is not affected",
+        "\n".join(f"{flaw.cve}: {flaw.what}; {flaw.why_not_ours}" for flaw in flaws),
+        f"update bubblewrap to {'.'.join(map(str, max(flaw.fixed for flaw in flaws)))} or newer "
+        "(distributions also patch older versions without changing the number)",
+    )

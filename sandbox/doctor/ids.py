@@ -1,4 +1,4 @@
-"""Whose the plugins' uids are besides, and how many are left."""
+"""Who else uses the plugins' uids, and how many are left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEARLY_FULL = 0.9
 
 
 def uid_range(uid: int, first: int, last: int) -> list[Finding]:
-    """Who else may have uids of the range. Plugins are not given one that is in use; files may carry it."""
+    """Other users of the range. A plugin is never given a uid in use, but files may belong to one."""
     if uid != 0:
         return []
     if taken := [*accounts_within(first, last), *accounts_within(first, last, "/etc/group")]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sandbox.doctor import conditions, ids
 from sandbox.doctor import limits as limits
-from sandbox.doctor.bwrap_version import flaws_of, read_version, version_numbers
+from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
 from sandbox.doctor.rehearsal import rehearse, told
@@ -45,7 +45,7 @@ POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {
     "session_keyring": ("session_keyring",),
 }
 
-# Without one of these the default policy is not fully enforced. The rest is worth knowing.
+# Without one of these the default policy is not fully enforced. The other findings are information.
 REQUIRED = frozenset(
     {
         "bwrap",
@@ -93,7 +93,7 @@ class Machine(NamedTuple):
 
     @property
     def plugin_uid(self) -> int | None:
-        """The uid a trial really becomes; None for an ordinary user, who stays who they are."""
+        """The uid that a trial changes to; None for an ordinary user, who keeps their own."""
         return self.uid_range[1] if self.around.uid == 0 else None
 
 
@@ -132,14 +132,14 @@ def examine(
     try:
         machine = Machine(environ, found, look_around(), usable_range(uid_range) or uid_range, limits)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
-        # Without a readable /proc/self nothing below could be told; no layer may pass for enforced.
+        # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
     for layer, probe in _PROBES.items():
         findings += guarded(layer, probe, machine)
     return tuple(findings)
 
 
-# What a launch needs first comes first: what fails after that may fail for the same reason.
+# In the order in which a launch needs them: a later failure often has the cause of an earlier one.
 _OF_A_LAUNCH = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
 
 
@@ -188,40 +188,11 @@ def _trusted(bwrap: Bwrap) -> Finding:
     )
 
 
-def bwrap_version(machine: Machine) -> list[Finding]:
-    if machine.bwrap is None:
-        return []
-    version = read_version(machine.bwrap.path)
-    numbers = version_numbers(version)
-    flaws = flaws_of(numbers)
-    if not numbers:
-        return [
-            Finding(
-                "bwrap_version",
-                "degraded",
-                f"{machine.bwrap.path} --version says {version!r}",
-                remedy="install bubblewrap from the distribution",
-            )
-        ]
-    if not flaws:
-        return [Finding("bwrap_version", "ok", f"{version}, no known flaws")]
-    return [
-        Finding(
-            "bwrap_version",
-            "degraded",
-            f"{version} has {', '.join(flaw.cve for flaw in flaws)}; the cage is not affected",
-            "\n".join(f"{flaw.cve}: {flaw.what}; {flaw.why_not_ours}" for flaw in flaws),
-            f"update bubblewrap to {'.'.join(map(str, max(flaw.fixed for flaw in flaws)))} or newer "
-            "(distributions also patch older versions without changing the number)",
-        )
-    ]
-
-
 # --- what the cage rests on -----------------------------------------------------------------------
 
 
 def user_namespaces(machine: Machine) -> list[Finding]:
-    # A root that cannot drop its uid is told so by uid_drop; who else refuses is worth knowing even then.
+    # uid_drop reports a root that cannot drop its uid; other refusals are worth knowing even then.
     uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
     path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
@@ -249,7 +220,7 @@ def _bwrap_may(path: str, uid: int) -> bool:
 
 
 def pid_namespace(machine: Machine) -> Finding:
-    """The outer one, made by our own spawner: with its first process dies everything."""
+    """The outer one, made by our own spawner: everything in it dies with its first process."""
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
         return Finding("pid_namespace", "ok", "a program got a pid namespace of its own")
@@ -431,7 +402,7 @@ def session_keyring(machine: Machine) -> Finding:
 
 
 _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
-    "bwrap_version": bwrap_version,
+    "bwrap_version": lambda machine: [bwrap_version(machine.bwrap.path)] if machine.bwrap else [],
     "user_namespaces": user_namespaces,
     "pid_namespace": pid_namespace,
     "uid_drop": uid_drop,

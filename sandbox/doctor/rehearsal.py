@@ -55,7 +55,7 @@ Facts = dict[str, list[str]]
 
 
 class LayerOptions(NamedTuple):
-    """Options that make one layer, what a person calls it, and how its effect is told from inside."""
+    """The options that make one layer, its description, and the check of its effect from inside."""
 
     layer: str
     holds: str

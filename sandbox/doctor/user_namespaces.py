@@ -1,8 +1,8 @@
-"""Who refuses a user namespace, and what to do about it.
+"""What refuses a user namespace here, and what to do about it.
 
 Many layers answer the same attempt with the same EPERM. They are told apart by what the kernel does in which
-order: a seccomp filter speaks before the kernel looks at anything, limits have an errno of their own, and
-AppArmor changes the label of whom it holds down.
+order: a seccomp filter answers before the kernel looks at anything, limits have an errno of their own, and
+AppArmor changes the label of the process that it restricts.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def sysctl_remedy(name: str, value: str) -> str:
 
 
 def apparmor_remedy(bwrap: str, uid: int) -> str:
-    """The profile that lets bwrap, and only who must, use user namespaces."""
+    """The AppArmor profile that allows user namespaces to bwrap, and to nothing that does not need them."""
     programs = [bwrap]
     if uid != 0:
         # An ordinary user's runner makes an outer namespace before bwrap does; root's needs no profile.

@@ -70,7 +70,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is not among the known ones, or nothing."""
     if len(word) > 64:
         return ""
-    import difflib  # only when somebody made a mistake
+    import difflib  # only when there is a mistake to report
 
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean '{close[0]}'?" if close else ""

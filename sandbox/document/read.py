@@ -1,4 +1,4 @@
-"""Text files somebody else wrote: read and parsed within bounds, every complaint with its position.
+"""Text files from others: read and parsed within limits, every complaint with its position.
 
 A manifest is hostile until proven otherwise. Each way it can be unusable (too large, too deep, too
 many values, not a file, not UTF-8, not its format) ends in one `DocumentError` holding one-line
@@ -45,7 +45,7 @@ class Document:
         self.data = data
         self._text = text
         self._offsets = offsets
-        self._ends: list[int] | None = None  # of lines, once somebody asks
+        self._ends: list[int] | None = None  # of lines, found when first needed
 
     def where(self, keys: KeyPath) -> tuple[int, int]:
         """Line and column of a key (or of an item of an array).

@@ -6,10 +6,12 @@ its uid.
 
 from __future__ import annotations
 
+import os
+
 from sandbox.value import NamedTuple
 
 PASSWD = "/etc/passwd"
-NOBODY = 65534  # whom everything belongs to that has no owner
+NOBODY = 65534  # the owner of files whose real owner has no mapping
 _MOST = (1 << 32) - 2
 
 
@@ -23,7 +25,7 @@ class Account(NamedTuple):
 
 
 class UnknownAccount(Exception):
-    """Nobody is called that, or nobody may be: half a sentence says why."""
+    """There is no such account, or no plugin may run as it. The message is the second half of a sentence."""
 
 
 def find_account(word: str) -> Account:
@@ -66,3 +68,21 @@ def _accounts() -> list[Account]:
     except OSError:
         pass
     return found
+
+
+def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
+    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    try:
+        held, content = os.lstat(path), os.listdir(path)
+    except OSError:
+        return None  # there is none, or making it ready will say so
+    if held.st_uid == account.uid or not content:
+        return None
+    reason = (
+        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
+        f"to {account}, the account that run_as in the policy names"
+    )
+    return (
+        reason,
+        f"chown -R {account.uid}:{account.gid} {path}, or choose another directory with --state-dir",
+    )

@@ -1,4 +1,4 @@
-"""All states there are: whose they are, and how one is removed.
+"""All states on this machine: which plugin each belongs to, and how to remove one.
 
 As root they are found by their reservations, wherever they are, and in the runner's own place. An ordinary
 user has only the latter.
@@ -27,7 +27,7 @@ class State(NamedTuple):
 
     @property
     def orphaned(self) -> bool:
-        """Its manifest is gone."""
+        """Its manifest no longer exists."""
         return bool(self.manifest) and not os.path.lexists(self.manifest)
 
 
@@ -77,7 +77,7 @@ def remove_state(state: State) -> None:
 
 
 def _require_nothing_left(state: State) -> None:
-    """Whoever is given the uid next would own what the plugin has left."""
+    """Raise StateKept if the plugin left files elsewhere: the next plugin with this uid would own them."""
     # Not as it was listed: the plugin may have been started since, with another folder.
     held = reservations.read_reservation(reservations.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):

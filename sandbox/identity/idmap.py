@@ -99,7 +99,7 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
 
 
 def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugin: FileOwner) -> int:
-    """A user namespace that says who is who. The kernel wants one; nobody ever runs in it."""
+    """A user namespace that carries the mapping. The kernel needs one; no process ever runs in it."""
     wait_r, wait_w = os.pipe2(os.O_CLOEXEC)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

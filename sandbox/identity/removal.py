@@ -1,4 +1,4 @@
-"""Emptying a directory whose content is a stranger's."""
+"""Removing a directory whose content a plugin made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _remove(entry: str, top: int) -> None:
     try:
         for below in os.listdir(fd):
             if stat.S_ISDIR(os.stat(below, dir_fd=fd, follow_symlinks=False).st_mode):
-                os.close(_open(below, fd))  # who moves a directory must be able to write to it
+                os.close(_open(below, fd))  # moving a directory needs write permission on it
                 os.rename(below, f".removed.{os.urandom(8).hex()}", src_dir_fd=fd, dst_dir_fd=top)
             else:
                 os.unlink(below, dir_fd=fd)

@@ -113,7 +113,7 @@ def is_stale(reservations: str, uid: int) -> bool:
 
 
 def _state_is_gone(held: Reservation) -> bool:
-    """Also where it belongs to somebody else by now. What cannot be looked at is there."""
+    """True also if it belongs to another uid now. A directory that cannot be looked at counts as existing."""
     if not held.state.startswith("/") or "\0" in held.state:
         return True  # written half
     try:
@@ -136,7 +136,7 @@ def _exists(path: str) -> bool:
 
 
 def collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
-    """Whether `uid` is reserved for nothing any more; then the reservation is gone afterwards.
+    """Remove the reservation of `uid` if nothing needs it any more, and return whether it was removed.
 
     Under registry_lock and the exclusive lock of `uid`. In the runner's own place a directory without
     content, whose manifest is gone, is removed.

@@ -1,4 +1,4 @@
-"""A plugin's state directory: created once, its own for ever; gone again if the launch is refused."""
+"""A plugin's state directory: made at its first launch, kept afterwards, removed if that launch fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StateRefused(Exception):
 
 
 class Owner(NamedTuple):
-    """Who a plugin is outside of its cage."""
+    """The identity of a plugin outside of its cage."""
 
     uid: int
     gid: int
@@ -108,7 +108,7 @@ def owned_state(
             return
         lease = uids.lease_any(*uid_range)
         try:
-            # One number for both: DynamicUser's habit, and a group of one is a group shared with nobody.
+            # The same number for both, as systemd does for DynamicUser=: no other process has the group.
             yield Owner(lease.uid, lease.uid, lease.fd)
         finally:
             lease.close()
@@ -177,7 +177,7 @@ class _Directory:
         return not os.listdir(self.fd)
 
     def restore(self) -> None:
-        """As it was before; if it was not there, it is gone."""
+        """Bring it back to how it was; remove it if it did not exist."""
         if self.is_new:
             unmake(self._steps)
         else:
@@ -232,10 +232,10 @@ class _LeasedClaim:
             return
         with uids.registry_lock():
             lease = self._lease
-            # Another instance of the plugin may use all of it by now.
+            # Another instance of the plugin may use it now.
             if (lease is None or uids.upgrade(lease)) and self._directory.clear():
                 if lease is not None and _has_left(lease.uid, self._folders):
-                    return  # it has run, and was interrupted: nobody else may get that uid
+                    return  # it has run and was interrupted: no other plugin may get this uid
                 self._directory.restore()
                 if lease is not None and lease.new:
                     uids.release_reservation(lease, self._path)
@@ -339,32 +339,16 @@ class _OwnClaim:
             self._directory.close()
 
 
-def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
-    """Why a state directory cannot become an account's, and what to do; None if it can."""
-    try:
-        held, content = os.lstat(path), os.listdir(path)
-    except OSError:
-        return None  # there is none, or making it ready will say so
-    if held.st_uid == account.uid or not content:
-        return None
-    reason = (
-        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
-        f"to {account}, the account that run_as in the policy names"
-    )
-    return (
-        reason,
-        f"chown -R {account.uid}:{account.gid} {path}, or choose another directory with --state-dir",
-    )
-
-
 class _AccountClaim(_OwnClaim):
-    """Of a plugin that root starts as an account. There is no uid to reserve; the record says whose it is."""
+    """For a plugin that root starts as an account. No uid is reserved; the record names the manifest."""
 
     def __init__(self, path: str, manifest: str, account: Account) -> None:
         super().__init__(path, manifest)
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
+        from sandbox.identity.accounts import account_refusal  # loaded already, and only for such a plugin
+
         if (refusal := account_refusal(self._path, self._account)) is not None:
             raise StateRefused(*refusal)
         self._directory = directory = _Directory(self._path)
@@ -380,7 +364,7 @@ class _AccountClaim(_OwnClaim):
         return Owner(self._account.uid, self._account.gid, self._record, self._directory.identities)
 
 
-# --- whose a state is, where there are no reservations ------------------------------------------------------
+# --- the record: which manifest a state belongs to, where there are no reservations -------------------------
 
 
 def record_path(state_dir: str) -> str:
@@ -389,7 +373,7 @@ def record_path(state_dir: str) -> str:
 
 
 def hold_record(state_dir: str, manifest: str) -> int:
-    """The file that names the manifest of a state, locked with others who run it. Closing it unlocks."""
+    """Open the file that names the manifest of a state, with a shared lock. Closing it unlocks."""
     path = record_path(state_dir)
     while True:
         with suppress(FileExistsError):
@@ -397,7 +381,7 @@ def hold_record(state_dir: str, manifest: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            continue  # somebody's failed launch took the folder away again
+            continue  # another launch failed and removed the folder again
         try:
             if not uids.lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None

@@ -57,7 +57,7 @@ def is_ours(uid: int, first: int, last: int) -> bool:
 
 
 def in_use(uid: int) -> str:
-    """Who has `uid` besides plugins; empty if nobody does. The gid of the same number counts as well.
+    """What uses `uid` besides plugins; empty if nothing does. The gid of the same number counts as well.
 
     Without NSS: a directory server might be asked, and might not answer.
     """

@@ -87,7 +87,7 @@ def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RES
 
 
 def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> UidLease:
-    """A uid no running plugin has, no state directory owns, and nobody else on this machine uses."""
+    """A uid that no running plugin has, no state directory owns, and nothing else on this machine uses."""
     fd = _open_leases(leases)
     first, last = pools(first, last)[1]
     try:
@@ -146,7 +146,7 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
     held = read_reservation(reservations, uid)
     kept = held is not None and held.state == state_dir
     alone = lock_byte(fd, uid, fcntl.F_WRLCK)
-    # Only who is alone with a uid can tell strangers from other instances of the plugin.
+    # Only with the exclusive lock are all other users of the uid strangers, and not instances of the plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is used by somebody else: {whose}; "
@@ -210,7 +210,7 @@ def lease_for_writing(
 
 
 def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
-    """The uid of who would have this state directory, by the directory or by the books; -1 if it has none."""
+    """The uid that this state directory has, by its owner or by its reservation; -1 if it has none."""
     try:
         status = os.lstat(state_dir)
         if stat.S_ISDIR(status.st_mode) and is_ours(status.st_uid, first, last):
@@ -256,7 +256,7 @@ def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
 
 
 def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
-    """`uid` for nobody but the caller; None while a plugin has it."""
+    """Lease `uid` exclusively; None while a plugin has it."""
     fd = _open_leases(leases)
     if lock_byte(fd, uid, fcntl.F_WRLCK):
         return UidLease(uid, fd)
@@ -270,7 +270,7 @@ def upgrade(lease: UidLease) -> bool:
 
 
 def release_reservation(lease: UidLease, state_dir: str, *, reservations: str = RESERVATIONS) -> None:
-    """Forget that `lease.uid` is reserved for `state_dir`. Under registry_lock, by who has all of the uid."""
+    """Remove the reservation of `lease.uid` for `state_dir`. Under registry_lock, with an exclusive lease."""
     held = read_reservation(reservations, lease.uid)
     if held is not None and held.state == state_dir:
         forget(reservations, lease.uid)

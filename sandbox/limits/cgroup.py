@@ -1,9 +1,9 @@
-"""Groups of our own for one plugin: made, limited, read, killed and removed.
+"""The cgroups of one plugin: made, limited, read, killed and removed.
 
 A plugin has one group in each hierarchy it needs. The spawner's child joins them all before it becomes bwrap,
-through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. Who made a group
-holds a lock on its directory; a group whose lock is free was left by a runner that died, and the next runner
-to start sweeps it away.
+through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. The runner that
+made a group holds a lock on its directory. A group without a lock was left by a runner that died, and the
+next runner removes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CgroupFault(Exception):
 
 
 class Counters(NamedTuple):
-    """What the kernel counted. None: nobody counts it here."""
+    """What the kernel counted. None: not counted on this machine."""
 
     oom_kills: int | None = None  # by anybody: also for the machine's memory, or that of a group around us
     pids_refused: int | None = None
@@ -64,7 +64,7 @@ class CgroupDirectory:
         write_once(f"{self.path}/{file}", text)
 
     def read(self, file: str) -> str | None:
-        """None where this kernel has no such file, or the group is gone."""
+        """None if this kernel has no such file, or the group was removed."""
         try:
             with open(f"{self.path}/{file}", encoding="ascii") as opened:
                 return opened.read()
@@ -93,12 +93,12 @@ class Cgroup:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What /proc/PID/cgroup says of every member."""
+        """The lines that /proc/PID/cgroup has for every member."""
         return tuple(group.line for group in self.groups)
 
     @property
     def holds(self) -> tuple[int, ...]:
-        """The locks: who has these open keeps the groups from being swept."""
+        """The locks. As long as one of these is open in a process, no runner sweeps the group."""
         return tuple(group.fd for group in self.groups)
 
     @contextmanager
@@ -195,7 +195,7 @@ class Cgroup:
     # --- what is done to it ---
 
     def freeze(self, on: bool) -> None:
-        """Best effort, and only where there is a v2 tree."""
+        """Best effort, and only on cgroup v2."""
         if self._unified is not None:
             try:
                 self._unified.write("cgroup.freeze", "1" if on else "0")
@@ -207,7 +207,7 @@ class Cgroup:
         return self._unified is not None and os.path.exists(f"{self._unified.path}/cgroup.freeze")
 
     def lift_cpu(self) -> None:
-        """Dying takes processor time too."""
+        """Remove the cpu limit: dying takes processor time, too."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
             try:
@@ -219,7 +219,7 @@ class Cgroup:
                 pass
 
     def kill(self) -> None:
-        """All that is in it, by the kernel where it can."""
+        """Kill every process in it; by cgroup.kill where the kernel has it."""
         if self._unified is not None:
             try:
                 self._unified.write("cgroup.kill", "1")
@@ -234,7 +234,7 @@ class Cgroup:
                     pass
 
     def left(self) -> tuple[int, ...]:
-        """Who is in it still."""
+        """The pids that are still in it."""
         return tuple(sorted({pid for group in self.groups for pid in group.processes()}))
 
 
@@ -251,7 +251,7 @@ class OomAround:
         self._before = self._count()
 
     def since(self) -> int | None:
-        """Kills since this was made. None: nobody counts them."""
+        """Kills since this object was made. None: not counted here."""
         now = self._count()
         return None if now is None or self._before is None else now - self._before
 
@@ -328,7 +328,7 @@ def _made_and_locked(path: str) -> int | None:
     """A new directory's descriptor with the lock on it; None if somebody was faster, to make it or to sweep
     it away before it was locked."""
     try:
-        os.mkdir(path, 0o700)  # who can open it can lock it, and keep it from being swept
+        os.mkdir(path, 0o700)  # a user who can open it could lock it, and keep it from being swept
     except FileExistsError:
         return None
     fd = -1
@@ -361,7 +361,7 @@ def _remove(group: CgroupDirectory) -> None:
 
 
 def _rmdir(path: str) -> bool:
-    """Whether it is gone."""
+    """Whether it was removed."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -396,7 +396,7 @@ def _hand_down(site: Site) -> None:
 
 
 def sweep(directory: str) -> None:
-    """Remove the groups of runners that are gone. What still runs in one has no right to: it is killed."""
+    """Remove the groups of dead runners. A process that still runs in one is killed."""
     try:
         names = os.listdir(directory)
     except OSError:

@@ -65,7 +65,7 @@ class Lack(NamedTuple):
 class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
-    delegated: bool  # root, or somebody has handed us a group: limits can be expected to work
+    delegated: bool  # we are root, or a group was delegated to us: limits can be expected to work
     own: tuple[Hierarchy, ...] = ()  # where this process itself is
 
     def site(self, controller: str) -> Site | None:
@@ -274,7 +274,7 @@ def _writable(directory: str) -> bool:
 
 
 def _others(directory: str) -> list[int]:
-    """Who is in a group besides us. In the real root group everybody may be: it has no such rule."""
+    """The other processes in a group. The real root group may have any: the rule does not apply to it."""
     if not os.path.exists(f"{directory}/cgroup.type"):
         return []
     return [int(word) for word in _words(f"{directory}/cgroup.procs") if int(word) != os.getpid()]

@@ -26,7 +26,7 @@ class File(NamedTuple):
     inode: int
     taken: int  # bytes on its filesystem
     length: int
-    path: str | None  # where it was, as its holder sees it; None: too long to be told
+    path: str | None  # where it was, as its holder sees it; None: the path is too long for the kernel to show
 
 
 class Findings(NamedTuple):

@@ -6,16 +6,16 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-# Who forks faster than it is stopped is not stopped; it is measured all the same.
+# A plugin that forks faster than we stop it goes on running; it is measured in any case.
 _ROUNDS = 8
 _MOST = 256  # one descriptor is held for each
 
 
 class Halt:
-    """Called with True it stops, with False it lets go on whom it has stopped, and nobody else.
+    """Stops the processes when called with True, and continues those it has stopped when called with False.
 
-    Who was stopped already stays so. Our own child is never stopped: it is the cell's init, whose clock
-    must go on when we ourselves are stopped, half-way.
+    A process that was stopped before stays stopped. Our own child is never stopped: it is the cell's init, and
+    its clock must go on if we ourselves are stopped half-way.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
@@ -34,7 +34,7 @@ class Halt:
                 os.close(fd)
 
     def _stop(self) -> bool:
-        """Whether there were new ones."""
+        """Whether there were processes that had not been stopped."""
         opened: dict[int, int] = {}
         try:
             for pid in self._processes():
@@ -43,14 +43,14 @@ class Halt:
                         opened[pid] = os.pidfd_open(pid)
                     except OSError:
                         continue
-            # Looked at again with the descriptors held: a number may have been given to somebody else.
+            # Listed again with the descriptors held: a pid may have been reused.
             new = opened.keys() & set(self._processes()) if opened else set()
             for pid in new:
                 self._held[pid] = opened.pop(pid)
         finally:
             for fd in opened.values():
                 os.close(fd)
-        # The others as well: one who was not stopped yet may have let them go on.
+        # The others as well: a process that was not stopped yet may have continued them.
         for fd in self._held.values():
             _send(fd, signal.SIGSTOP)
         return bool(new)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-# What `look` may say besides the name of a limit: what the plugin did is against its contract.
+# What `look` may return besides the name of a limit: the plugin broke its contract.
 VIOLATION = "violation"
 
 
 class Meter:
-    """One limit that somebody outside of the plugin has to look at.
+    """One limit that the runner itself has to check.
 
     The loop asks `interest` and `due` before it waits and `look` after: when one of the descriptors is ready,
     or the time has come. Nothing here may block: a plugin decides when there is something to look at.

@@ -1,4 +1,4 @@
-"""What nobody can allow.
+"""The denylist by identity: what no policy can allow, found under any name.
 
 The paths below are constants: a policy adds to them and has no way to take one away. Each is refused in
 three directions (itself, what is below it, what is above it, since a bind shows everything below) and by

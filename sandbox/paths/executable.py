@@ -10,7 +10,7 @@ ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class ProgramFault(Exception):
-    """The command cannot be run in a cage; `found` tells "no such program" from "not this one"."""
+    """The command cannot be run in a cage. `found`: the program exists, but cannot be used."""
 
     def __init__(self, message: str, hint: str, *, found: bool, denied: bool = False) -> None:
         super().__init__(message)

@@ -35,7 +35,7 @@ def _accounts(passwd: str) -> list[_Account]:
 
 
 def _is_person(account: _Account) -> bool:
-    """Not a daemon's: by the uid distributions start people at (65534 is nobody), or by where it lives."""
+    """Whether this is a person's account and not a daemon's, by its uid (65534 is nobody) or its home."""
     return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
 
 
@@ -64,7 +64,7 @@ def homes(
     passwd: str = "/etc/passwd",
     bases: Sequence[str] = HOME_BASES,
 ) -> tuple[str, ...]:
-    """Whose credentials are at stake: the runner's user, who called sudo, and for root everybody.
+    """The homes to protect: of the runner's user and of the user who called sudo; for root, everybody's.
 
     Both the written and the resolved form of each, since /home/u may be a link to /data/u.
     """
@@ -78,7 +78,7 @@ def homes(
     if uid == 0:
         # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
         found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
-        # Not every account is in /etc/passwd, and a directory there is somebody's.
+        # Not every account is in /etc/passwd; each directory there is taken for a home.
         found += [home for base in bases for home in _directories_in(base)]
     unique: dict[str, None] = {}
     for home in found:

@@ -92,7 +92,7 @@ class Mounts:
                         open_ends.append((below, above | {below.device}))
 
     def unprovable(self, inside: Inside) -> bool:
-        """Whether a place is on an overlay with a layer that nobody can name."""
+        """Whether a place is on an overlay with a layer whose path is not known."""
         layers = self._layers.get(inside.device, ())
         return "" in layers or any(
             "" in self._layers.get(mount.device, ())
@@ -166,7 +166,7 @@ _LAYER = re.compile(r"((?:\\.|[^:\\])+)")
 
 
 def _layers(options: bytes) -> Iterator[str]:
-    """A relative one is relative to where its mounter was, which nobody can tell: it has no name."""
+    """A relative layer is relative to the working directory of the mounting process, which is not known."""
     for option in options.split(b","):  # a comma in a path is escaped
         name, _, value = option.partition(b"=")
         paths: Iterable[str] = ()

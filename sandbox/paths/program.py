@@ -38,7 +38,7 @@ class Program(NamedTuple):
 class Sight(NamedTuple):
     """What may be shown: the two questions a search asks about a real path it did not get from the cage."""
 
-    denied: Callable[[str], str | None]  # the reason why nobody may show it
+    denied: Callable[[str], str | None]  # the reason why no plugin may be shown it; None if there is none
     allowed: Callable[[str], bool]  # whether the policy lets a plugin read it on request
 
 

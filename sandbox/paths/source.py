@@ -26,7 +26,7 @@ SCAN_LIMIT = 200_000
 LINK_WALK_FACTOR = 5
 # One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
 DEPTH_LIMIT = 200
-# Owners that are named of what is in a folder, besides its own.
+# At most so many other owners of files in a folder are named.
 MOST_STRANGERS = 8
 
 # Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
@@ -86,7 +86,7 @@ class OpenSource(NamedTuple):
     kind: Literal["dir", "file"]
     access: Access
     scanned: int = 0  # entries looked at
-    uid: int = 0  # whose it is
+    uid: int = 0  # its owner
     gid: int = 0
     strangers: tuple[
         tuple[int, str], ...
@@ -118,7 +118,7 @@ def open_source(
     if fault is not None:
         raise Refused("path", path, f"the path {fault}", "use an absolute path without '..'")
     asked = normal(path)
-    # By name first: the message is clearer, and a denied path that does not exist is refused all the same.
+    # By name first: the message is clearer, and a denied path is refused even if it does not exist.
     named = denylist.name_hit(asked, access)
     if named is not None and not (
         own_state and named.denied.origin == "runner" and named.relation == "below"
@@ -293,8 +293,8 @@ class _Scan:
         self.limit = limit
         self.count = 0
         self.links: dict[Inode, _Linked] = {}
-        self.owner = -1  # whose all of it should be; -1: nobody asks
-        self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS of those who own something in it
+        self.owner = -1  # the expected owner of everything in it; -1: owners are not checked
+        self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS other owners, each with one path
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth > DEPTH_LIMIT:
@@ -325,7 +325,7 @@ class _Scan:
         count = self.count
         limit = self.limit
         regular = stat.S_IFREG
-        # Whoever can write to a set-id program of the host's writes what others will run as its owner.
+        # A plugin that can write to a set-id program decides what others run with its owner's rights.
         kind = 0o176000 if self.access == "write" else 0o170000
         with os.scandir(fd) as items:
             for item in items:

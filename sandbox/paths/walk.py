@@ -122,7 +122,7 @@ def walk(
 
 
 def unmake(steps: list[Step]) -> None:
-    """Remove what the walk made, from the last one up, as long as it is empty and nobody's else."""
+    """Remove the directories that the walk made, from the last one up, while each is empty and the same."""
     for above, step in zip(steps[-2::-1], steps[:0:-1], strict=True):
         if not step.made:
             return
@@ -168,7 +168,7 @@ def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
         return True
     if above.system and owner == 0:
         return follow != "none"
-    # Links of root's in a place where others can move them about say nothing of who put them there.
+    # In a directory that others can change, a link of root's may have been moved there by them.
     return follow == "own" and os.geteuid() != 0 and owner in (0, os.geteuid())
 
 
@@ -193,7 +193,7 @@ def _made(name: str, above: Step, mode: int) -> Step:
     if not made or mode == 0o700:
         return step
     try:
-        # Whatever the umask is. Not by its name, which may be another's by now.
+        # Independent of the umask. Not by its name, which may lead to another directory now.
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=step.fd)
         try:
             if os.fstat(fd).st_uid != os.geteuid():

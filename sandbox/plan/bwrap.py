@@ -37,7 +37,7 @@ LAUNCHER = "/.launcher"
 
 
 def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
-    """What bwrap is told through --args: everything but the program."""
+    """bwrap's options, passed through --args: everything but the program."""
     program = () if slots.launcher is None else ("--perms", "0555", "--file", str(slots.launcher), LAUNCHER)
     return (
         *_head(plan),
@@ -66,7 +66,7 @@ def command_line(
     def quote(word: str) -> str:
         if word.isprintable():
             return quote_printable(word)
-        # Names of strangers on somebody's terminal: bash's own notation for what cannot be shown.
+        # A stranger's file names go to a terminal: use bash's own notation for unprintable characters.
         return "$'" + "".join(c if c.isprintable() and c not in "'\\" else _escaped(c) for c in word) + "'"
 
     texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}

@@ -18,19 +18,17 @@ from sandbox.paths.mounts import contains
 from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, require_enforceable
-from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations
+from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
 from sandbox.plan.plan import (
     OWN_PLACES,
     Bind,
     Idmapped,
     LaunchPlan,
     OpenPlan,
-    Operation,
     PlanRefused,
     PlanRequest,
     ShownPath,
     Symlink,
-    Text,
     missing_note,
 )
 from sandbox.policy.policy import Policy
@@ -157,7 +155,7 @@ def _compile(
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),
-                visible=_sight_of(mounted),
+                visible=sight_of(mounted),
             ),
         ),
         program_files=found.files,
@@ -176,7 +174,7 @@ def _written(opened: Mapping[str, _Opened]) -> list[WriteRequest]:
 def _owners(
     request: PlanRequest, policy: Policy, layers: Layers, opened: Mapping[str, _Opened]
 ) -> Decision | None:
-    """Whose what it writes will be. Where no uid is dropped it is the caller's, as the plugin is."""
+    """Who will own what the plugin writes. None if no uid is dropped: then the caller does."""
     if layers.uid_range is None or not any(held.access == "write" for held in opened.values()):
         return None
     from sandbox.plan.owners import decide
@@ -215,7 +213,7 @@ def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
 
 
 def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
-    """The state directory, or what is asked of it; who has all of it needs no part of it beside."""
+    """The state directory, or the parts of it that are asked for. All of it includes the parts."""
     asked = [
         _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
         for path in grant.paths
@@ -277,7 +275,7 @@ def _resolve_program(
 def _real(path: str) -> str:
     try:
         return os.path.realpath(path)
-    except OSError:  # a magic link into somebody else's process; opening it will say so
+    except OSError:  # a magic link into another process; opening it will report that
         return path
 
 
@@ -288,7 +286,7 @@ def _open_all(
     opened: dict[str, _Opened],
     notes: list[Note],
 ) -> Iterator[ShownPath]:
-    """Open each path once; where one is wanted twice, writing wins. All refusals are told at once."""
+    """Open each path once; if one is wanted twice, writing wins. All refusals are raised together."""
     refusals: list[Denial] = []
     for want in wanted:
         known = opened.get(want.path)
@@ -322,7 +320,7 @@ def _open_all(
             )
         except Refused as refused:
             if want.origin == _PROJECT and not want.required:
-                # An offer, which nobody asked for.
+                # The project is offered, not asked for.
                 notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
                 continue
             refusals.append(_refusal(want, refused))
@@ -341,12 +339,6 @@ def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
             yield missing_note(path.path, path.origin)
 
 
-def _sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
-    """Whether an absolute path of the host leads to the same inside."""
-    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
-    return lambda path: any(contains(place, path) for place in places)
-
-
 def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
     """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
     write other files than it was meant to."""
@@ -361,7 +353,7 @@ def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], stat
 
 
 def _refusal(want: _Wanted, refused: Refused) -> Denial:
-    """What stands in the way of one path, blamed on who wanted it."""
+    """The denial for one path, with the origin of the request."""
     denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
     if want.origin == "manifest":
         return denial
@@ -372,7 +364,7 @@ def _refusal(want: _Wanted, refused: Refused) -> Denial:
             hint="move the plugin to a folder of its own, for example below /opt",
         )
     if refused.rule == "scan_limit":
-        # Nobody asked for it by name, so nobody can ask for less of it.
+        # The manifest does not name this path, so it cannot ask for less of it.
         remedy = "move the files it does not need elsewhere, or raise scan_limit in your policy"
         return denial._replace(reason=f"{want.origin} is {want.path}; {refused.reason}", hint=remedy)
     return denial
@@ -434,7 +426,7 @@ def _require_readable(
     gid = uid if layers.uid_range is not None else os.getegid()
     if owners is not None and owners.account is not None:
         uid, gid = owners.account.uid, owners.account.gid
-    # Where a uid is dropped, who may write was tried already (owners.py).
+    # If a uid is dropped, write permission was tried already (owners.py).
     writes = 0o2 if layers.uid_range is None else 0
     needed = [
         (bind.real, (0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) | (writes if bind.writable else 0))

@@ -15,7 +15,7 @@ from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
 from sandbox.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"
-# Never PATH and never the working directory: whoever can put a program there would choose the cage.
+# Never PATH and never the working directory: a user who can put a program there would choose the cage.
 BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")
 
 Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabilities"]

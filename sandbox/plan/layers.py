@@ -14,7 +14,7 @@ from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Grant, Network
 from sandbox.value import NamedTuple
 
-INSIDE_ID = 65534  # who every plugin is in its own eyes: nobody
+INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own: nobody
 
 
 class Layer(NamedTuple):

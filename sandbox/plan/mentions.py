@@ -16,7 +16,7 @@ from sandbox.document.diagnostic import quoted
 from sandbox.paths.mounts import contains
 from sandbox.spec import Note
 
-# So many make the point.
+# More would not say more.
 NOTES_SHOWN = 8
 _LONGEST = 4096
 # There, a plugin has something of its own under the host's name.
@@ -38,7 +38,7 @@ def outside(
     home: str,
     visible: Callable[[str], bool],
 ) -> tuple[Note, ...]:
-    """One note for each, some of them for many. `visible` tells of an absolute path whether it is shown.
+    """One note for each such word, at most NOTES_SHOWN. `visible` says whether an absolute path is shown.
 
     `directory` is what relative words were written for, `inside` where the program is started.
     """

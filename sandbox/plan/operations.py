@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import (
@@ -125,3 +125,9 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
                 yield path, file.read(_NETWORK_FILE_LIMIT)
         except OSError:
             continue
+
+
+def sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
+    """A function that tells whether an absolute path of the host leads to the same file in the cage."""
+    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
+    return lambda path: any(contains(place, path) for place in places)

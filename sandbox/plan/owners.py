@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sandbox.identity import uids
-from sandbox.identity.accounts import Account, find_account, primary_group
+from sandbox.identity.accounts import Account, account_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
-from sandbox.identity.state import account_refusal
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import OpenSource
@@ -40,10 +39,10 @@ class Ownership(NamedTuple):
 
     path: str  # inside
     method: Method
-    uid: int  # whom on the host what is made there belongs to
+    uid: int  # the owner, on the host, of what the plugin makes there
     gid: int
     why: str = ""  # why the folder's own owner is not mapped
-    # Others who own something in it, each with one path. In an idmapped folder it cannot change these.
+    # Other owners of files in it, each with one path. In an idmapped folder the plugin cannot change these.
     strangers: tuple[tuple[int, str], ...] = ()
     is_file: bool = False
 
@@ -70,7 +69,7 @@ class Decision(NamedTuple):
     """For one launch."""
 
     paths: tuple[Ownership, ...] = ()
-    account: Account | None = None  # who the plugin is, instead of a leased uid
+    account: Account | None = None  # the plugin runs as this account, instead of a leased uid
     maps_state: bool = (
         False  # its state keeps its reserved uid, mapped to the account; else it is the account's
     )
@@ -78,7 +77,7 @@ class Decision(NamedTuple):
     denials: tuple[Denial, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """What people should know besides."""
+        """What people should know about it."""
         shared = (
             f"the plugin has the uid of {self.account}, and shares it with everything that runs as this "
             "account, "
@@ -88,14 +87,14 @@ class Decision(NamedTuple):
         return (*notes, *([shared] if self.account is not None else []))
 
     def identity(self) -> str:
-        """Who the plugin is, where that is not a leased uid."""
+        """The plugin's identity in words, if it is not a leased uid."""
         if self.account is not None:
             return f"run_as {self.account}"
         reserved = {each.uid for each in self.paths if each.method == "reserved"}
         return f"reserved {reserved.pop()}" if reserved else ""
 
     def confirmed(self, asked: Sequence[WriteRequest], uid: int) -> Decision:
-        """With the uid that was reserved in the end. It is another one if somebody was faster."""
+        """With the uid that was really reserved. It differs if another launch was faster."""
         if all(each.uid == uid for each in self.paths if each.method == "reserved"):
             return self
         by_path = {each.source.path: each for each in asked}
@@ -168,7 +167,7 @@ def decide(
 
 
 def owner_of(source: OpenSource) -> FileOwner:
-    """Who is mapped: the owner, with the group that their own files have. Never the group of root."""
+    """The owner that is mapped, with the group of their own files. Never root's group."""
     group = primary_group(source.uid) or source.gid or source.uid
     return FileOwner(source.uid, group)
 

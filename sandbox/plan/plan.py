@@ -106,7 +106,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:
-        """The temporary folders whose inodes are bounded, which bwrap cannot do."""
+        """The temporary folders with a limit on inodes, which bwrap cannot set."""
         return tuple(op for op in self.operations if isinstance(op, Tmpfs) and op.inodes)
 
     @property
@@ -151,7 +151,9 @@ class PlanRequest(NamedTuple):
     conceal: tuple[str, ...]  # real paths that must not be read from inside
     state_dir: str | None
     project: Project | None = None
-    reserved_for: str = ""  # the state directory it would have: a uid can be reserved for it all the same
+    reserved_for: str = (
+        ""  # the state directory it would have, if it has none: a uid can be reserved for that
+    )
 
 
 class OpenPlan(NamedTuple):

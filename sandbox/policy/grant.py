@@ -318,7 +318,7 @@ def _limits(
         values[name] = value
         decided.append((name, who))
         if asked is not None and rule.ceiling is not None and asked > rule.ceiling:
-            from sandbox.units import format_limit  # only for who is told: a launch does without
+            from sandbox.units import format_limit  # only for messages: most launches do without
 
             denials.append(
                 Denial(

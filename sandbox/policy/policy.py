@@ -1,4 +1,4 @@
-"""What the operator allows: for each thing a default, and a ceiling for those who ask for more.
+"""What the operator allows: for each thing a default, and a ceiling for manifests that ask for more.
 
 A policy cannot give what the denylist refuses: that is decided again, on the opened files, when the plan is
 made. Where policies come from: load.py; what a manifest gets under one: grant.py.
@@ -137,8 +137,8 @@ class NetworkRule(NamedTuple):
     default: NetworkMode = "none"
     ceiling: NetworkMode = "none"
     hosts: tuple[str, ...] = ()  # what an allowlist may contain: "name:port", either may be or start with *
-    # Whether a contract's own environment variable may give more than the ceiling: who sets a variable is not
-    # always who chose the policy.
+    # Whether a contract's own environment variable may give more than the ceiling. A variable is not always
+    # set by the person who chose the policy.
     environment_may_raise: bool = False
 
 
@@ -193,7 +193,9 @@ class Policy(NamedTuple):
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
     on_hook_failure: HookFailure = "continue"  # what a hook is taken to have answered that failed
-    run_as: str = ""  # an account or a uid, for who writes where no owner can be mapped; see owners.py
+    run_as: str = (
+        ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
+    )
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

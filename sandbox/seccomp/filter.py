@@ -18,7 +18,7 @@ PROFILE_DIRECTORY = os.path.join(CODE_ROOT, "policies", "seccomp")
 
 # AUDIT_ARCH_* as seccomp reports it: the ELF machine, with the bits for 64-bit and little-endian. The
 # kernel takes calls through a second door with other numbers on both (i386 is 0x40000003, AArch32
-# 0x40000028); whoever uses it does not run what the profile was written for.
+# 0x40000028); a program that uses it is not one the profile was written for.
 AUDIT_ARCH: dict[str, int] = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
 
 

@@ -1,4 +1,4 @@
-"""Small system call filters beside the main one: for who has a disk limit, and for who writes others' files.
+"""Small filters beside the main one: for plugins with a disk limit, and for plugins that write others' files.
 
 What a plugin writes it writes at the speed of memory, and the runner can watch it. Space that is only asked
 for comes at once, a whole disk of it, and beyond the end of a file RLIMIT_FSIZE does not count it. So there

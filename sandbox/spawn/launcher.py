@@ -1,4 +1,4 @@
-"""The last program before the plugin: puts its streams in place, and tells whether it could be executed.
+"""The last program before the plugin: it connects the plugin's streams, and reports whether exec worked.
 
 bwrap stays with two processes, and both hold whatever it was started with as 0, 1 and 2. If these were the
 plugin's pipes, nobody could see that the plugin has closed one. Both close everything above 2, so the streams
@@ -203,7 +203,7 @@ def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "")
 
 
 class Verdict(NamedTuple):
-    """What it told, when it is gone or has become the plugin."""
+    """Its report, read after it has ended or has become the plugin."""
 
     executed: bool  # the plugin runs, or ran
     errno: int = 0  # why it could not be executed; 0: it did not come to that
@@ -221,7 +221,7 @@ def verdict(told: bytes) -> Verdict:
 
 
 def failure(number: int, *, found: bool) -> bytes:
-    """What it says of an execve that failed; for who executes a program without it."""
+    """Its report of a failed execve; also for code that executes a program without the launcher."""
     return _ABOUT_TO_EXEC + _FAILURE.pack(number, 0 if found else -1)
 
 
@@ -229,7 +229,7 @@ def executable() -> int:
     """An empty file without a name, that may be executed. PermissionError: none may be, here."""
     flags = os.MFD_CLOEXEC
     try:
-        # Linux 6.3 and later: where vm.memfd_noexec is set, only who says so gets one.
+        # Linux 6.3 and later: where vm.memfd_noexec is set, an executable memfd must be asked for.
         return os.memfd_create("runner-launcher", flags | _MFD_EXEC)
     except OSError as error:
         if error.errno != errno.EINVAL:

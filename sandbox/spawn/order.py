@@ -1,4 +1,4 @@
-"""What the spawner is told, and what it tells: values only.
+"""The spawner's input and output: values only.
 
 Like all of this package it imports nothing but the standard library and sandbox/value.py: parts of it run
 between a clone and an exec.
@@ -75,16 +75,16 @@ class SpawnOrder(NamedTuple):
     argv: tuple[str, ...]
     uid: int  # outside; the caller's own unless the caller is root
     gid: int
-    drop: bool  # really change to uid/gid (root), or stay who we are
+    drop: bool  # change to uid/gid (the caller is root), or keep the caller's
     keep: tuple[int, ...]  # fds the program may inherit besides 0-2
     rlimits: tuple[tuple[int, int, int], ...]
     keyring: bool
-    ending: int = -1  # where the cell's init tells how it ended; see read_ending above
+    ending: int = -1  # where the cell's init writes its Ending
     hold: tuple[int, ...] = ()  # fds the cell's init holds open for as long as anything lives
     umask: int = 0o077
     cgroups: CgroupDoors = CgroupDoors()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
-    deadline: float | None = None  # on the monotonic clock: the cell's init ends everything, whoever sleeps
+    deadline: float | None = None  # on the monotonic clock: the cell's init ends everything then
     stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
     folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
     # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.

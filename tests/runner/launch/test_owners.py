@@ -169,7 +169,7 @@ def test_a_folder_of_an_ordinary_user(plugins: Plugins, mapping: None) -> None:
     (owned,) = explained["grant"]["owners"]
     assert (owned["method"], owned["uid"], owned["why"], owned["others"]) == ("idmapped", ALICE, "", [])
     (row,) = (row for row in explained["asked"] if row["what"] == "write")
-    assert row["verdict"] == "granted" and f"belongs to uid {ALICE}, as the folder does" in row["why"]
+    assert row["verdict"] == "granted" and f"belongs to uid {ALICE}, the owner of the folder" in row["why"]
     text = plugins.caller("explain", "--policy", plugins.policy, manifest).stdout
     assert row["why"] in text and f"manifest; uid {ALICE}, idmapped\n" in text
     report = plugins.place / "report.json"

@@ -123,7 +123,7 @@ def listed(levels: int) -> Any:
         ({"minimum": float("nan")}, "/minimum: "),
         ({"minimum": 10**5000}, "large integer"),
         ({"const": "\ud800"}, "UTF-8"),
-        ({1: 2}, "no JSON"),
+        ({1: 2}, "not JSON"),
         ({"a": object()}, "Unsupported"),
         ({"$ref": "#"}, "leads back"),
         ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "leads back"),
