@@ -153,7 +153,10 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
         def error(self, message: str) -> NoReturn:
             advice = getattr(module, "advice", None)
             told = (advice(message) if advice is not None else "") or f"try {self.prog} --help"
-            self.exit(2, f"{self.prog}: {message} ({told})\n")
+            from runner.cli.text import say
+
+            say(f"{self.prog}: {message} ({told})")
+            self.exit(2)
 
     parser = Parser(
         prog=f"runner {verb}",
@@ -194,23 +197,25 @@ def _run(verb: str, words: list[str]) -> int:
 
 
 def _top(words: list[str]) -> int:
+    from runner.cli.text import say
+
     if words and words[0] in ("--version", "-V"):
         from runner import __version__
 
         print(f"runner {__version__}")
         return 0
     if words and words[0] in ("--help", "-h", "help"):
-        print(_overview())
+        say(_overview(), sys.stdout)
         return 0
     if not words:
-        print(_overview(), file=sys.stderr)
+        say(_overview())
         return 2
     import difflib
 
     verbs = all_verbs()
     near = difflib.get_close_matches(words[0], verbs, n=1)
     guess = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(verbs)}"
-    print(f"runner: there is no verb {words[0]!r}; {guess} (runner --help)", file=sys.stderr)
+    say(f"runner: there is no verb {words[0]!r}; {guess} (runner --help)")
     return 2
 
 

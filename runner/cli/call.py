@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
+from runner.cli.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         _check_contract(args, context or {})
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
-        print(f"runner call: {printable(str(error))}", file=sys.stderr)
+        say(f"runner call: {printable(str(error))}")
         return USAGE_ERROR
     # The cage is built while this process imports the session.
     sent = request_launch(invocation) if args.repeat is None else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner import __version__
 from runner.cli.options import add_contract_options, add_manifest_choice, contract_options_of
-from runner.cli.text import print_diagnostics
+from runner.cli.text import print_diagnostics, say
 from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = dict(contract_options_of(args))
     except ValueError as error:
-        print(f"runner check: {error}", file=sys.stderr)
+        say(f"runner check: {error}")
         return USAGE_ERROR
     files = [
         (path, load_all(path, contract=args.contract, server=args.server, options=options))
@@ -69,7 +69,7 @@ def _print_summary(
         if any(diagnostic.severity == "error" for diagnostic in diagnostics):
             continue
         names = ", ".join(printable(_named(each)) for each in loaded)
-        print(f"{printable(path)}: ok: {names}")
+        say(f"{printable(path)}: ok: {names}", sys.stdout)
     if errors or warnings:
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
 

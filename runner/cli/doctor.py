@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from runner.cli.text import say, terminal_width, wrap
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.probes import examine, unmet
@@ -47,16 +48,24 @@ def run(args: argparse.Namespace) -> int:
         policy = load_policy(args.policy, os.environ)
     except DocumentError as error:
         for diagnostic in error.diagnostics:
-            print(f"runner doctor: {diagnostic.text()}", file=sys.stderr)
+            say(f"runner doctor: {diagnostic.text()}")
             if diagnostic.hint:
-                print(f"    {printable(diagnostic.hint)}", file=sys.stderr)
+                say(f"    {printable(diagnostic.hint)}")
         return EXIT["policy_invalid"]
     findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits)
     lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":
         print(json.dumps(document(findings, lacking, policy.name), indent=2))
     else:
-        print(text(findings, lacking, policy.name, _unicode(sys.stdout), _colour(sys.stdout)))
+        told = text(
+            findings,
+            lacking,
+            policy.name,
+            _unicode(sys.stdout),
+            _colour(sys.stdout),
+            terminal_width(sys.stdout),
+        )
+        print(told)
     return EXIT["sandbox_unavailable" if lacking else "ok"]
 
 
@@ -71,25 +80,36 @@ def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: st
 
 
 def text(
-    findings: Sequence[Finding], lacking: Sequence[Finding], policy: str, unicode: bool, colour: bool
+    findings: Sequence[Finding],
+    lacking: Sequence[Finding],
+    policy: str,
+    unicode: bool,
+    colour: bool,
+    columns: int | None = None,
 ) -> str:
-    """A line for each finding, the remedy below those that need one, the verdict last."""
+    """A line for each finding, the remedy below those that need one, the verdict last. `columns`: of the
+    terminal, at which lines are wrapped."""
+
+    def fitted(line: str) -> str:
+        return line if columns is None else wrap(line, columns)
+
     marks = {status: mark[0 if unicode else 1] for status, mark in _MARKS.items()}
     mark_width = max(map(len, marks.values()))
     width = max(len(finding.layer) for finding in findings)
     lines: list[str] = []
     for finding in findings:
         mark = f"{marks[finding.status]:{mark_width}}"
-        if colour:
-            mark = f"\033[{_MARKS[finding.status][2]}m{mark}\033[0m"
-        lines.append(f"{mark} {finding.layer.replace('_', ' '):{width}}  {finding.summary}")
+        line = fitted(f"{mark} {finding.layer.replace('_', ' '):{width}}  {finding.summary}")
+        if colour:  # after wrapping, which counts characters
+            line = f"\033[{_MARKS[finding.status][2]}m{mark}\033[0m{line[len(mark) :]}"
+        lines.append(line)
         if finding.status in ("degraded", "missing"):
             indent = " " * (mark_width + width + 3)
             if finding.detail:
-                lines.append(textwrap.indent(finding.detail, indent))
+                lines.append(fitted(textwrap.indent(finding.detail, indent)))
             if finding.remedy:
-                lines.append(textwrap.indent(f"-> {finding.remedy}", indent))
-    joined = "\n".join([*lines, "", verdict(findings, lacking, policy)])
+                lines.append(fitted(textwrap.indent(f"-> {finding.remedy}", indent)))
+    joined = "\n".join([*lines, "", fitted(verdict(findings, lacking, policy))])
     # Also the sentences hold a few typographic characters.
     return joined if unicode else joined.replace("…", "...").encode("ascii", "replace").decode()
 

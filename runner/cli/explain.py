@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
+from runner.cli.text import say
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
     except ValueError as error:
-        print(f"runner explain: {error}", file=sys.stderr)
+        say(f"runner explain: {error}")
         return 2
     outcome = Outcome("ok", "plan", "the plugin may be launched")
     stage: Stage | None
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     elif loaded is None or outcome.code in ("manifest_invalid", "policy_invalid"):
         printing.failure(stage, outcome)
     else:
-        print("\n".join(_text(stage, loaded.plugin, outcome)))
+        say("\n".join(_text(stage, loaded.plugin, outcome)), sys.stdout)
     return EXIT[outcome.code]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
+from runner.cli.text import say
 from runner.contracts.registry import contract_names, find_contract
 from sandbox.document.diagnostic import printable
 
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     known = contract_names()
     if args.contract not in known:
         name = printable(args.contract)
-        print(f"runner schema: there is no contract '{name}'; there are {', '.join(known)}", file=sys.stderr)
+        say(f"runner schema: there is no contract '{name}'; there are {', '.join(known)}")
         return 2
     print(json.dumps(find_contract(args.contract).json_schema(), indent=2))
     return 0

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from runner.cli.text import say
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usage(message: str) -> int:
-    print(f"runner state: {printable(message)}", file=sys.stderr)
+    say(f"runner state: {printable(message)}")
     return USAGE_ERROR
 
 
@@ -122,7 +123,7 @@ def _remove(states: Sequence[State], args: argparse.Namespace) -> int:
         if not states:
             print("no state is orphaned")
     for state, reason in kept:
-        print(f"runner state: {printable(state.name)}: {printable(reason)}", file=sys.stderr)
+        say(f"runner state: {printable(state.name)}: {printable(reason)}")
     return status
 
 
@@ -144,7 +145,8 @@ def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        print("  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[3]]))
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        say("  ".join([*cells, row[3]]), sys.stdout)
 
 
 def _condition(state: State) -> str:

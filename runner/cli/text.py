@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from runner.launch.report import explained
-from runner.launch.stages import Stage
-from runner.outcome import Outcome
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from runner.launch.stages import Stage
+    from runner.outcome import Outcome
 
 # A narrower terminal gets lines of this width: below it, wrapping helps nobody.
 _NARROWEST = 40
@@ -30,6 +32,8 @@ def note_text(note: Note) -> str:
 
 
 def failure(stage: Stage | None, outcome: Outcome) -> None:
+    from runner.launch.report import explained
+
     say("\n".join(explained(stage, outcome)))
 
 
@@ -50,9 +54,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def fit(text: str, stream: TextIO) -> str:
     """The text for this stream: unchanged where a program reads it, wrapped where a person does."""
     width = terminal_width(stream)
-    if width is None or all(len(line) <= width for line in text.split("\n")):
-        return text
-    return "\n".join(part for line in text.split("\n") for part in _wrapped(line, max(width, _NARROWEST)))
+    return text if width is None else wrap(text, width)
 
 
 def terminal_width(stream: TextIO) -> int | None:
@@ -61,6 +63,10 @@ def terminal_width(stream: TextIO) -> int | None:
         return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError, AttributeError):  # a pipe, a closed stream, an object of the caller's
         return None
+
+
+def wrap(text: str, width: int) -> str:
+    return "\n".join(part for line in text.split("\n") for part in _wrapped(line, max(width, _NARROWEST)))
 
 
 def _wrapped(line: str, width: int) -> list[str]:

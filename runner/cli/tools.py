@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
+from runner.cli.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         invocation = invocation_of(args)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
-        print(f"runner tools: {printable(str(error))}", file=sys.stderr)
+        say(f"runner tools: {printable(str(error))}")
         return USAGE_ERROR
     sent = request_launch(invocation)
     from runner.cli.live.list_tools import list_all

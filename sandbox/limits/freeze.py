@@ -14,8 +14,8 @@ _MOST = 256  # one descriptor is held for each
 class Halt:
     """Stops the processes when called with True, and continues those it has stopped when called with False.
 
-    A process that was stopped before stays stopped. Our own child is never stopped: it is the cell's init, and
-    its clock must go on if we ourselves are stopped half-way.
+    A process that was stopped before stays stopped. Our own child is never stopped: it is the cell's init,
+    and its clock must go on if we ourselves are stopped half-way.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:

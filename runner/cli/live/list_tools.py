@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
+from runner.cli.text import fit
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
 from runner.protocol.dialect import Call
@@ -27,7 +29,8 @@ def list_all(request: SessionRequest, output: Output) -> int:
             await write_in_thread(output.result, {"plugin": {**about, "contract": contract}, **found})
         else:
             title = printable(" ".join(filter(None, (identity.id, identity.version, f"({contract})"))))
-            await write_in_thread(output.tell, "\n".join((title, *_listing(found))))
+            text = fit("\n".join((title, *_listing(found))), sys.stdout)
+            await write_in_thread(output.tell, text)
 
     return run_session(request, output, "tools", work)
 
