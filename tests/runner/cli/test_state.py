@@ -185,7 +185,7 @@ def test_states_without_manifests(runner_as_user: Caller, plugin_dir: Path, writ
     record.unlink()
     assert plugins.states() == {} and "unknown" in runner_as_user("state", "list").stdout
     assert plugins.remove(here).returncode == 0
-    assert runner_as_user("state", "list").stdout == "no plugin has state here\n"
+    assert runner_as_user("state", "list").stdout == "no plugin has state on this machine\n"
 
 
 # --- reservations ------------------------------------------------------------------------------------------
