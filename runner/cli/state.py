@@ -1,4 +1,4 @@
-"""`runner state`: which plugins have state, and how to be rid of it."""
+"""`runner state`: list and remove the state directories of plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateKept, list_states, remove_state
 
 NAME = "state"
-HELP = "list the plugins' state directories, or remove some"
+HELP = "list the state directories of plugins, or remove some"
 EXAMPLE = "runner state remove ./my-plugin"
 MIXES_ARGUMENTS = True  # options may stand between the action and the names
 
@@ -26,7 +26,7 @@ _NOT_REMOVED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", choices=("list", "remove"), help="list: show all; remove: delete with all that is in them"
+        "action", choices=("list", "remove"), help="list: show all; remove: delete them with their content"
     )
     parser.add_argument(
         "states",
@@ -41,23 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(message: str) -> str:
-    return "it is runner state list, or runner state remove NAME" if "action" in message else ""
+    return "use runner state list, or runner state remove NAME" if "action" in message else ""
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         if args.states:
-            return _usage("list shows all states and takes no names")
+            return _usage("list takes no names: it shows all states")
         _print_list([state for state in list_states(os.environ) if state.orphaned or not args.orphaned], args)
         return EXIT["ok"]
     if args.orphaned == bool(args.states):
-        return _usage("remove needs a name or a manifest, or --orphaned and none")
+        return _usage("remove needs a name or a manifest, or --orphaned without names")
     known = list_states(os.environ)
     chosen: dict[str, State] = {state.path: state for state in known if args.orphaned and state.orphaned}
     for word in args.states:
         meant = _meant(word, known)
         if not meant:
-            return _usage(f"there is no state of {word}; runner state list shows what there is")
+            return _usage(f"{word} has no state; runner state list shows all states")
         if len(meant) > 1:
             names = ", ".join(state.name for state in meant)
             return _usage(f"{word} has several states: {names}; name one of them")
@@ -108,7 +108,7 @@ def _remove(states: Sequence[State], args: argparse.Namespace) -> int:
             remove_state(state)
             removed.append(state)
         except StateInUse:
-            kept.append((state, "the plugin runs; end it first"))
+            kept.append((state, "the plugin is running; stop it first"))
             status = EXIT["policy_denied"]
         except StateKept as fault:
             kept.append((state, str(fault)))
@@ -136,7 +136,7 @@ def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
         print(json.dumps({"schema": SCHEMA, "states": [_entry(state) for state in states]}, indent=2))
         return
     if not states:
-        print("no plugin has a state that is orphaned" if args.orphaned else "no plugin has state here")
+        print("no state is orphaned" if args.orphaned else "no plugin has state on this machine")
         return
     rows = [("NAME", "UID", "PLUGIN", "MANIFEST")]
     rows += [

@@ -22,10 +22,10 @@ _COMPLAINT_LIMIT = 4 << 10  # of its complaint, if it has one
 # process that takes longer hangs in the kernel, on a dead disk or server, and cannot be ended.
 KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
-_CROWD = 32  # processes
+_CROWD_PROCESSES = 32  # processes
 
 
-_PROGRAM = 3  # generations below the cell's init: bwrap, its init, the program
+_PROGRAM_GENERATION = 3  # generations below the cell's init: bwrap, its init, the program
 
 
 class Usage(NamedTuple):
@@ -109,7 +109,7 @@ class Cell:
         self._hasten()
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
-        elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD:
+        elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD_PROCESSES:
             # bwrap's init would wait for its turn among all of them. The cgroup counts what they used.
             self.cgroup.kill()
 
@@ -163,7 +163,7 @@ class Cell:
 
         Neither bwrap process passes signals on: the outer one dies of them, the inner init ignores them.
         """
-        return _signal_below(self.pid, _PROGRAM, number)
+        return _signal_below(self.pid, _PROGRAM_GENERATION, number)
 
     def wait(self) -> Exit:
         """Reap it. Returns when the last process of the tree is gone, since a namespace's init is not

@@ -1,4 +1,4 @@
-"""What surrounds the cage and is worth knowing, although no layer of the default policy rests on it."""
+"""Facts about this machine that matter, although no layer of the default policy depends on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _protection(layer: str, name: str, danger: str) -> Finding:
 
 
 def interpreters(environ: Mapping[str, str]) -> list[Finding]:
-    """Interpreters a plugin's command would find first, but cannot be shown."""
+    """Interpreters that a plugin's command finds first on PATH, but that no plugin can be shown."""
     findings = []
     for name in _INTERPRETERS:
         found = shutil.which(name, path=environ.get("PATH", os.defpath))
@@ -121,7 +121,7 @@ def _denied(path: str, denied_homes: tuple[str, ...]) -> tuple[str, str]:
 
 
 def remembered() -> Finding:
-    """What a launch saves by what the last one worked out: more than half of its time."""
+    """The cache of read manifests and policies, which saves more than half of the time of a launch."""
     place = cache.directory()
     if place is None:
         return Finding(

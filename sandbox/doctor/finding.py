@@ -13,7 +13,7 @@ class Finding(NamedTuple):
     """What one probe saw.
 
     `missing`: the layer cannot be enforced here. `degraded`: it holds, but something around it is weaker than
-    it should be. `info`: no layer of the default policy rests on it.
+    it should be. `info`: no layer of the default policy depends on it.
     """
 
     layer: str

@@ -1,4 +1,4 @@
-"""The launcher, tried in a cage: a program of ours that every plugin is started by."""
+"""The launcher, our own program that starts every plugin, tried in a cage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 def launching(bwrap: str, uid: int | None) -> Finding:
-    """Whether it can be executed, and puts streams in place."""
+    """Whether the launcher can be executed and connects the streams."""
     options = [*foundation(), "--proc", "/proc", "--chdir", "/"]
     null = os.open(os.devnull, os.O_RDWR)
     streams = os.dup(null), os.dup(null), os.dup(null)

@@ -1,8 +1,8 @@
-"""Which limits this machine can hold a plugin to, found by making a plugin's groups and no plugin.
+"""Which limits this machine can enforce, found by making the cgroups of a launch without a plugin.
 
-As a launch does it: the same survey, the same choice of means, the same groups, which a process joins and
-which are removed. In a child, and with one difference: where a launch would first have to hand controllers
-down (cgroup v2), it would change a group that others may use, so there the doctor looks and does not act.
+It does what a launch does: the same survey, the same choice of means, the same groups, which a process joins
+and which are removed. It runs in a child, and with one difference. Where a launch would first have to enable
+controllers (cgroup v2), that would change a group that others may use; there the doctor only looks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A launch rehearsed: bwrap with every option a plugin gets, and a look around from inside.
+"""A rehearsed launch: bwrap with every option a plugin gets, checked from inside.
 
-What bwrap accepted is not yet what holds. A shell inside reads what the kernel says of it (ids, capabilities,
-filter, namespaces) and tries what must fail. If the whole does not run, each group of options is tried alone,
-so that the layer at fault has a name.
+An option that bwrap accepts may still have no effect. So a shell inside reads what the kernel reports about
+it (ids, capabilities, filter, namespaces) and tries what must fail. If the whole does not run, each group of
+options is tried alone, to name the layer at fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Acts tried in throw-away children: what the kernel really lets this process do.
 
 Each act runs in a child that reports step by step and is killed when its time is up, so a probe can neither
-hang nor leave anything behind. Only `runner doctor` comes here; a launch never does.
+hang nor leave anything behind. `runner doctor` uses it, and a launch that has failed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ NONSENSE: Mapping[str, int] = {
 _NOWHERE = 1  # an address at which there is never anything
 _NO_SUCH_FLAG = 1 << 20
 
-TIMEOUT = 10.0  # seconds: a trial takes milliseconds; ten seconds is a machine on its knees
-_POLL = 0.002
+TRIAL_SECONDS = 10.0  # a trial takes milliseconds; only an overloaded machine needs this long
+_POLL_SECONDS = 0.002
 
 # The few system calls that have no wrapper in every libc, by machine.
 _NUMBERS: Mapping[str, Mapping[str, int]] = {
@@ -154,7 +154,7 @@ def drop_to(uid: int) -> None:
     prctl.set_dumpable(True)
 
 
-def in_child(act: Callable[[Note], None], timeout: float = TIMEOUT) -> TrialOutcome:
+def in_child(act: Callable[[Note], None], timeout: float = TRIAL_SECONDS) -> TrialOutcome:
     """Run `act` in a forked child and collect what it notes."""
     import prctl  # noqa: F401 -- loaded before the fork: each child needs it
 
@@ -221,7 +221,7 @@ def reap(child: int, deadline: float) -> int | None:
             return status
         if time.monotonic() >= deadline:
             return None
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
 
 # --- user namespaces ------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def run_bwrap(
 
 
 def run_spawned(
-    argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TIMEOUT
+    argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TRIAL_SECONDS
 ) -> Run:
     """Run a program by way of sandbox.spawn.spawner, as every plugin is.
 

@@ -24,7 +24,7 @@ RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, hol
 
 
 class StateRefused(Exception):
-    """The directory cannot be the plugin's; the message says why, the hint what to do."""
+    """The directory cannot be used as state; the message says why, the hint what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
 
 
 class Writing(NamedTuple):
-    """Folders of the host in which a plugin leaves files of its own uid: that has to be a reserved one."""
+    """Folders of the host in which a plugin leaves files of its own uid, so the uid has to be reserved."""
 
     folders: tuple[str, ...]
     state_dir: str  # what the uid is reserved for, if the plugin has no state directory
@@ -130,10 +130,10 @@ def owned_state(
 
 
 class _Directory:
-    """A state directory, open, with what has to be known to undo its making."""
+    """An open state directory, with everything needed to undo its making."""
 
     def __init__(self, path: str) -> None:
-        """Made with its parents if missing. Through no link: `path` had none when it was looked at."""
+        """Make it, with its parents, if it is missing. No link is followed: `path` is a resolved one."""
         self.path = path
         self.made: list[str] = []  # folders made below it
         # Root's parents are searchable by all, since the dropped uid walks through here to its own. Others'
@@ -170,7 +170,7 @@ class _Directory:
             self.identities[f"{self.path}/{part}"] = _make_below(self.fd, part, uid, gid, self.made)
 
     def clear(self) -> bool:
-        """Without the folders that were made below it; False if something else is in it."""
+        """Remove the folders that were made below it; False if something else is in it."""
         for made in reversed(self.made):
             with suppress(OSError):
                 os.rmdir(made, dir_fd=self.fd)
@@ -190,7 +190,7 @@ class _Directory:
 
 
 class _LeasedClaim:
-    """Root's: the directory becomes that of a uid which is the plugin's alone."""
+    """For root: the directory gets the uid that is reserved for this plugin."""
 
     def __init__(
         self, path: str, uid_range: tuple[int, int], manifest: str, folders: Sequence[str] = ()
@@ -252,7 +252,7 @@ def _has_left(uid: int, folders: Iterable[str]) -> bool:
 
 
 class _WritingClaim:
-    """Root's, of a plugin without state that leaves files elsewhere: a uid which is the plugin's alone."""
+    """For root, and a plugin without state that leaves files elsewhere: only a uid is reserved."""
 
     def __init__(self, writing: Writing, uid_range: tuple[int, int], manifest: str) -> None:
         self._writing = writing
@@ -287,8 +287,8 @@ class _WritingClaim:
 
 
 class _OwnClaim:
-    """An ordinary user's. In the runner's own place a file beside it says whose it is, and is locked for as
-    long as the plugin lives: nothing else tells `runner state` that it does."""
+    """For an ordinary user. In the runner's own folder a record beside the directory names the manifest. It
+    is locked as long as the plugin lives, so that `runner state` can see that it runs."""
 
     def __init__(self, path: str, manifest: str) -> None:
         self._path = path

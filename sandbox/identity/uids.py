@@ -78,7 +78,7 @@ class Occupancy(NamedTuple):
 
 
 def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RESERVATIONS) -> bool:
-    """Whether `uid` is one that plugins are given, under this policy or another one."""
+    """Whether `uid` may belong to a plugin, under this policy or another one."""
     default = DEFAULT_RANGE[0] <= uid <= DEFAULT_RANGE[1]
     return default or is_ours(uid, first, last) or read_reservation(reservations, uid) is not None
 
@@ -142,7 +142,7 @@ def lease_for_state(
 
 
 def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations: str) -> UidLease:
-    """For a directory that has its uid already."""
+    """Lease the uid that a directory already has."""
     held = read_reservation(reservations, uid)
     kept = held is not None and held.state == state_dir
     alone = lock_byte(fd, uid, fcntl.F_WRLCK)
@@ -245,7 +245,7 @@ def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = R
 
 @contextmanager
 def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
-    """One runner at a time, while a state directory and a uid are brought together."""
+    """Held while a uid is reserved for a state directory: one runner at a time."""
     make_private_directory(reservations)
     fd = os.open(reservations, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -265,7 +265,7 @@ def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
 
 
 def upgrade(lease: UidLease) -> bool:
-    """From a share of the uid to all of it; False while another instance of the plugin has a share."""
+    """Turn a shared lease into an exclusive one; False while another instance of the plugin has the uid."""
     return lock_byte(lease.fd, lease.uid, fcntl.F_WRLCK)
 
 
@@ -342,7 +342,7 @@ def _start(state_dir: str) -> int:
 
 
 def _sweep(reservations: str, fd: int, own: int) -> None:
-    """Collect what is stale, a few at each first start: thousands would take long."""
+    """Remove stale reservations, a few at each first start: thousands would take long."""
     names = reserved_uids(reservations)
     start = _random(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:

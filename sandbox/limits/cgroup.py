@@ -24,9 +24,9 @@ from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-_NEARLY = 0.95  # the kernel takes memory in batches, and some cores may have some in hand
+_NEARLY_FULL_SHARE = 0.95  # the kernel takes memory in batches, and some cores may have some in hand
 _REMOVE_SECONDS = 2.0
-_TRIES = 100
+_NAMES_TRIED = 100
 
 
 class CgroupFault(Exception):
@@ -273,7 +273,7 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
     if memory.site.version == 2:
         return memory.table("memory.events").get("oom", 0) > 0  # counted where the limit is
     limit, most = memory.number("memory.limit_in_bytes"), memory.number("memory.max_usage_in_bytes")
-    return limit is not None and most is not None and most >= _NEARLY * limit
+    return limit is not None and most is not None and most >= _NEARLY_FULL_SHARE * limit
 
 
 # --- making and removing ------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def make_cgroup(
 
 
 def _make(site: Site) -> CgroupDirectory:
-    for number in range(_TRIES):
+    for number in range(_NAMES_TRIED):
         name = f"{PREFIX}{_identity()}-{number}"
         try:
             held = _made_and_locked(f"{site.directory}/{name}")

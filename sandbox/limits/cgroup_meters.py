@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.meter import Meter
 
-_SHORTEST_LOOK = 0.02
-_OOM_KILL_TAKES = 0.01  # the event comes before the counter
+_SHORTEST_PAUSE_SECONDS = 0.02
+_OOM_KILL_SECONDS = 0.01  # the event comes before the counter
 _OOM_LOOKS = 100
 
 
@@ -25,14 +25,14 @@ class CpuTimeMeter(Meter):
         self._limit = limit
         self._cores = os.cpu_count() or 1
         self._used = 0.0
-        self.due = time.monotonic() + max(_SHORTEST_LOOK, limit / self._cores)
+        self.due = time.monotonic() + max(_SHORTEST_PAUSE_SECONDS, limit / self._cores)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
         self._used = self._cgroup.cpu() or 0.0
         left = self._limit - self._used
-        self.due = now + max(_SHORTEST_LOOK, left / self._cores)
+        self.due = now + max(_SHORTEST_PAUSE_SECONDS, left / self._cores)
         return "cpu_time" if left <= 0 else None
 
 
@@ -57,7 +57,7 @@ class MemoryMeter(Meter):
         elif now < self.due:
             return None
         self._looks -= 1
-        self.due = now + _OOM_KILL_TAKES if self._looks > 0 else math.inf
+        self.due = now + _OOM_KILL_SECONDS if self._looks > 0 else math.inf
         return "memory" if self._cgroup.counters().oom_kills else None
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from sandbox.value import NamedTuple
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 _DELETED = " (deleted)"
-_STEP = 32
-_COMPARED = 4  # a thread's table with those of so many others, before it is read again
+_STEP_ENTRIES = 32
+_TABLES_COMPARED = 4  # a thread's table with those of so many others, before it is read again
 
 
 class File(NamedTuple):
@@ -74,7 +74,7 @@ class _DeletedFileSearch:
             self._program(pid)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 yield
-                if not any(self._same_table(thread, other) for other in read[:_COMPARED]):
+                if not any(self._same_table(thread, other) for other in read[:_TABLES_COMPARED]):
                     read.append(thread)
                     yield from self._descriptors(f"/proc/{pid}/task/{thread}")
                 # One memory for all of them. Only a thread that has ended shows none.
@@ -104,7 +104,7 @@ class _DeletedFileSearch:
 
     def _descriptors(self, thread: str) -> Generator[None, None, None]:
         for at, name in enumerate(os.listdir(f"{thread}/fd")):
-            if at % _STEP == 0:
+            if at % _STEP_ENTRIES == 0:
                 yield
             link = f"{thread}/fd/{name}"
             try:
@@ -128,7 +128,7 @@ class _DeletedFileSearch:
         if mark in raw:
             known: set[bytes] = set()
             for at, line in enumerate(raw.splitlines(keepends=True)):
-                if at % _STEP == 0:
+                if at % _STEP_ENTRIES == 0:
                     yield
                 if line.endswith(mark):
                     self._mapping(pid, line, known)

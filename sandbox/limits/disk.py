@@ -53,7 +53,7 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
 _WRITING_FACTOR = 4
 # Nothing is measured for a loss smaller than this part of the limit. Otherwise a plugin that has filled its
 # folder could make us measure it for every byte that is written elsewhere.
-_GRAIN = 100
+_SMALLEST_LOSS_PARTS = 100
 _QUICK_SECONDS = 0.001  # a measurement this short leaves no time to change anything
 _SLICE_SECONDS = 0.01  # of a longer one, before the caller's other meters have their turn
 
@@ -229,7 +229,7 @@ class DiskMeter(Meter):
         return False
 
     def _is_worth_it(self, loss: int) -> bool:
-        return loss * _GRAIN >= self.limit
+        return loss * _SMALLEST_LOSS_PARTS >= self.limit
 
     def _is_doubtful(self) -> bool:
         """Whether the space left on the filesystems does not show what the plugin has taken: some of it is
@@ -397,7 +397,7 @@ class DiskMeter(Meter):
             return
         for each in self._folders:
             lost = self._reference.lost(each.device, left, used)
-            if lost * _GRAIN > self.limit:
+            if lost * _SMALLEST_LOSS_PARTS > self.limit:
                 taken = each.used + lost
                 # Somebody else may have taken it, so the message says only what we know.
                 self._judge(each, taken, _UNCOUNTED if taken > self.limit else "")

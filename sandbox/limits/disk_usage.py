@@ -21,9 +21,9 @@ ENTRY = 4096
 DEPTH_LIMIT = 200
 
 # A step is as long as it takes to look at this many names: a fraction of a millisecond.
-_STEP = 64
+_STEP_NAMES = 64
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_SPECULATION = 64 << 10
+_SPECULATION_BYTES = 64 << 10
 
 
 class Size(NamedTuple):
@@ -67,7 +67,7 @@ def occupied(taken: int, length: int, ahead: bool) -> int:
     XFS takes as much again as a growing file has, and gives it back later. Nobody asked for that: it does not
     count. More than that somebody has asked for.
     """
-    if ahead and length < taken <= 2 * length + _SPECULATION:
+    if ahead and length < taken <= 2 * length + _SPECULATION_BYTES:
         return -(-length // ENTRY) * ENTRY
     return taken
 
@@ -128,7 +128,7 @@ class _Count:
         with os.scandir(fd) as entries:
             for entry in entries:
                 step += 1
-                if step % _STEP == 0:
+                if step % _STEP_NAMES == 0:
                     yield
                 try:
                     if entry.is_dir(follow_symlinks=False):

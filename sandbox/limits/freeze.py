@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Iterable
 
 # A plugin that forks faster than we stop it goes on running; it is measured in any case.
-_ROUNDS = 8
-_MOST = 256  # one descriptor is held for each
+_STOP_ROUNDS = 8
+_MOST_PROCESSES = 256  # one descriptor is held for each
 
 
 class Halt:
@@ -24,7 +24,7 @@ class Halt:
 
     def __call__(self, on: bool) -> None:
         if on:
-            for _ in range(_ROUNDS):
+            for _ in range(_STOP_ROUNDS):
                 if not self._stop():
                     break
         else:
@@ -38,7 +38,11 @@ class Halt:
         opened: dict[int, int] = {}
         try:
             for pid in self._processes():
-                if pid not in self._held and len(self._held) + len(opened) < _MOST and _goes_on(pid):
+                if (
+                    pid not in self._held
+                    and len(self._held) + len(opened) < _MOST_PROCESSES
+                    and _goes_on(pid)
+                ):
                     try:
                         opened[pid] = os.pidfd_open(pid)
                     except OSError:

@@ -16,26 +16,26 @@ from time import monotonic, thread_time
 from sandbox.limits.meter import Meter
 
 # A plugin that fills sockets as fast as it can, in bytes a second.
-_FILL_RATE = 1 << 30
-_SHORTEST_LOOK, _LONGEST_LOOK = 0.02, 1.0
+_FASTEST_BYTES_PER_SECOND = 1 << 30
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 # Of the time between two looks, the part that looking should take. How many sockets there are to look at is
 # the plugin's choice, so the next look is at most this many times later for it.
-_SHARE = 0.05
-_LATEST = 4
+_LOOKING_SHARE = 0.05
+_LATER_FACTOR = 4
 
 # What a socket takes with nothing in it: the kernel's structures for it, its file and its inode.
-_EMPTY_SOCKET = 4096
+_EMPTY_SOCKET_BYTES = 4096
 # What is left of a connection that was closed, and what there is of one that is not made yet. They belong to
 # no process: a program that makes many short connections has thousands of them.
-_EMPTY_CONNECTION = 512
+_EMPTY_CONNECTION_BYTES = 512
 _CONNECTIONS_ONLY = ("03", "06", "0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = "0A"
-# Where the machine's counters show that there can be no more than this part of the limit, the tables are read
-# once in _LONGEST_LOOK. Reading them costs milliseconds even if they are empty: the kernel walks through the
-# table of all its namespaces. Its counters cost microseconds.
-_SPARE = 0.5
+# Where the machine's counters show that the sockets hold no more than this part of the limit, the tables are
+# read once in _LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
+# kernel walks through the table of all its namespaces. Its counters cost microseconds.
+_SPARE_SHARE = 0.5
 # Of one table, a hundred thousand sockets. What does not fit is not looked at, so more is too much.
-_TABLE_LIMIT = 16 << 20
+_TABLE_BYTES = 16 << 20
 
 
 class SocketMeter(Meter):
@@ -44,7 +44,7 @@ class SocketMeter(Meter):
     def __init__(self, limit: int, held: Callable[[], float | None]) -> None:
         self._limit = limit
         self._held = held
-        self.due = monotonic() + _SHORTEST_LOOK
+        self.due = monotonic() + _SHORTEST_PAUSE_SECONDS
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
@@ -52,9 +52,9 @@ class SocketMeter(Meter):
         began = thread_time()  # not on the wall's clock, which a plugin can slow down by being busy
         held = self._held() or 0
         took = thread_time() - began
-        filled = max(0, self._limit - held) / _FILL_RATE
-        wait = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, filled))
-        self.due = monotonic() + min(_LATEST * wait, max(took / _SHARE, wait))
+        filled = max(0, self._limit - held) / _FASTEST_BYTES_PER_SECOND
+        wait = min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, filled))
+        self.due = monotonic() + min(_LATER_FACTOR * wait, max(took / _LOOKING_SHARE, wait))
         return "memory" if held > self._limit else None
 
 
@@ -66,7 +66,7 @@ class SocketTables:
 
     def __init__(self, member: Callable[[], int | None], limit: int = 0) -> None:
         self._member = member
-        self._spare = limit * _SPARE
+        self._spare = limit * _SPARE_SHARE
         self._fds: tuple[int, ...] = ()  # they name the namespace: its processes may come and go
         self._counters: int | None = None
         self._read_at = -math.inf
@@ -75,7 +75,7 @@ class SocketTables:
         if not self._fds and not self._open():
             return None
         now = monotonic()
-        if now < self._read_at + _LONGEST_LOOK:
+        if now < self._read_at + _LONGEST_PAUSE_SECONDS:
             most = self._most()
             if most is not None and most <= self._spare:
                 return most
@@ -115,7 +115,7 @@ def _held(fd: int) -> float:
     while piece := os.read(fd, 1 << 16):
         pieces.append(piece)
         size += len(piece)
-        if size > _TABLE_LIMIT:
+        if size > _TABLE_BYTES:
             return math.inf
     return held_in(b"".join(pieces).decode("ascii", "replace"))
 
@@ -127,7 +127,7 @@ def held_in(table: str) -> int:
         words = line.split(None, 5)
         if len(words) < 5:
             continue  # cut short
-        total += _EMPTY_CONNECTION if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET
+        total += _EMPTY_CONNECTION_BYTES if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET_BYTES
         if words[3] != _LISTENING:  # which counts connections there, not bytes
             sent, _, received = words[4].partition(":")
             total += int(sent, 16) + int(received, 16)
@@ -145,7 +145,7 @@ def most_in(counters: str) -> int | None:
         found |= {(name, key): int(value) for key, value in zip(words[::2], words[1::2], strict=False)}
     try:
         pages = found["TCP", "mem"] + found["UDP", "mem"]
-        closed = found["TCP", "tw"] * _EMPTY_CONNECTION
-        return found["sockets", "used"] * _EMPTY_SOCKET + closed + pages * os.sysconf("SC_PAGE_SIZE")
+        closed = found["TCP", "tw"] * _EMPTY_CONNECTION_BYTES
+        return found["sockets", "used"] * _EMPTY_SOCKET_BYTES + closed + pages * os.sysconf("SC_PAGE_SIZE")
     except KeyError:
         return None

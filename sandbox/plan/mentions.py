@@ -18,7 +18,7 @@ from sandbox.spec import Note
 
 # More would not say more.
 NOTES_SHOWN = 8
-_LONGEST = 4096
+_LONGEST_WORD = 4096
 # There, a plugin has something of its own under the host's name.
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
@@ -75,7 +75,7 @@ def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _effect(word: str, directory: str, inside: str, home: str, visible: Callable[[str], bool]) -> str:
     """What becomes of the path; empty if the word is none, or is shown."""
     path = word.removeprefix("file://").removeprefix("file:")
-    if not path or len(path) > _LONGEST or "\0" in path or "\n" in path or "://" in path:
+    if not path or len(path) > _LONGEST_WORD or "\0" in path or "\n" in path or "://" in path:
         return ""
     # No shell expands a ~. A program that does it by itself takes the HOME of its cage.
     private = path == "~" or path.startswith("~/")

@@ -21,10 +21,10 @@ from sandbox.plan.plan import (
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant
 
-DEFAULT_TMP = 64 << 20
+DEFAULT_TMP_BYTES = 64 << 20
 
 
-DEFAULT_SHM = 16 << 20
+DEFAULT_SHM_BYTES = 16 << 20
 
 
 # The system's read-only runtime, as far as it exists here. Directories of the old layout (/bin, /lib, …)
@@ -85,9 +85,9 @@ def operations(
         ReadOnly("/proc"),
         Dev(),
         *(() if grant.seccomp == "compat" else _NO_TERMINALS),
-        _folder("/dev/shm", limits.shm or DEFAULT_SHM),
+        _folder("/dev/shm", limits.shm or DEFAULT_SHM_BYTES),
         ReadOnly("/dev"),
-        _folder("/tmp", limits.tmp or DEFAULT_TMP),
+        _folder("/tmp", limits.tmp or DEFAULT_TMP_BYTES),
         *(link for link in ways if link.dest not in RUNTIME_LINKS),  # after /tmp: some are below it
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),

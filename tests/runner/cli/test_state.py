@@ -134,7 +134,7 @@ def test_a_state_is_not_removed_while_its_plugin_runs(plugins: Plugins) -> None:
         assert state["running"]
         (Path(state["path"]) / "file").touch()
         told = plugins.remove(manifest)
-        assert (told.returncode, told.stdout) == (21, "") and "the plugin runs" in told.stderr
+        assert (told.returncode, told.stdout) == (21, "") and "the plugin is running" in told.stderr
         told = plugins.caller("state", "remove", "--json", manifest)
         assert told.returncode == 21 and json.loads(told.stdout)["kept"][0]["path"] == state["path"]
         assert (Path(state["path"]) / "file").exists()
@@ -185,7 +185,7 @@ def test_states_without_manifests(runner_as_user: Caller, plugin_dir: Path, writ
     record.unlink()
     assert plugins.states() == {} and "unknown" in runner_as_user("state", "list").stdout
     assert plugins.remove(here).returncode == 0
-    assert runner_as_user("state", "list").stdout == "no plugin has state here\n"
+    assert runner_as_user("state", "list").stdout == "no plugin has state on this machine\n"
 
 
 # --- reservations ------------------------------------------------------------------------------------------

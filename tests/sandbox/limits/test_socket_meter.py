@@ -91,7 +91,7 @@ def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
 
 
 def test_more_sockets_than_are_looked_at_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_meter, "_TABLE_LIMIT", 10)
+    monkeypatch.setattr(socket_meter, "_TABLE_BYTES", 10)
     tables = SocketTables(os.getpid)
     assert tables.held() == math.inf
     assert SocketMeter(1 << 40, tables.held).look({}, math.inf) == "memory"

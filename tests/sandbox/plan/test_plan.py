@@ -14,7 +14,7 @@ from sandbox.paths.access import Unreadable, unreachable
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import contains
 from sandbox.plan.layers import LayerUnavailable
-from sandbox.plan.operations import DEFAULT_SHM, DEFAULT_TMP
+from sandbox.plan.operations import DEFAULT_SHM_BYTES, DEFAULT_TMP_BYTES
 from sandbox.plan.plan import Bind, Dev, Mask, PlanRefused, Proc, ReadOnly, ShownPath, Symlink, Text, Tmpfs
 from sandbox.policy.policy import PathRule
 from sandbox.spec import Denial, GrantedPath, Limits
@@ -73,7 +73,7 @@ def test_the_cages_own_tmp_comes_before_what_is_below_it(plugin: Path, plugin_di
     for asked in (run(plugin), request(str(link))):
         plan = compiled(asked)
         kinds = list(plan.operations)
-        tmp = kinds.index(Tmpfs("/tmp", DEFAULT_TMP, 0o1777, DEFAULT_TMP // 4096))
+        tmp = kinds.index(Tmpfs("/tmp", DEFAULT_TMP_BYTES, 0o1777, DEFAULT_TMP_BYTES // 4096))
         below = [number for number, op in enumerate(kinds) if op.dest != "/tmp" and contains("/tmp", op.dest)]
         assert below and min(below) > tmp
 
@@ -87,7 +87,9 @@ def test_the_skeleton(plugin: Path) -> None:
     assert at[Dev, "/dev"] < at[ReadOnly, "/dev"]
     masks = [number for (kind, _), number in at.items() if kind is Mask]
     assert masks and at[Proc, "/proc"] < min(masks) and max(masks) < at[ReadOnly, "/proc"]
-    assert operations[at[Tmpfs, "/dev/shm"]] == Tmpfs("/dev/shm", DEFAULT_SHM, 0o1777, DEFAULT_SHM // 4096)
+    assert operations[at[Tmpfs, "/dev/shm"]] == Tmpfs(
+        "/dev/shm", DEFAULT_SHM_BYTES, 0o1777, DEFAULT_SHM_BYTES // 4096
+    )
     texts = {op.dest: op.content for op in operations if isinstance(op, Text)}
     assert set(texts) == {"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf"}
     assert b"65534" in texts["/etc/passwd"] and b"65534" in texts["/etc/group"]
