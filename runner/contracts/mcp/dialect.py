@@ -148,7 +148,7 @@ class McpDialect:
             raise CallRefused(Violation("internal", message, call=token))
         if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
-        if call.kind == "tool" and (unknown := self._catalogue.missing(token, call.name)) is not None:
+        if call.kind == "tool" and (unknown := self._catalogue.find_missing(token, call.name)) is not None:
             raise CallRefused(unknown)
         started = PendingCall(token, call, agreed, self._standing)
         try:
@@ -311,9 +311,9 @@ class McpDialect:
         started.release()
         events = self._drop_inputs(started.token)
         if isinstance(event, Reply) and started.call.kind == "tool":
-            return [*events, *self._catalogue.checked(event, started.call.name)]
+            return [*events, *self._catalogue.check_result(event, started.call.name)]
         if isinstance(event, Reply) and started.call.kind == "list" and not started.stale:
-            self._catalogue.listed(started.call.name, event.value, weight)
+            self._catalogue.remember(started.call.name, event.value, weight)
         return [*events, event]
 
     # --- inputs a modern server asks for before a call goes on -------------------------------------
@@ -388,7 +388,7 @@ class McpDialect:
             keys = ("level", "logger", "data")
             return [Notice("log", {key: given[key] for key in keys if key in given})]
         if method in _CHANGED:
-            self._catalogue.changed(_CHANGED[method])
+            self._catalogue.forget(_CHANGED[method])
             for started in self._pending.values():
                 started.stale = True
             return [Notice("changed", {"list": _CHANGED[method]})]

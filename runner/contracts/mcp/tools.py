@@ -23,7 +23,7 @@ class Catalogue:
         self._schemas: Shelf[Schema] = Shelf(COMPILED)
         self._unusable: set[str] = set()  # tools whose schema cannot be used
 
-    def listed(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:
+    def remember(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:
         """`weight`: of the list in memory."""
         if name != "tools":
             return
@@ -35,7 +35,7 @@ class Catalogue:
         for tool in items:
             self._tools.setdefault(tool["name"], tool.get("outputSchema"))
 
-    def changed(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         if name == "tools":
             self._forget()
 
@@ -46,7 +46,7 @@ class Catalogue:
         self._standing.give_back(self._weight)
         self._weight = 0
 
-    def missing(self, token: int, name: str) -> Violation | None:
+    def find_missing(self, token: int, name: str) -> Violation | None:
         """The fault of a call whose tool is known not to exist."""
         if self._tools is None or name in self._tools:
             return None
@@ -54,7 +54,7 @@ class Catalogue:
         hint = did_you_mean(name, names) or f"it has {', '.join(quoted(one) for one in names[:20]) or 'none'}"
         return Violation("tool_not_exposed", f"the server has no tool {quoted(name)}", "", hint, call=token)
 
-    def checked(self, reply: Reply, name: str) -> list[Event]:
+    def check_result(self, reply: Reply, name: str) -> list[Event]:
         """Checks the result of a tool against its outputSchema."""
         document = (self._tools or {}).get(name)
         if document is None:

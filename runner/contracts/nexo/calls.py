@@ -48,7 +48,7 @@ class OpenCall(NamedTuple):
     hook: str = ""
 
 
-def listed(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
+def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
     """What the manifest declares of a kind other than tools. Raises CallRefused."""
     section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
     if section not in CONTRACT.declared:

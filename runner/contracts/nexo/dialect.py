@@ -82,8 +82,8 @@ class NexoDialect:
         self._config = setting.config
         self._on_hook_failure = setting.on_hook_failure
         self._stamps = stamps
-        self._timeouts = timeouts.of(setting.environ)
-        self._topics = topics.of(setting.plugin)
+        self._timeouts = timeouts.read_timeouts(setting.environ)
+        self._topics = topics.read_topics(setting.plugin)
         self._configuration = exports.configuration_of(setting.plugin)
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
@@ -154,7 +154,7 @@ class NexoDialect:
             message = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._failed("too_large", message, "advertise fewer tools or smaller schemas")
         try:
-            found = handshake.welcome(result, self._plugin)
+            found = handshake.read_welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
             return self._failed(fault.cause, str(fault), fault.hint)
         self._identity, self._tools = found.identity, found.tools
@@ -263,7 +263,7 @@ class NexoDialect:
         number, known = call
         if known.hook:
             return self._stood_in(number, known.hook, f"it answered with an error: {said}")
-        return (errors.of(number, known.family, error.code, error.message, error.data),)
+        return (errors.make_refusal(number, known.family, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if not self._wired:
@@ -326,8 +326,9 @@ class NexoDialect:
 
     def call(self, token: int, call: Call) -> Events:
         if call.kind == "list":
-            known = [tool.shown() for tool in self._tools.values()]
-            return (Reply(token, known if call.name == "tools" else calls.listed(token, call, self._plugin)),)
+            if call.name == "tools":
+                return (Reply(token, [tool.shown() for tool in self._tools.values()]),)
+            return (Reply(token, calls.list_declared(token, call, self._plugin)),)
         if self._stage != "ready" or token in self._open:
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
@@ -335,7 +336,7 @@ class NexoDialect:
         if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         if call.kind == "tool":
-            tool = tools.checked(token, call.name, calls.arguments(call), self._tools, self._schemas)
+            tool = tools.find_tool(token, call.name, calls.arguments(call), self._tools, self._schemas)
             request = calls.tool(call, self._plugin, tool.method)
         else:
             request = calls.request(token, call, self._plugin)

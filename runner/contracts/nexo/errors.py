@@ -76,7 +76,7 @@ _FAMILIES: Mapping[str, Mapping[int, Meaning]] = {
 }
 
 
-def of(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
+def make_refusal(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
     """The answer to a call that a plugin refused, with all fields of `data` that the contract promises."""
     meaning = _FAMILIES.get(family, {}).get(code) or _ANY.get(code) or Meaning("other")
     text = printable(message[:_MOST_CHARACTERS]).strip() or f"the plugin answered with error {code}"

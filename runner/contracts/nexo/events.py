@@ -43,7 +43,7 @@ def accept(
         return None, "no_subject"
     if not allowed.admits(topic):
         return None, "not_allowed"
-    event = published(given.get("event"), topic, source, stamps)
+    event = complete_event(given.get("event"), topic, source, stamps)
     return event, "" if event is not None else "no_event"
 
 
@@ -60,10 +60,10 @@ def deliver(method: str, params: Any, topics: Topics, stamps: Stamps, *, ready: 
         raise CallRefused(Refusal(0, "-32602", message, "not_subscribed"))
     if not ready:
         raise CallRefused(Refusal(0, "-32603", "the plugin is not ready for events", "not_ready"))
-    return delivered(params, topic, stamps)
+    return _addressed_event(params, topic, stamps)
 
 
-def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[str, Any] | None:
+def complete_event(given: object, topic: str, source: str, stamps: Stamps) -> dict[str, Any] | None:
     """The event of a plugin, completed. None: it is not an event.
 
     The scripting SDKs send neither id nor timestamp nor session; the Rust one sends all. Topic and source
@@ -84,7 +84,7 @@ def published(given: object, topic: str, source: str, stamps: Stamps) -> dict[st
     return event
 
 
-def delivered(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str, Any]:
+def _addressed_event(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str, Any]:
     """An event for a plugin, from an `event` or just a `payload`. We fill in what is missing."""
     given = params.get("event")
     if not isinstance(given, Mapping):

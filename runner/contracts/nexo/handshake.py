@@ -37,7 +37,7 @@ class Welcome(NamedTuple):
     missing: tuple[str, ...] = ()  # declared, but not advertised
 
 
-def welcome(result: Any, plugin: Plugin) -> Welcome:
+def read_welcome(result: Any, plugin: Plugin) -> Welcome:
     """Raises HandshakeFault."""
     manifest = result.get("manifest") if isinstance(result, dict) else None
     said = manifest.get("plugin") if isinstance(manifest, dict) else None
@@ -52,7 +52,7 @@ def welcome(result: Any, plugin: Plugin) -> Welcome:
         raise HandshakeFault("identity_mismatch", message, hint)
     declared = dict(plugin.exports).get(exports.ADVERTISABLE, ())
     try:
-        found = catalogue.advertised(result.get("tools", []), declared)
+        found = catalogue.read_advertised(result.get("tools", []), declared)
     except catalogue.CatalogueFault as fault:
         raise HandshakeFault("tool_catalogue", str(fault)) from None
     tools = catalogue.of_manifest(plugin) | found

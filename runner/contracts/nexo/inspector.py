@@ -28,9 +28,9 @@ class Inspector:
     def __init__(self, setting: Setting) -> None:
         self._observer = Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
         self._plugin = setting.plugin
-        self._topics = topics.of(setting.plugin)
+        self._topics = topics.read_topics(setting.plugin)
         # The host started the runner, so the host's variables are in the runner's environment.
-        self.handshake_seconds = timeouts.of(setting.environ).seconds("initialize")
+        self.handshake_seconds = timeouts.read_timeouts(setting.environ).seconds("initialize")
         self.handshaken = False
         self.awaiting = False
 
@@ -65,7 +65,7 @@ class Inspector:
         if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(answer.result))), ""):
             return Violation("malformed_response", odd, "ambiguous")
         try:
-            handshake.welcome(answer.result, self._plugin)
+            handshake.read_welcome(answer.result, self._plugin)
         except handshake.HandshakeFault as fault:
             return Violation("handshake_failed", str(fault), fault.cause, fault.hint)
         self.handshaken = True

@@ -40,7 +40,7 @@ class Timeouts(NamedTuple):
         return self.overrides.get(word, seconds)
 
 
-def of(environ: Mapping[str, str]) -> Timeouts:
+def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
     """As the variables are now. A variable that is not a number is ignored."""
     words = sorted({word for _, word in _METHODS.values() if word})
     found = {word: _milliseconds(environ.get(f"NEXO_PLUGIN_{word}_TIMEOUT_MS", "")) for word in words}

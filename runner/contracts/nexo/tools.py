@@ -53,7 +53,7 @@ class Tool:
         return {"name": self.name, "description": self.description, "input_schema": self.schema}
 
 
-def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
+def read_advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
     """The `tools` of an initialize result. Raises CatalogueFault."""
     if not isinstance(tools, list):
         raise CatalogueFault("its tools are not an array")
@@ -76,7 +76,7 @@ def advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]:
     return found
 
 
-def checked(
+def find_tool(
     token: int, name: str, arguments: Any, tools: Mapping[str, Tool], compiled: Shelf[Schema]
 ) -> Tool:
     """The tool of that name, which the arguments fit. Raises CallRefused."""

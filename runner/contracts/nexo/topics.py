@@ -67,6 +67,6 @@ class Topics(NamedTuple):
         return is_subject(subject) and any(_matches(pattern, subject) for pattern in self.publishable)
 
 
-def of(plugin: Plugin) -> Topics:
+def read_topics(plugin: Plugin) -> Topics:
     exports = dict(plugin.exports)
     return Topics(exports.get(SUBSCRIBE, ()), exports.get(PUBLISH, ()))

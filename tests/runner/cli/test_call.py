@@ -370,7 +370,7 @@ WAYS: dict[str, Way] = {
     "no program": Way(
         "launch_failed",
         "plan",
-        r"launch_failed in plan \(not_found\): ./run does not exist.*; check the command",
+        r"launch_failed in plan \(not_found\): ./run does not exist.*; (check|correct) the command",
         _without_program,
     ),
     "no interpreter": Way(

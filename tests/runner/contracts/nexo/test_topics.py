@@ -125,7 +125,7 @@ BOTH = (OUT, f"{OUT}.>"), (IN, f"{IN}.>")
 def test_patterns_of_a_manifest(text: str, expected: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
     plugin, diagnostics = manifest.read(parse("/p/plugin.toml", (HEAD + text).encode(), "toml"))
     assert plugin is not None, [d.text() for d in diagnostics]
-    assert topics.of(plugin) == topics.Topics(*expected)
+    assert topics.read_topics(plugin) == topics.Topics(*expected)
 
 
 def test_directions_are_apart() -> None:
