@@ -1,6 +1,6 @@
-"""Figures for people: what launches, ends, calls and sessions cost, as root and as an ordinary user.
+"""Measure what launches, kills, calls and sessions cost, as root and as an ordinary user.
 
-The things that are compared are interleaved in one run, because a machine's speed changes over minutes.
+Alternatives that are compared are interleaved in one run, because a machine's speed changes over minutes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def main() -> int:
     )
     parser.add_argument("--launches", type=_count, default=LAUNCHES, help=f"of each kind ({LAUNCHES})")
     parser.add_argument("--kills", type=_count, default=KILLS, help=f"of an idle plugin ({KILLS})")
-    parser.add_argument("--bombs", type=_count, default=BOMBS, help=f"fork bombs ended ({BOMBS})")
+    parser.add_argument("--bombs", type=_count, default=BOMBS, help=f"kills of a fork bomb ({BOMBS})")
     parser.add_argument("--calls", type=_count, default=CALLS, help=f"over an open session ({CALLS})")
-    parser.add_argument("--colds", type=_count, default=COLDS, help=f"calls from nothing ({COLDS})")
+    parser.add_argument("--colds", type=_count, default=COLDS, help=f"calls that start the plugin ({COLDS})")
     parser.add_argument("--larges", type=_count, default=LARGES, help=f"answers of 4 MiB ({LARGES})")
     parser.add_argument("--sessions", type=_count, default=SESSIONS, help=f"at once ({SESSIONS})")
     args = parser.parse_args()
@@ -65,7 +65,7 @@ def main() -> int:
 def _count(word: str) -> int:
     number = int(word)
     if number < 2:
-        raise argparse.ArgumentTypeError("two is the least that has a spread")
+        raise argparse.ArgumentTypeError("at least 2 samples are needed")
     return number
 
 

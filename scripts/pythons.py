@@ -18,12 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
-# The versions that are supported. Later ones are tried if they are found.
+# The supported versions. Later ones are tested if they are found.
 SUPPORTED = ("3.11", "3.12", "3.13")
 WISHED = (*SUPPORTED, "3.14")
 
 _NAME = re.compile(r"python3(\.\d+)?\Z")
-# Where people and version managers keep them, below a home directory. PATH is searched too.
+# Where users and version managers install interpreters below a home directory. PATH is searched too.
 _BELOW_HOME = (
     ".pyenv/versions/*/bin",
     ".local/bin",
@@ -144,7 +144,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d+", version))
 
 
-# --- An environment for tests on one -----------------------------------------------------------------------
+# --- A virtual environment for one interpreter -------------------------------------------------------------
 
 
 def environment(python: Python) -> tuple[Python, list[str]]:
@@ -180,24 +180,24 @@ def _make(python: Python, venv: Path) -> None:
 def _one_by_one(python: Python) -> list[str]:
     """Which requirements cannot be installed, after installing all of them at once has failed."""
     if not _installs(python, "--editable", str(ROOT)):
-        raise NotInstallable(f"the runner's own dependencies cannot be installed: {_last_words}")
+        raise NotInstallable(f"the runner's own dependencies cannot be installed: {_last_error}")
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     lacking = [requirement for requirement in wanted if not _installs(python, requirement)]
     if any(each.startswith("pytest") for each in lacking):
-        raise NotInstallable(f"{', '.join(lacking)} cannot be installed: {_last_words}")
+        raise NotInstallable(f"{', '.join(lacking)} cannot be installed: {_last_error}")
     return lacking
 
 
-_last_words = ""
+_last_error = ""
 
 
 def _installs(python: Python, *what: str) -> bool:
-    global _last_words
+    global _last_error
     pip = [str(python.path), "-m", "pip", "--disable-pip-version-check", "install", "--use-pep517"]
     try:
         _run([*pip, *what])
     except NotInstallable as error:
-        _last_words = str(error)
+        _last_error = str(error)
         return False
     return True
 
@@ -205,6 +205,6 @@ def _installs(python: Python, *what: str) -> bool:
 def _run(argv: Sequence[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT)
     if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if re.match("error: (?!exception)", line, re.IGNORECASE)]
-        raise NotInstallable((errors or said or [f"{shlex.join(argv)} failed"])[-1])
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if re.match("error: (?!exception)", line, re.IGNORECASE)]
+        raise NotInstallable((errors or lines or [f"{shlex.join(argv)} failed"])[-1])

@@ -1,11 +1,11 @@
-"""Every test starts with ordinary signals and ends within a bound.
+"""Every test starts with default signal handling and ends within a time limit.
 
-A shell starts background jobs with SIGINT ignored, nohup ignores SIGHUP, and whoever starts us may have
-signals blocked. All of that is inherited by what tests start, and most of it survives exec.
+A shell starts background jobs with SIGINT ignored, nohup ignores SIGHUP, and the parent process may have
+blocked signals. The processes of tests inherit all of that, and most of it survives exec.
 
-A test that hangs fails and says where: an alarm raises in the main thread, again and again until the phase
-(setup, call, teardown) has ended. `@pytest.mark.bound(seconds)` is for a test that may take longer. What an
-alarm cannot interrupt is ended with its process by pytest's faulthandler_timeout.
+A test that hangs fails and says where: an alarm raises in the main thread, repeatedly until the phase (setup,
+call, teardown) has ended. `@pytest.mark.bound(seconds)` is for a test that may take longer. If an alarm
+cannot interrupt a test, pytest's faulthandler_timeout ends the process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import pytest
 import trio
 
 BOUND_SECONDS = 300.0
-# If the exception was swallowed, or what it unwinds hangs again.
+# The alarm repeats, because the exception may be swallowed or the cleanup may hang.
 _AGAIN_SECONDS = 10.0
-# Python ignores these itself, so that it gets an error instead; subprocess sets them right in its children.
+# Python itself ignores these to get errors instead. subprocess restores them in its children.
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def restore_signals() -> None:
-    """As in a process started from a terminal: nothing blocked, nothing ignored but what Python ignores."""
+    """Unblock all signals and ignore none but those that Python ignores, as if started from a terminal."""
     for number in signal.valid_signals() - _IGNORED_BY_PYTHON - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -78,13 +78,13 @@ def _bounded(item: pytest.Item) -> Iterator[None]:
     try:
         yield
     finally:
-        armed = False  # an alarm that has come already is not raised behind the test's back
+        armed = False  # an alarm that is already pending must not raise after the test
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
 
 
 def _where(frame: FrameType | None) -> str:
-    """Where each thread and each of trio's tasks stands."""
+    """The stack of each thread and of each trio task."""
     parts = ["".join(traceback.format_stack(frame))]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, other in sys._current_frames().items():

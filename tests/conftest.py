@@ -1,17 +1,16 @@
-"""What all tests share: callers (root, an ordinary user), places a dropped uid can reach, and leak checks.
+"""Fixtures of all tests: callers (root, an ordinary user), folders a dropped uid can reach, and leak checks.
 
-Most tests run the real program and the real bwrap. What that needs of the machine is declared with
-`@pytest.mark.needs("node")` and so on; a test whose need is not met is skipped with the reason, and the end
+Most tests run the real program and the real bwrap. A test declares what it needs of the machine with
+`@pytest.mark.needs("node")` and so on. A test whose need is not met is skipped with the reason. The summary
 of the run lists, for each need, how many tests ran and how many did not.
 
-Tests run side by side (scripts/test), so none may count what others make as well. Two leak checks:
+Tests run side by side (scripts/test), so a test must not count what other tests make. Two leak checks:
 
-- `nothing_left` looks at processes below this one: for every test that launches.
-- `machine_as_before` looks at mounts, files in shared places and cgroups of the whole machine: for tests that
-  are about them. Those are marked `machine`, as is a test that uses up something of the machine, and run one
-  by one after all others.
+- `nothing_left` checks descendants of this process: for every test that launches.
+- `machine_as_before` checks mounts, files in shared folders and cgroups of the whole machine. Tests that use
+  it are marked `machine`, as are tests that use up a resource of the machine. They run one by one at the end.
 
-Besides, the whole run fails if the machine is not as before at its end.
+The whole run fails if it leaves something on the machine.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ from tests.tally import Tally
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("runner", "sandbox", "policies")
 
-# Nobody's uid: outside the ranges of Debian's adduser, of systemd and of the runner's own leases. Each of
-# xdist's workers has another: what the kernel counts by user is then not shared.
+# A uid without an account: outside the ranges of Debian's adduser, of systemd and of the runner's own leases.
+# Each xdist worker has another, so that workers do not share what the kernel counts per user.
 USER_UID = 54321 + int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
-# The first of 32 uids that are nobody's: no plugin is given one, nor do accounts, /etc/subuid, systemd (up to
-# 1879048191, and from 2147352576) or directory services (up to 2000200000) have them. Each process of a run
-# has others, so that two tests never have the same one at a time.
+# The first of 32 unused uids: no plugin is given one, and accounts, /etc/subuid, systemd (up to 1879048191,
+# and from 2147352576) and directory services (up to 2000200000) do not have them. Each process of a run has
+# others, so that two tests never use the same one at a time.
 SPARE_UID = 2_100_000_000 + os.getpid() % 1_000_000 * 32
-# Where bwrap, node and interpreters are looked for. Not the PATH of whoever runs the tests: a program below
-# somebody's home is no use to a plugin, which cannot see it.
+# Where bwrap, node and interpreters are searched. Not the PATH of the user who runs the tests: a plugin
+# cannot see programs below a home directory.
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-# The pid of the process that was started first, in all processes of a run.
+# The pid of the first process of a run, the same in all its processes.
 _RUN = os.environ.setdefault("RUNNER_TEST_RUN", str(os.getpid()))
-# Also the mark by which the leak check knows this run's own directories from the program's.
+# The leak check also uses it to tell this run's own directories from the runner's.
 TEMP_PREFIX = f"rt-{_RUN}-"
 
-# How long a process may take to vanish after the runner has returned.
+# How long a process may take to end after the runner has returned.
 _VANISH_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -95,12 +94,12 @@ NODE_PEERS = ROOT / ".venv/peers/node_modules"
 
 
 def _lacks_npm() -> str:
-    # The mark is made last: without it an installation was interrupted.
+    # This file is made last: without it an installation was interrupted.
     installed = (NODE_PEERS.parent / ".installed").exists()
     return _lacks_program("node", "nodejs") if installed else "needs servers from npm (scripts/setup test)"
 
 
-# Who makes units for us.
+# The command that makes transient units.
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
 
@@ -116,7 +115,7 @@ def _lacks_systemd() -> str:
     return "" if done.returncode == 0 else f"needs a systemd that makes units for us: {done.stderr.strip()}"
 
 
-# Each says why not, or nothing.
+# Each returns the reason why it is missing, or "".
 _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "root": _lacks_root,
     "user": _lacks_user,
@@ -160,14 +159,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "machine: counts what is left on the machine, or uses up something of it; runs alone",
     )
-    # How long one example takes says more of the machine's load than of the code.
+    # The duration of one example depends on the machine's load.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
     config.pluginmanager.register(bounds)
     config.pluginmanager.register(quick)
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(spread)
-    # Orphans of our children come to us instead of to pid 1: so the leak check finds them, and only ours.
+    # Orphans become children of this process instead of pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -187,14 +186,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in sorted(needs):
             if name not in _CAPABILITIES:
                 raise pytest.UsageError(f"{item.nodeid} needs {name!r}: known are {', '.join(_CAPABILITIES)}")
-            # On the report, so that the summary also sees what happened in another process (xdist).
+            # Stored in the report, so that the summary also sees tests of other processes (xdist).
             item.user_properties.append(("needs", name))
             if reason := lacks(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:
-    # Or the garbage collector looks through thousands of collected tests again and again.
+    # Otherwise the garbage collector traverses thousands of collected tests again and again.
     gc.collect()
     gc.freeze()
 
@@ -218,12 +217,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who uses the command line: root, or a user without any rights."""
+    """A user of the command line: root, or a user without privileges."""
 
     name: str
     uid: int
-    home: Path  # theirs alone, with the XDG directories and TMPDIR below it
-    prefix: tuple[str, ...]  # what makes a process theirs
+    home: Path  # private to the caller, with the XDG directories and TMPDIR below it
+    prefix: tuple[str, ...]  # the command that starts a process as this caller
     python: tuple[str, ...]
     environ: Mapping[str, str] = field(repr=False)
 
@@ -263,9 +262,9 @@ class Caller:
         cwd: str | os.PathLike[str] = "/",
         **popen: Any,
     ) -> subprocess.Popen[bytes]:
-        """`runner ARGS` as a process of the test's own, with pipes unless told otherwise.
+        """Start `runner ARGS` with pipes, unless `popen` says otherwise.
 
-        Every launcher on the way execs, so the pid is the runner's.
+        Every command of the prefix calls exec, so the pid is the runner's.
         """
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(
@@ -292,13 +291,13 @@ def runner_as(request: pytest.FixtureRequest) -> Iterator[Caller]:
 
 @pytest.fixture
 def runner_as_root(request: pytest.FixtureRequest) -> Iterator[Caller]:
-    """For what only root's runner does. The test marks itself `needs("root")`."""
+    """For behaviour of root's runner only. The test marks itself `needs("root")`."""
     yield from _caller("root", request)
 
 
 @pytest.fixture
 def runner_as_user(request: pytest.FixtureRequest) -> Iterator[Caller]:
-    """For what is the same for everybody. The test marks itself `needs("user")` if it launches."""
+    """For behaviour that is the same for every user. The test marks itself `needs("user")` if it launches."""
     yield from _caller("user", request)
 
 
@@ -309,7 +308,7 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
         try:
             python, pythonpath = request.getfixturevalue("_code_for_everybody")
         except pytest.skip.Exception:
-            # Counted in the summary, whether the test is marked or not.
+            # So that the summary counts it, whether the test is marked or not.
             if ("needs", "user") not in request.node.user_properties:
                 request.node.user_properties.append(("needs", "user"))
             raise
@@ -346,8 +345,8 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
 def _code_for_everybody() -> Iterator[tuple[tuple[str, ...], str]]:
     """An interpreter and a PYTHONPATH that the ordinary user can use.
 
-    Normally the ones we run with. A checkout or an interpreter below /root (0700) is out of their reach: then
-    the code is copied to where it is not, and the system's own interpreter of the same version runs it.
+    Normally those of this process. A user cannot reach a checkout or an interpreter below /root (0700): then
+    the code is copied to /tmp, and the system's own interpreter of the same version runs it.
     """
     imports = f"import {', '.join(PACKAGES)}, pydantic"
 
@@ -392,7 +391,7 @@ def unreachable(python: str, version: str) -> str:
     )
 
 
-# --- Places ------------------------------------------------------------------------------------------------
+# --- Folders and files -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -407,14 +406,14 @@ def _public_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def plugin_dir() -> Iterator[Path]:
-    """A fresh directory everybody may enter. pytest's own tmp_path is 0700, out of a dropped uid's reach."""
+    """A new directory that every user may enter. pytest's own tmp_path is 0700, closed to a dropped uid."""
     with _public_directory() as path:
         yield path
 
 
 @pytest.fixture
 def write_file() -> Callable[..., Path]:
-    """write_file(path, text, mode=0o644): a file everybody may read, whatever umask the tests run under."""
+    """write_file(path, text, mode=0o644): write a world-readable file, whatever the umask."""
 
     def write(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
         for parent in reversed([p for p in path.parents if not p.exists()]):
@@ -432,21 +431,21 @@ def write_file() -> Callable[..., Path]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What launches could leave on the machine, besides processes."""
+    """Things that launches could leave on the machine, besides processes."""
 
     mounts: frozenset[str]
     files: frozenset[str]
     groups: frozenset[str]
 
     def since(self, before: Traces) -> list[str]:
-        """What is here and was not there, and mounts that have gone."""
+        """What is new since `before`, and mounts that are missing."""
         return sorted(
             (self.mounts ^ before.mounts) | (self.files - before.files) | (self.groups - before.groups)
         )
 
 
 def traces() -> Traces:
-    """This machine's mounts, files where the runner may put some, and cgroups of runners that are gone."""
+    """This machine's mounts, files in the folders the runner uses, and cgroups of ended runners."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     files = {str(path) for path in Path("/run/runner").rglob("*")} - {"/run/runner/uids"}
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
@@ -454,20 +453,20 @@ def traces() -> Traces:
             files |= {f"{place}/{name}" for name in os.listdir(place) if _MADE_BY_THE_RUNNER.match(name)}
     groups = set()
     for site in survey(read_mounts()).sites:
-        # A runner that was killed cannot remove its groups. The next one does; here it is we.
+        # A killed runner cannot remove its cgroups. The next runner does; here this process does.
         sweep(site.directory)
         for folder, names, _ in os.walk(site.directory):
-            # runner-PID-START-NUMBER. The leaf of its own that a runner has on v2 stays until its unit goes.
+            # runner-PID-START-NUMBER. The leaf that a runner moves to on v2 stays until its unit ends.
             groups |= {f"{folder}/{name}" for name in names if re.fullmatch(r"runner-\d+-\d+-\d+", name)}
     return Traces(frozenset(mounts), frozenset(files), frozenset(filter(_has_no_runner, groups)))
 
 
 def _has_no_runner(group: str) -> bool:
-    """A runner locks its groups as long as it lives."""
+    """A runner keeps a lock on its cgroups as long as it lives."""
     try:
         fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return False  # gone since the listing, or another user's
+        return False  # removed since the listing, or another user's
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -477,7 +476,7 @@ def _has_no_runner(group: str) -> bool:
     return True
 
 
-# A cache is meant to stay.
+# A cache is no leak.
 _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
@@ -489,7 +488,7 @@ def descendants() -> set[int]:
             continue
         try:
             stat = Path(f"/proc/{name}/stat").read_text()
-        except OSError:  # gone since the listing
+        except OSError:  # it ended after the listing
             continue
         state, parent = stat.rpartition(")")[2].split()[:2]
         if state not in "ZX":
@@ -503,7 +502,7 @@ def descendants() -> set[int]:
 
 
 def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:
-    """Wait until all of `pids` have ended, woken by the kernel; False if some are still there in the end."""
+    """Wait until all of `pids` have ended. False if some are still alive after `seconds`."""
     deadline = time.monotonic() + seconds
     for pid in pids:
         try:
@@ -518,7 +517,7 @@ def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fails the test if a process that it started, or an orphan of one, outlives it."""
+    """Fails the test if a process that it started, or an orphan of one, is still alive at its end."""
     with _no_process_left():
         yield
 
@@ -534,7 +533,7 @@ def machine_as_before(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def refuse_beside_others(test: pytest.Item) -> None:
-    """Fails a test that looks at the whole machine, unless it is known to run alone."""
+    """Fails a test that checks the whole machine, unless it runs alone."""
     if test.get_closest_marker("machine") is None:
         pytest.fail(
             "machine_as_before counts what all processes of this machine make."
@@ -553,9 +552,9 @@ def _no_process_left() -> Iterator[None]:
     before = descendants()
     yield
     left = descendants() - before
-    gone = vanished(left)
+    all_ended = vanished(left)
     _reap_orphans()
-    if not gone:
+    if not all_ended:
         left &= descendants()
         names = {pid: _cmdline(pid) for pid in left}
         for pid in left:  # so that one leak is one failure
@@ -566,7 +565,7 @@ def _no_process_left() -> Iterator[None]:
 
 
 def _reap_orphans() -> None:
-    """Orphans that came to us and died: nobody else will wait for them."""
+    """Wait for ended orphans that became children of this process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
@@ -583,19 +582,19 @@ def _cmdline(pid: int) -> str:
 
 _BEFORE = pytest.StashKey[Traces]()
 _LEFT = pytest.StashKey[list[str]]()
-# Others use this machine too. What they have made meanwhile is transient, or has other names.
+# Other users of the machine also make files and mounts. Theirs are transient or have other names.
 _LEFT_SECONDS = 10.0
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # Before the first of xdist's workers.
+    # Before the first xdist worker starts.
     if _is_first_process(session.config):
         session.config.stash[_BEFORE] = traces()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    # After the last one.
+    # After the last xdist worker has ended.
     if _is_first_process(session.config) and (before := session.config.stash.get(_BEFORE, None)) is not None:
         left = left_by_run(before)
         deadline = time.monotonic() + _LEFT_SECONDS
@@ -612,7 +611,7 @@ def _is_first_process(config: pytest.Config) -> bool:
 
 
 def left_by_run(before: Traces) -> set[str]:
-    """What is new and could be this run's by its name."""
+    """New traces that by their name could be this run's."""
     found = {
         line
         for line in traces().since(before)

@@ -1,8 +1,8 @@
-"""A test's function, run in a process of its own: as root or as an ordinary user, and killed if need be.
+"""Run a function of a test in another process, as root or as an ordinary user.
 
-The function travels as its source, because an ordinary user may not be able to read the tests. So it imports
-what it needs itself, takes and returns what JSON can say, and names other functions it calls in `using`.
-`wait_for` of tests/tables.py is always there.
+The function is passed as source, because an ordinary user may not be able to read the tests. So it imports
+what it needs itself, takes and returns JSON values, and lists other functions it calls in `using`. `wait_for`
+of tests/tables.py is always available.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def start(
     cwd: str = "/",
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
-    """`act(*args)` as a living process whose stdout is a pipe to us."""
+    """Start `act(*args)` as a process whose stdout is a pipe."""
     environ = {**caller.environ, **(env or {})}
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "bufsize": 0, **popen}
-    forks = getattr(caller, "start_program", None)  # one of tests/template.py
+    forks = getattr(caller, "start_program", None)  # if the caller is one of tests/template.py
     process = forks and forks(program(act, using), json.dumps(args), env=environ, cwd=cwd, **streams)
     return process or subprocess.Popen(
         command(caller, act, *args, using=using), env=environ, cwd=cwd, **streams
@@ -58,13 +58,13 @@ def start(
 
 
 def line(process: subprocess.Popen[bytes], seconds: float = 30.0) -> bytes:
-    """The next line of its stdout. Bounded: a test that waits for ever tells nobody what for."""
+    """The next line of its stdout. Raises TimeoutError after `seconds` of silence."""
     assert process.stdout is not None
     said = b""
     while not said.endswith(b"\n"):
         if not select.select([process.stdout], [], [], seconds)[0]:
             raise TimeoutError(f"nothing after {said!r} for {seconds:g} seconds")
-        more = os.read(process.stdout.fileno(), 1)  # nothing beyond the line is taken from who reads next
+        more = os.read(process.stdout.fileno(), 1)  # reads nothing beyond the line
         if not more:
             break
         said += more
@@ -79,7 +79,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
 ) -> Any:
-    """What `act(*args)` returns there. stdout is read to its end: nothing that inherited it lives on."""
+    """Run `act(*args)` and return its result. Waits until every process that inherited stdout has ended."""
     with start(caller, act, *args, using=using, env=env, stderr=subprocess.PIPE) as process:
         try:
             out, err = process.communicate(timeout=timeout)

@@ -1,7 +1,7 @@
-"""Runs a command under a container's seccomp filter: python filtered.py PROFILE COMMAND...
+"""Run a command under a container's seccomp filter: python filtered.py PROFILE COMMAND...
 
-The profile is a file as container engines read it. As they do, calls that libseccomp does not know are left
-out.
+The profile has the format of container engines. Like them, this program skips calls that libseccomp does not
+know.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def install(profile: dict[str, Any]) -> None:
     rules.load()
 
 
-def _argument(told: dict[str, Any]) -> Any:
-    operator = getattr(pyseccomp, told["op"].removeprefix("SCMP_CMP_"))
-    values = (told["value"], told["valueTwo"]) if "valueTwo" in told else (told["value"],)
-    return pyseccomp.Arg(told["index"], operator, *values)
+def _argument(argument: dict[str, Any]) -> Any:
+    operator = getattr(pyseccomp, argument["op"].removeprefix("SCMP_CMP_"))
+    values = (argument["value"], argument["valueTwo"]) if "valueTwo" in argument else (argument["value"],)
+    return pyseccomp.Arg(argument["index"], operator, *values)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Manifests for the plugin that misbehaves: tests/plugins/misbehaving, which says what it can do."""
+"""Manifests for tests/plugins/misbehaving, the plugin that misbehaves in one chosen way."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp")
 PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"
 
 _program: Mapping[str, Any] = runpy.run_path(str(PLUGIN))
-# Its behaviours, each with the moment it chooses if it is told none.
+# Its behaviours, each with its default moment.
 BEHAVIOURS: Mapping[str, Moment] = {name: row[1] for name, row in _program["BEHAVIOURS"].items()}
 ID: str = _program["ID"]
-# The tool it has, as it is called in each contract.
+# The name of its tool in each contract.
 TOOL: Mapping[str, str] = _program["TOOL"]
-# How many messages a burst and a storm are.
+# The number of messages in a burst and in a storm.
 REQUESTS: int = _program["REQUESTS"]
 
 _NEXO = """\
@@ -47,9 +47,9 @@ publish = ["{id}.>"]
 
 
 def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | None = None) -> Path:
-    """A plugin in `folder` that behaves like that; the path of its manifest.
+    """Write a plugin with this behaviour to `folder`. Returns the path of its manifest.
 
-    `moment`: at the start, in place of its answer to the handshake, or to a call. Default: what suits it.
+    `moment`: at the start, or in place of its answer to the handshake or to a call.
     """
     assert behaviour in BEHAVIOURS, f"{behaviour}: known are {', '.join(BEHAVIOURS)}"
     shutil.copy(PLUGIN, folder)

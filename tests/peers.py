@@ -1,8 +1,8 @@
-"""The other end of the wire, written by others: published MCP servers, and plugins on published SDKs.
+"""Plugins written by others: published MCP servers, and plugins on published SDKs.
 
-They are installed by scripts/setup: what comes from PyPI beside the tests' own tools, what comes from npm in
-.venv/peers. A plugin runs as another user, who may not be able to enter the checkout, so both are copied once
-per run to where everybody can read them: less than a second each, byte code included.
+scripts/setup installs them: packages from PyPI beside the tests' own tools, packages from npm in .venv/peers.
+A plugin runs as another user, who may not be able to enter the checkout. So both are copied once per run to a
+folder that every user can read, which takes less than a second each, byte code included.
 
 Tests below tests/runner take the fixture `peers`.
 """
@@ -28,14 +28,14 @@ from tests.conftest import NODE_PEERS, ROOT, SYSTEM_PATH, TEMP_PREFIX
 
 PLUGINS = ROOT / "tests/plugins"
 
-# Servers by the names that tests use, as arguments of their interpreter.
+# Servers: the name that tests use -> arguments of the interpreter.
 PYTHON_SERVERS: Mapping[str, tuple[str, ...]] = {
     "time": ("-m", "mcp_server_time", "--local-timezone=Europe/Paris"),
     "sdk": ("server.py",),  # ours: tests/plugins/mcp_sdk
 }
 NODE_SERVERS = ("everything", "filesystem", "memory")
 
-# One parameter per server; those from npm are skipped where it could not install them.
+# One parameter per server. Those from npm are skipped if they are not installed.
 EVERY_SERVER = (
     *PYTHON_SERVERS,
     *(pytest.param(name, marks=pytest.mark.needs("npm")) for name in NODE_SERVERS),
@@ -43,7 +43,7 @@ EVERY_SERVER = (
 
 
 class Peers:
-    """Where the peers are, and manifests that start them."""
+    """Copies of the peers, and manifests that start them."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -74,8 +74,8 @@ class Peers:
     def server(self, name: str, folder: Path, *, state: str | None = None) -> dict[str, Any]:
         """The entry of an MCP server in `mcpServers`, for a configuration in `folder`.
 
-        Servers that keep files keep them in `state`, which is to be the runner's --state-dir as well; without
-        one in a /tmp that nobody else sees.
+        Servers that store files store them in `state`, which must also be the runner's --state-dir. Without
+        `state` they use their private /tmp.
         """
         if name in PYTHON_SERVERS:
             if name == "sdk":
@@ -93,7 +93,7 @@ class Peers:
         return entry
 
     def mcp(self, folder: Path, *names: str, state: str | None = None) -> Path:
-        """An mcp.json in `folder` with these servers; take one with --server."""
+        """Write an mcp.json with these servers to `folder`. --server chooses one."""
         servers = {name: self.server(name, folder, state=state) for name in names}
         path = folder / "mcp.json"
         path.write_text(json.dumps({"mcpServers": servers}))
@@ -101,7 +101,7 @@ class Peers:
         return path
 
     def nexo(self, folder: Path) -> Path:
-        """The plugin on the nexoai SDK, in `folder`, as a bundle is: with what it needs beside it."""
+        """Write the plugin on the nexoai SDK to `folder` as a bundle, with its dependencies."""
         shutil.copytree(PLUGINS / "nexo_sdk", folder, dirs_exist_ok=True)
         for distribution in _closure("nexoai"):
             _copy_distribution(distribution, folder / "vendor")
@@ -120,7 +120,7 @@ def peers() -> Iterator[Peers]:
 
 
 def _system_python() -> str:
-    """The interpreter of our own version that a plugin can see. Compiled packages fit no other."""
+    """An interpreter below /usr with our own version: compiled packages work with no other."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (os.path.realpath(sys.executable), f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         if path.startswith("/usr/") and os.access(path, os.X_OK):
@@ -129,7 +129,7 @@ def _system_python() -> str:
 
 
 def _closure(*names: str) -> list[importlib.metadata.Distribution]:
-    """The distributions of these names and everything they need here."""
+    """The distributions of these names and all their dependencies."""
     found: dict[tuple[str, str], importlib.metadata.Distribution] = {}
     todo = [(name, "") for name in names]  # a name, and an extra of it
     while todo:
@@ -154,11 +154,11 @@ def _copy_distribution(distribution: importlib.metadata.Distribution, site: Path
             continue  # a script in bin/, which names another interpreter
         target = site / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)  # with its time: byte code is good for one time of its source
+        shutil.copy2(source, target)  # keeps the mtime, or the byte code would be outdated
 
 
 def _open(tree: Path) -> None:
-    """Everybody may read it, whatever umask it was made under."""
+    """Make all files world-readable, whatever the umask."""
     for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))

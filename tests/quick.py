@@ -1,10 +1,10 @@
-"""`--quick`: the tests that launch nothing.
+"""`--quick`: only the tests that launch nothing.
 
-A test launches if it has a caller to run `runner` as, looks for processes left behind, needs something of the
-machine, or is marked `launches`. That is a guess by what the test declares; so that it stays true, no process
-of a quick run can make a namespace, which every launch does. A test that tries gets EPERM and a note.
+A test launches if it uses a caller fixture or a leak check, needs something of the machine, or is marked
+`launches`. A test might launch without declaring it. So no process of a quick run can make a namespace, which
+every launch does: a test that tries gets EPERM and a note.
 
-Of hypothesis' examples a quick run tries a part.
+A quick run also uses fewer hypothesis examples.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sandbox.seccomp.bpf import ALLOW, ERRNO
 _FIXTURES = {"runner_as", "runner_as_root", "runner_as_user", "nothing_left", "machine_as_before", "peers"}
 _MARKS = ("launches", "machine", "needs")
 
-# All CLONE_NEW flags but that of time namespaces, which only unshare knows.
+# All CLONE_NEW flags but that of time namespaces, which only unshare takes.
 _NEW_NAMESPACES = 0x7E020000
 _NEW_TIME = 0x80
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 
-_EXAMPLES = 0.2
+_EXAMPLES_RATIO = 0.2
 
 _NOTE = (
-    "This run starts nothing in a namespace of its own: the kernel answers EPERM to who tries."
+    "A quick run cannot make namespaces: the kernel returns EPERM."
     " If this test launches something, mark it @pytest.mark.launches"
 )
 
@@ -49,17 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "launches: starts processes in namespaces of their own; not in --quick"
     )
-    # xdist's workers inherit it.
+    # xdist workers inherit the filter.
     if config.getoption("--quick") and not hasattr(config, "workerinput"):
         forbid_namespaces()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     test: Any = getattr(item, "function", None)
-    # hypothesis has no other way to change the settings of a test that sets its own.
+    # hypothesis has no public way to change the settings of a test that sets its own.
     settings = getattr(test, "_hypothesis_internal_use_settings", None)
     if settings is not None and item.config.getoption("--quick") and not hasattr(test, "_examples"):
-        fewer = max(1, round(settings.max_examples * _EXAMPLES))
+        fewer = max(1, round(settings.max_examples * _EXAMPLES_RATIO))
         test._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=fewer)
         test._examples = settings.max_examples  # parameters share the function
 
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(
 
 
 def forbid_namespaces() -> None:
-    """For this process and all it starts, by a filter that cannot be taken off."""
+    """Install a seccomp filter for this process and all its children. It cannot be removed."""
     numbers = syscalls.load(os.uname().machine)
     load, equal, bits, ret = 0x20, 0x15, 0x45, 0x06
     refuse = ERRNO | errno.EPERM
@@ -83,7 +83,7 @@ def forbid_namespaces() -> None:
         (load, 0, 0, 0),
         (equal, 4, 0, numbers["clone"]),
         (equal, 5, 0, numbers["unshare"]),
-        # Its flags are out of a filter's sight. libc falls back to clone.
+        # A filter cannot read clone3's flags. libc falls back to clone.
         (equal, 0, 1, numbers["clone3"]),
         (ret, 0, 0, ERRNO | errno.ENOSYS),
         (ret, 0, 0, ALLOW),
@@ -97,7 +97,7 @@ def forbid_namespaces() -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
-    for may_gain_privileges in (True, False):  # only who has CAP_SYS_ADMIN may go on starting setuid programs
+    for may_gain_privileges in (True, False):  # without CAP_SYS_ADMIN a filter needs no_new_privs
         if not may_gain_privileges:
             libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0) == 0:

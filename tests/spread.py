@@ -1,7 +1,7 @@
-"""Which tests xdist gives to one worker: those that share what is made once for their module.
+"""Gives tests that share a module-scoped fixture to one xdist worker.
 
-`--dist loadgroup` is meant for this, but names the group in the test's id, which pytest 9.2 does not let it
-change. So groups are found where xdist distributes tests: by name, in a process that has not imported them.
+`--dist loadgroup` is meant for this, but it adds the group to the test's id, which pytest 9.2 does not allow.
+So groups are found where xdist distributes tests: by name, in a process that has not imported the tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def groups(folder: Path = _TESTS, root: Path = _ROOT) -> Mapping[str, str]:
         functions = [
             each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        shared = {each.name for each in functions if any(map(_is_for_the_module, each.decorator_list))}
+        shared = {each.name for each in functions if any(map(_has_module_scope, each.decorator_list))}
         file = path.relative_to(root).as_posix()
         for each in functions:
             if taken := sorted(shared & {argument.arg for argument in each.args.args}):
@@ -49,7 +49,7 @@ def groups(folder: Path = _TESTS, root: Path = _ROOT) -> Mapping[str, str]:
     return found
 
 
-def _is_for_the_module(decorator: ast.expr) -> bool:
+def _has_module_scope(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Call) and any(
         keyword.arg == "scope" and isinstance(keyword.value, ast.Constant) and keyword.value.value == "module"
         for keyword in decorator.keywords

@@ -1,4 +1,4 @@
-"""Tables of near-identical cases: one test for all of them, which names every row that is wrong."""
+"""Tables of similar cases: one test checks all rows and names every row that is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Caller
 
-# Races are run this many times as often: RUNNER_TEST_REPEAT=10 before a release.
+# A factor for the number of repetitions in race tests: RUNNER_TEST_REPEAT=10 before a release.
 REPEAT = int(os.environ.get("RUNNER_TEST_REPEAT", "1"))
 
 Key = TypeVar("Key")
@@ -20,9 +20,9 @@ Value = TypeVar("Value")
 
 
 def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: Callable[..., None]) -> None:
-    """`check(key, value)` for every row. Fails once, and names every row that is wrong."""
+    """Call `check(key, value)` for every row. Fails once, and names every row that is wrong."""
     pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
-    assert pairs, "a table without rows shows nothing"
+    assert pairs, "a table without rows proves nothing"
     wrong: dict[Key, str] = {}
     for key, value in pairs:
         try:
@@ -30,8 +30,8 @@ def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: C
         except (AssertionError, LookupError, TypeError, ValueError) as error:
             wrong[key] = f"{type(error).__name__}: {error}"
     if wrong:
-        told = "\n\n".join(f"{key!r}:\n{error}" for key, error in wrong.items())
-        pytest.fail(f"{len(wrong)} of {len(pairs)} rows are wrong.\n\n{told}", pytrace=False)
+        rows_text = "\n\n".join(f"{key!r}:\n{error}" for key, error in wrong.items())
+        pytest.fail(f"{len(wrong)} of {len(pairs)} rows are wrong.\n\n{rows_text}", pytrace=False)
 
 
 class Line(NamedTuple):
@@ -49,7 +49,7 @@ Done = subprocess.CompletedProcess[str]
 def run_lines(
     caller: Caller, lines: Sequence[Line], *, at_once: int = 2, timeout: float = 60.0
 ) -> list[Done]:
-    """What came of each line, in the order of the lines, some of them at once. `timeout` is for each."""
+    """Run the lines, `at_once` of them in parallel. Returns the results in order. `timeout` is for each."""
 
     def run(line: Line) -> Done:
         return caller(*line.words, env=line.env, input=line.input, cwd=line.cwd, timeout=timeout)
@@ -59,9 +59,9 @@ def run_lines(
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.01) -> bool:
-    """Whether it came true. For what the kernel sends no event for.
+    """Poll until `condition` is true. Returns False after `seconds`. For changes without a kernel event.
 
-    The bound is for a machine that hangs, not for one that is slow. Functions that run elsewhere have it too.
+    The default is long enough for a slow machine. Functions run by tests/elsewhere.py can call it too.
     """
     import time
 

@@ -1,7 +1,7 @@
-"""What a run has to say at its end: what the machine let us test, and which tests took longest.
+"""The summary of a run: how many tests ran for each need of the machine, and which took longest.
 
-scripts/test runs the suite in two parts, tests side by side and then tests that need the machine for
-themselves. Each part writes its tally to a file (`--tally FILE`), and both are told together.
+scripts/test runs the suite in two parts: tests side by side, then tests that need the machine for themselves.
+Each part writes its tally to a file (`--tally FILE`), and scripts/test prints one summary of both.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     ran: Counter[str] = field(default_factory=Counter)  # by need
     skipped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # need, reason
-    seconds: Counter[str] = field(default_factory=Counter)  # by test; setup and teardown are part of it
+    seconds: Counter[str] = field(default_factory=Counter)  # by test, with setup and teardown
 
     @classmethod
     def of(cls, stats: Mapping[str, Iterable[Any]]) -> Tally:
-        """From the reports of a run, also of one whose tests ran in other processes (xdist)."""
+        """From the reports of a run, with or without xdist."""
         tally = cls()
         for outcome, reports in stats.items():
             for report in reports:
-                if not hasattr(report, "when"):  # no test: a file that could not be imported, a warning
+                if not hasattr(report, "when"):  # not a test: an import error or a warning
                     tally.counts[outcome] += outcome in _OUTCOMES
                     continue
                 # A file that could not be imported has no duration.
                 tally.seconds[report.nodeid] += getattr(report, "duration", 0)
-                if outcome not in _OUTCOMES:  # setups and teardowns without a word have the outcome ""
+                if outcome not in _OUTCOMES:  # setups and teardowns that pass have the outcome ""
                     continue
                 tally.counts[outcome] += 1
                 for key, name in report.user_properties:
@@ -47,9 +47,11 @@ class Tally:
 
     @classmethod
     def read(cls, path: Path) -> Tally:
-        told = json.loads(path.read_text())
-        skipped = defaultdict(Counter, {name: Counter(found) for name, found in told["skipped"].items()})
-        return cls(Counter(told["counts"]), Counter(told["ran"]), skipped, Counter(told["seconds"]))
+        document = json.loads(path.read_text())
+        skipped = defaultdict(Counter, {name: Counter(found) for name, found in document["skipped"].items()})
+        return cls(
+            Counter(document["counts"]), Counter(document["ran"]), skipped, Counter(document["seconds"])
+        )
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self)))
@@ -62,7 +64,7 @@ class Tally:
             self.skipped[name] += reasons
 
     def needs(self) -> list[str]:
-        """For each need how many tests ran, and how many did not and why."""
+        """For each need: how many tests ran, how many were skipped, and why."""
         lines = []
         for name in sorted({*self.ran, *self.skipped}):
             lines.append(f"{name:8} {self.ran[name]:5} ran")
@@ -81,5 +83,5 @@ class Tally:
 
 def _reason(report: Any) -> str:
     longrepr = report.longrepr
-    said = str(longrepr[2] if isinstance(longrepr, (tuple, list)) else longrepr)
-    return said.removeprefix("Skipped: ")
+    text = str(longrepr[2] if isinstance(longrepr, (tuple, list)) else longrepr)
+    return text.removeprefix("Skipped: ")

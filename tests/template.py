@@ -1,10 +1,10 @@
-"""Runners that are forked from a process which has imported the runner once: a template.
+"""Runners that are forked from a template: a process that has imported the runner once.
 
-A launch whose manifest is new costs some 340 ms of processor time, three quarters of it imports. Forked from
-a template it costs 100. It is the same program: a process of its own and a child of ours, with its own
-streams, environment, working directory and session. What is not shown this way is that a fresh interpreter
-imports what it needs. `tests/runner/cli/test_usage.py` and `tests/test_readme.py` show that for every verb,
-and so does everything with RUNNER_TEST_FRESH=1.
+A launch with a new manifest costs some 340 ms of processor time, three quarters of it imports. Forked from a
+template it costs 100 ms. It is the same program: a child of this process with its own streams, environment,
+working directory and session. Such a process does not show that a fresh interpreter imports what it needs.
+`tests/runner/cli/test_usage.py` and `tests/test_readme.py` show that for every verb, and with
+RUNNER_TEST_FRESH=1 every test does.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import pytest
 
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _become_user, lacks
 
-# What a template can do for a process; with anything else it starts on its own.
+# The Popen arguments that a template supports. With any other the process is started normally.
 _KNOWN = {"stdin", "stdout", "stderr", "pass_fds", "start_new_session", "bufsize"}
-# What an interpreter or the loader reads before we could say so.
+# Variables that the interpreter or the loader reads at its start, which a fork cannot change.
 _EARLY = ("PYTHON", "LD_", "GLIBC_")
 
 _PROGRAM = """\
@@ -35,7 +35,7 @@ import atexit, ctypes, fcntl, gc, importlib, json, os, pkgutil, signal, socket, 
 
 import runner.cli, sandbox
 
-# Not trio: before it is there, `runner call` forks a helper. What trio imports itself may be there.
+# Not trio: `runner call` forks before it imports trio. What trio imports may be loaded.
 for name in ("attr", "idna", "jsonschema_rs", "outcome", "pydantic", "sniffio", "sortedcontainers", "ssl"):
     importlib.import_module(name)
 sys.modules["trio"] = None
@@ -56,7 +56,7 @@ libc.syscall.restype = ctypes.c_long
 
 
 def sibling():
-    '''fork(), but the child's parent is ours: who asked can wait for it.'''
+    '''fork(), but the child's parent is our parent, which can then wait for it.'''
     python.PyOS_BeforeFork()
     words = (ctypes.c_long(word) for word in (SYS_CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
     pid = libc.syscall(*words)
@@ -68,7 +68,7 @@ def sibling():
 
 
 def become(asked, received):
-    '''The process that was asked for, as far as a program can see.'''
+    '''Take on the descriptors, session, environment and directory of the requested process.'''
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 512) for fd in received]
     os.closerange(0, 512)
     for fd, number in zip(high, asked["numbers"]):
@@ -109,7 +109,7 @@ if message:
     except Exception:
         traceback.print_exc()
         status = 1
-    # As the interpreter does, but for taking every module apart, which takes longer than all the rest.
+    # What the interpreter does at exit, but without the slow teardown of all modules.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -120,7 +120,7 @@ _RUNNER = "from runner.cli import entry\nentry()"
 
 
 class Template:
-    """One for each kind of caller."""
+    """A process that forks runners for one kind of caller."""
 
     def __init__(self, prefix: tuple[str, ...], python: tuple[str, ...], pythonpath: str) -> None:
         self.prefix, self.python, self.pythonpath = prefix, python, pythonpath
@@ -155,7 +155,7 @@ class Template:
 
 
 class _Forked(subprocess.Popen[bytes]):
-    """Popen, with a template in the place of fork and exec."""
+    """A Popen that uses a template instead of fork and exec."""
 
     def __init__(self, template: Template, program: str, argv: Sequence[str], **popen: Any) -> None:
         self._template, self._program, self._argv = template, program, list(argv)
@@ -184,7 +184,7 @@ class _Forked(subprocess.Popen[bytes]):
 
 @dataclass(frozen=True)
 class _Quick(Caller):
-    """A caller whose runners are forked, where nothing asks for more."""
+    """A caller whose runners are forked from a template where possible."""
 
     def start(
         self,
@@ -202,8 +202,8 @@ class _Quick(Caller):
         return _Forked(template, _RUNNER, argv, env=environ, cwd=cwd, **{**streams, **popen})
 
     def start_program(self, program: str, *args: str, env: Mapping[str, str], **popen: Any) -> Any:
-        """As `python -c PROGRAM ARG …`, with nothing added to the environment or the streams. None: it has to
-        be started."""
+        """Like `python -c PROGRAM ARG …`, with exactly this environment and these streams. None: no template
+        can do it."""
         template = self._template(env, popen.keys() - {"cwd"}, whole=True)
         return None if template is None else _Forked(template, program, ["-c", *args], env=env, **popen)
 
@@ -220,13 +220,13 @@ _templates: dict[tuple[tuple[str, ...], tuple[str, ...]], Template] = {}
 
 
 def quick(caller: Caller) -> Caller:
-    """The same caller, whose runners come from a template. The fixture `templates` has to be there."""
+    """The same caller, whose runners are forked from a template. Needs the fixture `templates`."""
     return _Quick(**{field.name: getattr(caller, field.name) for field in fields(Caller)})
 
 
 @pytest.fixture(scope="session")
 def templates(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Before a test looks at what is there: they stay to the end of the session."""
+    """Runs the templates until the session ends. Request it before leak checks, which would count them."""
     if os.environ.get("RUNNER_TEST_FRESH"):
         yield
         return
@@ -245,7 +245,7 @@ def templates(request: pytest.FixtureRequest) -> Iterator[None]:
         _templates.clear()
 
 
-# --- for modules that want it ------------------------------------------------------------------------------
+# --- fixtures that modules can import ----------------------------------------------------------------------
 
 
 @pytest.fixture(name="runner_as")

@@ -1,4 +1,4 @@
-"""scripts/bench measures what it says, or says that it could not."""
+"""scripts/bench measures what it claims to, or fails with a reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_percentiles_are_samples() -> None:
     assert median([7.0]) == 7.0
 
 
-def test_a_tail_of_few_is_called_what_it_is() -> None:
+def test_the_tail_of_few_samples_is_their_maximum() -> None:
     assert tail([1.0] * 99 + [5.0]) == "p99      1.0"
     assert tail([1.0] * 98 + [5.0]) == "max      5.0"
 
@@ -44,7 +44,7 @@ def caller(plugin_dir: Path) -> Caller:
     return Caller("ourselves", os.geteuid(), str(plugin_dir), str(plugin_dir))
 
 
-def test_the_line_for_a_shell_becomes_what_the_shell_would_start(caller: Caller) -> None:
+def test_a_shell_line_becomes_the_command_the_shell_would_start(caller: Caller) -> None:
     line = "/usr/bin/cat /proc/self/fd/207 /proc/self/fd/208 207< <(printf %s 'two words') 208</dev/null\n"
     command = without_shell(line, caller)
     assert command.argv == ["/usr/bin/cat", "/proc/self/fd/207", "/proc/self/fd/208"]
@@ -54,16 +54,16 @@ def test_the_line_for_a_shell_becomes_what_the_shell_would_start(caller: Caller)
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo a complaint >&2"])
-def test_what_fails_or_complains_is_no_measurement(caller: Caller, script: str) -> None:
+def test_a_command_that_fails_or_writes_to_stderr_is_not_measured(caller: Caller, script: str) -> None:
     with pytest.raises(Unable, match=re.escape(script)):
         measure(caller, Command(["/bin/sh", "-c", script], {}))
 
 
-def test_a_process_that_is_left_is_found() -> None:
+def test_a_leftover_process_is_found() -> None:
     mark = f"60.{os.getpid():020}"
     assert marked(mark) == []
     with subprocess.Popen(["/usr/bin/sleep", mark]) as process:
-        while not (found := marked(mark)):  # its arguments come a moment after its program
+        while not (found := marked(mark)):  # its arguments appear a moment after its start
             assert process.poll() is None
         process.kill()
     assert found == [process.pid]
@@ -73,7 +73,7 @@ def test_a_process_that_is_left_is_found() -> None:
 @installed
 @pytest.mark.needs("user")
 @pytest.mark.parametrize("command", ["/usr/bin/true", "/does/not/exist"])
-def test_what_ends_by_itself_was_not_killed(caller: Caller, command: str) -> None:
+def test_a_plugin_that_ends_by_itself_is_no_measurement_of_a_kill(caller: Caller, command: str) -> None:
     manifest = caller.write(
         "short/nexo-plugin.toml",
         '[plugin]\nid = "short"\nversion = "1.0.0"\nname = "Short"\ndescription = "Ends at once."\n'
@@ -83,35 +83,35 @@ def test_what_ends_by_itself_was_not_killed(caller: Caller, command: str) -> Non
         end(caller, manifest)
 
 
-def test_a_cold_call_is_one_that_is_answered(caller: Caller) -> None:
-    said = call.Exchange([b'{"id": 1}\n', b"nobody answers this\n"], b'{"id": 2}\n')
+def test_a_cold_call_without_an_answer_is_not_measured(caller: Caller) -> None:
+    exchange = call.Exchange([b'{"id": 1}\n', b"nobody answers this\n"], b'{"id": 2}\n')
     script = "read a; echo well; read b; read c; echo {}; cat"
-    taken = call.cold(caller, Command(["/bin/sh", "-c", script.format("hello")], {}), said)
+    taken = call.cold(caller, Command(["/bin/sh", "-c", script.format("hello")], {}), exchange)
     assert 0 < taken.answer <= taken.end
     for broken in (script.format("no"), "exec cat >&2", f"{script.format('hello')}; exit 3"):
         with pytest.raises(Unable, match=re.escape(broken)):
-            call.cold(caller, Command(["/bin/sh", "-c", broken], {}), said)
+            call.cold(caller, Command(["/bin/sh", "-c", broken], {}), exchange)
 
 
 @installed
 @pytest.mark.usefixtures("nothing_left")
-def test_a_host_that_falls_over_says_why(caller: Caller) -> None:
+def test_a_host_that_fails_says_why(caller: Caller) -> None:
     broken = call.Plugin(caller.write("none/mcp.json", "{}"), ["/usr/bin/false"])
     with (
         pytest.raises(Unable, match=r"(?s)host\.py talk .* ended with 1:.*PluginFailure"),
         call.host(caller, broken, "talk", 2, 2) as process,
     ):
-        call.told(process)
+        call.read_document(process)
 
 
-def test_memory_is_of_all_that_is_below() -> None:
+def test_memory_includes_all_descendants() -> None:
     mark = f"61.{os.getpid():020}"
     with subprocess.Popen(["/bin/sh", "-c", f"/usr/bin/sleep {mark} & wait"]) as process:
         while not (found := marked(mark)):
             assert process.poll() is None
         sizes = call.memory(process.pid)
         os.kill(found[0], signal.SIGKILL)
-    # What a host starts is its fork server; there is nothing else here.
+    # The child of a host counts as its fork server.
     assert sizes["host"] > 0 and sizes["fork server"] > 0
     assert sum(sizes.values()) == sizes["host"] + sizes["fork server"]
 
@@ -119,15 +119,15 @@ def test_memory_is_of_all_that_is_below() -> None:
 @installed
 @pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")
-def test_every_figure_is_there() -> None:
-    """The whole of it, with as few of each as there can be: the figures mean nothing then, but all come."""
+def test_every_figure_is_printed() -> None:
+    """Run the whole benchmark with the smallest counts. The figures mean nothing, but all are printed."""
     few = [word for name in FEWEST for word in (f"--{name}", "2")]
     argv = [sys.executable, "-m", "scripts.bench", *few]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     parts = re.split(r"\n\n", done.stdout.strip())
     who = ["root", "ordinary user"] if os.geteuid() == 0 else ["ordinary user"]
-    if "only root is measured" in done.stdout:  # a checkout others cannot reach
+    if "only root is measured" in done.stdout:  # others cannot read the checkout
         who.remove("ordinary user")
     assert [re.match(r"([a-z ]+), as ([a-z ]+)", part).groups() for part in parts[1:]] == [  # type: ignore[union-attr]
         (what, name) for name in who for what in PARTS
@@ -142,7 +142,7 @@ _RATIO = r"ratio \d+\.\d\d"
 _SPREAD = rf"{_RATIO} \(p10 \d+\.\d\d, p90 \d+\.\d\d\)"
 _KB = r" +\d+ kB, +\d+\.\d kB per session"
 
-# What each part says, line by line.
+# The lines of each part.
 FIGURES = {
     "launch": [
         *(

@@ -1,6 +1,6 @@
-"""What can be said of the Dockerfile and of the container's filter without a container engine.
+"""Checks of the Dockerfile and of the container's seccomp filter that need no container engine.
 
-That plugins start in the image is tried by scripts/test-container.
+scripts/test-container runs plugins in the image.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def steps(word: str, stage: Stage = IMAGE) -> list[str]:
     return [step.rest for step in stage.instructions if step.word == word]
 
 
-def test_every_word_is_one_that_the_container_test_knows() -> None:
+def test_the_container_test_knows_every_instruction() -> None:
     known = {"RUN", "COPY", "WORKDIR", "ENV", "USER", "ENTRYPOINT", "CMD"}
     assert {step.word for stage in STAGES for step in stage.instructions} <= known
     with pytest.raises(BuildError, match="FROM alpine"):
         read_dockerfile("FROM alpine\n")
 
 
-def test_what_is_copied_exists_and_nothing_keeps_the_modes_of_the_checkout() -> None:
-    """A checkout made with umask 002 has group-writable files. Where the runner checks modes they are set."""
+def test_copied_files_exist_and_have_explicit_modes() -> None:
+    """A checkout made with umask 002 has group-writable files, and the runner refuses such a policy."""
     for stage in STAGES:
         for step in stage.instructions:
             if step.word != "COPY" or "from" in step.flags:
@@ -52,11 +52,11 @@ def test_what_is_copied_exists_and_nothing_keeps_the_modes_of_the_checkout() -> 
     assert SYSTEM_POLICY in [step.words[-1] for step in IMAGE.instructions if "chmod" in step.flags]
 
 
-def test_the_image_runs_what_it_needs_and_not_as_root() -> None:
+def test_the_image_has_few_packages_and_does_not_run_as_root() -> None:
     assert packages(IMAGE) == ("bubblewrap", "libcap2", "python3")
     assert steps("USER") == ["1000:1000"]
     assert steps("ENTRYPOINT") == ['["runner"]']
-    # The last word is about who runs it, not about who builds it.
+    # USER comes after the last RUN: the build needs root, the image does not.
     order = [step.word for step in IMAGE.instructions]
     assert order.index("USER") > max(number for number, word in enumerate(order) if word == "RUN")
     assert "useradd --uid 1000" in " ".join(steps("RUN"))
@@ -72,7 +72,7 @@ def test_one_volume_holds_the_state_of_root_and_of_others(monkeypatch: pytest.Mo
     assert "install -d -o 1000 -g 1000 -m 0711 /var/lib/runner" in " ".join(steps("RUN"))
 
 
-def test_the_images_policy_differs_from_the_default_in_who_needs_limits_and_in_nothing_else() -> None:
+def test_the_images_policy_differs_from_the_default_only_in_the_mode_of_limits() -> None:
     [change] = re.findall(r"sed -i '([^']+)' (\S+)", " ".join(steps("RUN")))
     assert change[1] == SYSTEM_POLICY
     before = (ROOT / "policies/default.toml").read_bytes()
@@ -86,7 +86,7 @@ def test_the_images_policy_differs_from_the_default_in_who_needs_limits_and_in_n
     assert new == old._replace(limits=softened)
 
 
-def test_the_command_in_the_dockerfile_names_the_file_that_is_shipped() -> None:
+def test_the_command_in_the_dockerfile_names_the_shipped_filter() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert f"seccomp={container_filter.OUTPUT.relative_to(ROOT)}" in text
     assert "docs/containers.md" in text and (ROOT / "docs/containers.md").exists()
@@ -105,21 +105,21 @@ def allowed(document: dict[str, object] = FILTER) -> Iterator[str]:
             yield from entry["names"]
 
 
-def test_the_file_is_what_the_script_writes() -> None:
+def test_the_shipped_filter_is_what_the_script_writes() -> None:
     assert container_filter.OUTPUT.read_text() == container_filter.text(container_filter.profile()), (
         "run scripts/container-filter"
     )
 
 
-def test_it_is_the_form_that_docker_podman_and_containerd_read_alike() -> None:
-    """containerd knows neither archMap nor includes, and would take the entries without their conditions."""
+def test_the_filter_has_only_fields_that_all_engines_read_alike() -> None:
+    """containerd knows neither archMap nor includes, and would apply such entries unconditionally."""
     assert set(FILTER) == {"defaultAction", "defaultErrnoRet", "architectures", "syscalls"}
     for entry in FILTER["syscalls"]:
         assert set(entry) <= {"names", "action", "args", "errnoRet"}
     assert (FILTER["defaultAction"], FILTER["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
 
 
-def test_it_adds_seven_calls_to_what_docker_allows_and_no_other() -> None:
+def test_the_filter_adds_exactly_seven_calls_to_dockers() -> None:
     plain = container_filter.profile(())
     assert set(allowed()) - set(allowed(plain)) == set(container_filter.ADDITIONS) - {"clone"}
     assert len(container_filter.ADDITIONS) == 7
@@ -129,8 +129,8 @@ def test_it_adds_seven_calls_to_what_docker_allows_and_no_other() -> None:
     assert keyctl["args"] == [{"index": 0, "value": 1, "op": "SCMP_CMP_EQ"}]
 
 
-def test_what_reaches_the_host_stays_refused() -> None:
-    """What Docker's documentation lists as blocked for the host's sake, but for the seven."""
+def test_calls_that_reach_the_host_stay_refused() -> None:
+    """The calls that Docker's documentation lists as blocked to protect the host, except the seven."""
     blocked = {
         *("acct", "add_key", "bpf", "clock_settime", "create_module", "delete_module", "finit_module"),
         *("get_kernel_syms", "init_module", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load"),
@@ -144,18 +144,18 @@ def test_what_reaches_the_host_stays_refused() -> None:
 
 
 @pytest.mark.parametrize("name", seccomp_filter.PROFILES)
-def test_it_refuses_nothing_that_a_plugin_may_do(name: str) -> None:
+def test_the_filter_allows_every_call_that_a_plugin_may_make(name: str) -> None:
     profile = tomllib.loads((ROOT / f"policies/seccomp/{name}.toml").read_text())
     wanted = {call for group in profile.get("allow", {}).values() for call in group}
     wanted |= set(profile.get("rules", {}))
-    # The profile compat also allows what Docker refuses; its programs fall back in a container.
+    # The profile "compat" also allows calls that Docker refuses. Its programs fall back in a container.
     refused = (
         {"clone3", "io_uring_setup", "io_uring_enter", "io_uring_register"} if name == "compat" else set()
     )
     assert wanted - set(allowed()) == refused
 
 
-def test_its_names_are_calls() -> None:
+def test_the_filter_names_existing_calls() -> None:
     known = {name for arch in syscalls.ARCHES for name in syscalls.load(arch)}
     assert set(allowed()) <= known
     assert len(list(allowed())) - len(set(allowed())) == 4  # personality, once for each value
@@ -171,7 +171,7 @@ def test_the_image_carries_the_filter() -> None:
 
 
 def test_the_container_test_says_what_it_needs(tmp_path: Path) -> None:
-    """Without its tools it is not passed over in silence, and nothing is left."""
+    """Without its tools the script exits with 77 and names the packages to install."""
     for name in ("python3", "dirname", "sh"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     argv = ["/bin/sh", str(ROOT / "scripts/test-container")]

@@ -1,4 +1,4 @@
-"""The leak check must be able to fail: here is something to find."""
+"""The leak checks can fail: these tests leave something for them to find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import TEMP_PREFIX, Caller, descendants, traces, vanished
 
 
 def test_an_orphan_is_found() -> None:
-    # The shell prints the pid of its child and leaves; the child's parent is then us, not pid 1.
+    # The shell prints the pid of its child and exits. The child's parent is then this process, not pid 1.
     out = subprocess.run(
         ["/bin/sh", "-c", "sleep 60 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
     ).stdout
@@ -44,7 +44,7 @@ def test_the_tests_own_directories_are_not_leaks(plugin_dir: Path) -> None:
     assert not any(str(plugin_dir) in file for file in traces().files)
 
 
-def test_the_caller_is_who_it_says(runner_as: Caller) -> None:
+def test_a_caller_has_its_uid_and_home(runner_as: Caller) -> None:
     who = [
         *runner_as.prefix,
         "/bin/sh",

@@ -1,4 +1,4 @@
-"""What is built and installed is the whole program, with its data."""
+"""The wheel has the whole program with its data, and works when installed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 import runner
 from tests.conftest import PACKAGES, ROOT
 
-# Anything that is neither code nor data of the program: what editors and tools leave in the tree.
+# Files that tools leave in the tree: neither code nor data of the program.
 _NOT_OURS = {"__pycache__"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy: setuptools writes build/ and *.egg-info beside the sources.
+    """A wheel built from a copy, because setuptools writes build/ and *.egg-info beside the sources.
 
-    Without build isolation, which would fetch setuptools from the network for each run of the tests.
+    Built without isolation, which would download setuptools for each run of the tests.
     """
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
@@ -70,10 +70,10 @@ def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
 
 
 def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path, plugin_dir: Path) -> None:
-    """Data files are found through the package, not through the place the sources happen to be in."""
+    """Data files are found through the package, not relative to the checkout."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
 
-    def said(*args: str) -> str:
+    def output_of(*args: str) -> str:
         env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         argv = [sys.executable, *args]
         done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
@@ -81,14 +81,14 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
         return done.stdout
 
     for package in PACKAGES:
-        assert said("-c", f"import {package}; print({package}.__file__)").startswith(str(tmp_path))
-    assert said("-m", "runner", "--version") == f"runner {runner.__version__}\n"
-    # A policy, a seccomp filter and a contract's model are all in an explanation.
+        assert output_of("-c", f"import {package}; print({package}.__file__)").startswith(str(tmp_path))
+    assert output_of("-m", "runner", "--version") == f"runner {runner.__version__}\n"
+    # `explain` needs a policy, a seccomp filter and a contract's model.
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
-    assert said("-m", "runner", "explain", str(plugin_dir / "demo")).endswith("It would be launched.\n")
+    assert output_of("-m", "runner", "explain", str(plugin_dir / "demo")).endswith("It would be launched.\n")
 
 
-def test_dependencies_are_those_the_layers_know() -> None:
+def test_dependencies_are_those_that_layers_may_import() -> None:
     from tests.test_layers import MAY_IMPORT
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -100,7 +100,7 @@ def test_dependencies_are_those_the_layers_know() -> None:
     assert all(">=" in requirement for requirement in project["dependencies"])
 
 
-def test_the_root_of_our_code_is_where_the_packages_are() -> None:
+def test_code_root_is_the_folder_of_the_packages() -> None:
     import sandbox
 
     assert Path(sandbox.CODE_ROOT).is_absolute()

@@ -1,7 +1,7 @@
 """Many launches by one process, and by many at once: nothing grows, nothing is left.
 
-A host that uses the runner as a library launches thousands of plugins from one process. What each launch
-forgets to give back is invisible in a test of one.
+A host that uses the runner as a library launches thousands of plugins from one process. A small leak at each
+launch does not show in a test of one launch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.tables import REPEAT
 
-# Before a release, with RUNNER_TEST_REPEAT=10: 2000, of which 500 are to warm up. What is counted
-# (descriptors, children, threads, groups, files) leaks at each launch or never, and a few hundred show it.
+# Before a release, with RUNNER_TEST_REPEAT=10: 2000, of which 500 warm up. What is counted (descriptors,
+# children, threads, cgroups, files) leaks at each launch or never: a few hundred launches show it.
 LAUNCHES = 400 * min(REPEAT, 5)
-# Until then caches fill, lazy imports are made and the allocator finds its size.
+# In these launches caches fill, lazy imports run and the allocator reaches its size.
 WARM_UP = 200 if REPEAT == 1 else 500
-# What memory may grow by over all launches after that. Of 2000 launches it is 400 bytes each, where one
-# leaked object of ours with its dict is as much, and the smallest leaked descriptor object keeps a page of
-# buffers. Of 400 launches it is 3 KB each; the number of objects is then the finer measure.
-RSS_SLACK = 600 << 10
-# Objects of the interpreter. Tables that double when they are full, free lists; half an object per launch.
+# How much memory may grow over all launches after that. With 2000 launches it is 400 bytes each, about one
+# leaked object with its dict; the smallest leaked descriptor object keeps a page of buffers. With 400
+# launches it is 3 KB each, and the number of objects is the finer measure.
+RSS_SLACK_BYTES = 600 << 10
+# Objects of the interpreter: tables that double when full, and free lists. Half an object per launch.
 OBJECTS_SLACK = (LAUNCHES - WARM_UP) // 2
-# /var/cache/runner is root's, for all that runs: a few files are others', one per launch would be ours.
+# All of root's runners share /var/cache/runner: a few new files may be others', one per launch is a leak.
 SHARED_SLACK = 200
 MINUTES = 60.0
 
@@ -50,7 +50,7 @@ enabled = true
 fs_write_paths = ["${state_dir}"]
 [plugin.limits]
 """
-# Each of those that takes a cgroup, a descriptor, a clock or a file of the runner's.
+# Every limit for which the runner needs a cgroup, a descriptor, a timer or a file.
 LIMITS = {
     "memory": '"256M"',
     "pids": "32",
@@ -65,21 +65,21 @@ LIMITS = {
 }
 
 
-class Held(TypedDict):
-    """What a process holds between two launches."""
+class Resources(TypedDict):
+    """The resources of a process between two launches."""
 
     fds: list[str]
     threads: int
-    children: list[int]  # the dead that nobody waited for as well
+    children: list[int]  # zombies included
     cgroups: list[str]
     rss: int
     objects: int
-    files: list[str]  # in places that are this caller's alone
-    shared: list[str]  # in places where others make files too
+    files: list[str]  # in directories that only this caller uses
+    shared: list[str]  # in directories where others make files too
 
 
 def launch(manifest: str, state_dir: str) -> int:
-    """Once, by the way `runner exec` goes; the status it would leave with."""
+    """Launch once, as `runner exec` does. Returns its exit status."""
     import os
     import time
 
@@ -89,7 +89,7 @@ def launch(manifest: str, state_dir: str) -> int:
     from runner.launch.verdict import judge
     from runner.launch.wait import watch_caller
 
-    own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` gives them away; here more launches follow
+    own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` closes them, but here more launches follow
     with watch_caller() as caller:
         host = _CommandLine(caller, inspect=False, tty=False)
         invocation = Invocation(manifest, state_dir=state_dir)
@@ -100,8 +100,8 @@ def launch(manifest: str, state_dir: str) -> int:
     return judge(ended.end, ended.started.planned.grant.limits)[1]
 
 
-def look(places: list[str], shared: list[str]) -> Held:
-    """What this process holds now."""
+def look(places: list[str], shared: list[str]) -> Resources:
+    """The resources that this process has now."""
     import contextlib
     import gc
     import os
@@ -111,8 +111,8 @@ def look(places: list[str], shared: list[str]) -> Held:
     from sandbox.paths.mounts import read_mounts
 
     gc.collect()
-    # The interpreter's own, of 4096 places: a name that is looked up as a new string each time (`case` does,
-    # of a class) takes another place each time, until all are taken.
+    # The interpreter's type cache has 4096 entries. A name that is looked up as a new string each time, as
+    # `case` does with a class, takes a new entry each time until the cache is full.
     sys._clear_type_cache()
     children = []
     for task in os.listdir("/proc/self/task"):
@@ -121,12 +121,12 @@ def look(places: list[str], shared: list[str]) -> Held:
     cgroups = []
     for site in survey(read_mounts()).sites:
         for name in os.listdir(site.directory):
-            # The group a runner itself moves to (v2) stays for as long as it lives.
+            # The leaf that a runner itself moves to (v2) stays as long as the runner lives.
             if name.startswith(f"runner-{os.getpid()}-") and not name.endswith("-self"):
                 cgroups.append(f"{site.directory}/{name}")
     fds = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             fds.append(f"{name} -> {os.readlink(f'/proc/self/fd/{name}')}")
     with open("/proc/self/status", encoding="ascii") as status:
         rss = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
@@ -159,8 +159,8 @@ def soak(
     places: list[str],
     shared: list[str],
     leaking: bool = False,
-) -> list[Held]:
-    """What it holds after the first `warm_up` launches, and after all. `leaking`: one of each, each time."""
+) -> list[Resources]:
+    """Resources after the first `warm_up` launches, and after all. `leaking`: leak one of each per launch."""
     import json
     import os
     import threading
@@ -171,7 +171,7 @@ def soak(
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
 
-    held: list[str] = []  # as text: the first listing must not be among the objects of the second
+    held: list[str] = []  # as text, so that the first result adds no objects to the second
     forgotten: list[object] = []
     over = threading.Event()
     with ExitStack() as stack:
@@ -193,8 +193,8 @@ def soak(
                 stack.callback(os.unlink, path)
 
         for number in range(1, launches + 1):
-            # Once with nothing remembered: then all that is ever imported is. In the middle of a run somebody
-            # else's launches could push our entries out of root's cache.
+            # The first launch runs without the cache, so that everything is imported. Later the launches of
+            # others could push our entries out of root's cache.
             os.environ["RUNNER_CACHE"] = "off" if number == 1 else "on"
             status = launch(manifest, state_dir)
             if status != 0:
@@ -206,8 +206,8 @@ def soak(
     return [json.loads(each) for each in held]
 
 
-def grown(before: Held, after: Held, rss: int, objects: int, shared: int) -> dict[str, str]:
-    """What is more than it was, beyond the slack where there must be some; by name, with the evidence."""
+def grown(before: Resources, after: Resources, rss: int, objects: int, shared: int) -> dict[str, str]:
+    """The resources that grew by more than their slack, by name, with examples."""
     found: dict[str, str] = {}
 
     def more(name: str, old: Iterable[object], new: Sequence[object], slack: int = 0) -> None:
@@ -236,12 +236,12 @@ def manifest(plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
 
 
 def state_dir(caller: Caller) -> str:
-    """Not below the caller's home: that one is closed to the uid root's plugins get."""
+    """Not below the caller's home, which the uids of root's plugins cannot enter."""
     return str(caller.home.parent / "state" / "soak")
 
 
 def places(caller: Caller) -> tuple[list[str], list[str]]:
-    """Where files could pile up: the caller's own, and those it shares."""
+    """Directories where files could pile up: the caller's own, and those it shares."""
     own = [str(caller.home), str(caller.home.parent / "state")]
     return own, ["/run/runner", "/var/lib/runner", "/var/cache/runner"] if caller.uid == 0 else ["/dev/shm"]
 
@@ -252,27 +252,27 @@ def test_many_launches_leave_nothing_behind(runner_as: Caller, manifest: Path) -
     own, shared = places(runner_as)
     args = (str(manifest), state_dir(runner_as), WARM_UP, LAUNCHES, own, shared)
     before, after = elsewhere.run(runner_as, soak, *args, using=(launch, look), timeout=60 * MINUTES)
-    assert before["files"], "nothing was looked at"
-    assert grown(before, after, RSS_SLACK, OBJECTS_SLACK, SHARED_SLACK) == {}
+    assert before["files"], "no files were found"
+    assert grown(before, after, RSS_SLACK_BYTES, OBJECTS_SLACK, SHARED_SLACK) == {}
 
 
 @pytest.mark.usefixtures("machine_as_before")
-def test_what_leaks_is_found(runner_as: Caller, manifest: Path) -> None:
-    """The soak itself can fail: one of each is forgotten at each launch."""
+def test_leaks_are_found(runner_as: Caller, manifest: Path) -> None:
+    """The soak test itself can fail: here each launch leaks one of each."""
     _make_state_parent(runner_as)
     own, shared = places(runner_as)
     args = (str(manifest), state_dir(runner_as), 10, 30, own, shared, True)
     before, after = elsewhere.run(runner_as, soak, *args, using=(launch, look), timeout=10 * MINUTES)
-    found = grown(before, after, RSS_SLACK, 20, 10)
+    found = grown(before, after, RSS_SLACK_BYTES, 20, 10)
     wanted = {"fds", "threads", "children", "rss", "objects", "files", "shared"}
     assert set(found) - {"cgroups"} == wanted, found
-    # Where groups can be made at all: not by an ordinary user without delegation.
+    # An ordinary user without delegation cannot make cgroups.
     assert ("cgroups" in found) == _makes_groups(runner_as)
 
 
 @pytest.mark.usefixtures("machine_as_before")
 def test_runners_side_by_side_leave_nothing_behind(runner_as: Caller, manifest: Path) -> None:
-    """Eight at a time, with one state directory, sweeping while others make their groups."""
+    """Eight at a time, with one state directory. They sweep while others make their cgroups."""
     _make_state_parent(runner_as)
     pids: set[int] = set()
     lock = threading.Lock()
@@ -282,8 +282,8 @@ def test_runners_side_by_side_leave_nothing_behind(runner_as: Caller, manifest: 
         with lock:
             pids.add(process.pid)
         with process:
-            _, complaints = process.communicate(timeout=5 * MINUTES)
-        return process.returncode, complaints.decode(errors="replace")
+            _, err = process.communicate(timeout=5 * MINUTES)
+        return process.returncode, err.decode(errors="replace")
 
     with ThreadPoolExecutor(8) as pool:
         ends = list(pool.map(one, range(64 * REPEAT)))
@@ -292,7 +292,7 @@ def test_runners_side_by_side_leave_nothing_behind(runner_as: Caller, manifest: 
 
 
 @pytest.mark.needs("root")
-def test_a_group_left_behind_is_found() -> None:
+def test_a_leftover_cgroup_is_found() -> None:
     left = Path(f"/sys/fs/cgroup/pids/runner-{os.getpid()}-0-0")
     if not left.parent.is_dir():
         left = Path("/sys/fs/cgroup") / left.name
@@ -322,7 +322,7 @@ def _sites() -> int:
 
 
 def _groups_of(pids: Iterable[int]) -> list[str]:
-    """The groups that runners of these numbers have made, wherever cgroups are mounted."""
+    """The cgroups that runners with these pids have made."""
     marks = tuple(f"runner-{pid}-" for pid in pids)
     return [
         os.path.join(folder, name)

@@ -1,6 +1,6 @@
-"""The suite's own machinery: each of its checks can fail, and says what to do.
+"""The test suite's own tools: each of its checks can fail, and says what to do.
 
-Small runs of pytest with the suite's conftest, in processes of their own.
+The tests run pytest with the suite's conftest on small files, in processes of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Write = Callable[..., Path]
 
 
 def run(path: Path, text: str, *arguments: str, **popen: object) -> subprocess.CompletedProcess[str]:
-    """pytest over a file with this text, as scripts/test would run it."""
+    """Run pytest on a file with this text, as scripts/test would."""
     return subprocess.run(command(path, text, *arguments), **options(), **popen)  # type: ignore[call-overload]
 
 
@@ -37,7 +37,7 @@ def command(path: Path, text: str, *arguments: str) -> list[str]:
 
 
 def options() -> dict[str, object]:
-    # It is a run of its own, not a worker of ours.
+    # It must not take itself for an xdist worker of this run.
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "RUNNER_TEST"))
     }
@@ -65,7 +65,7 @@ def test_again() -> None:
 
 @pytest.mark.launches
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_signals_are_ordinary_whoever_started_us(tmp_path: Path, workers: str) -> None:
+def test_signals_are_reset_at_the_start_of_a_run(tmp_path: Path, workers: str) -> None:
     def strange() -> None:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
@@ -167,7 +167,7 @@ def test_marked(machine_as_before: None) -> None:
 
 
 @pytest.mark.machine
-def test_only_marked_tests_may_count_what_is_on_the_machine(tmp_path: Path) -> None:
+def test_only_marked_tests_may_check_the_whole_machine(tmp_path: Path) -> None:
     done = run(tmp_path / "it", COUNTS)
     assert "1 passed, 1 error" in done.stdout, done.stdout
     assert "Mark the test @pytest.mark.machine" in done.stdout
@@ -185,7 +185,7 @@ def test_leaves(nothing_left: None) -> None:
 
 
 @pytest.mark.launches
-def test_a_process_that_is_left_fails_its_test(tmp_path: Path) -> None:
+def test_a_leftover_process_fails_its_test(tmp_path: Path) -> None:
     done = run(tmp_path / "it", LEAVES_A_PROCESS, "-n", "1")
     assert "1 passed, 1 error" in done.stdout, done.stdout
     assert "processes left behind" in done.stdout and "sleep 1000" in done.stdout
@@ -202,7 +202,7 @@ def test_leaves(name: str) -> None:
 
 
 @pytest.mark.machine
-def test_what_a_whole_run_leaves_fails_the_run(tmp_path: Path) -> None:
+def test_leftover_files_fail_the_run(tmp_path: Path) -> None:
     mark = f"left-{os.getpid()}"
     given = options()
     env = {**given.pop("env"), "LEFT": mark}  # type: ignore[dict-item]
@@ -249,13 +249,13 @@ def test_needs() -> None:
 
 @pytest.mark.launches
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_quick_run_leaves_launches_out_and_makes_none(tmp_path: Path, workers: str) -> None:
+def test_a_quick_run_deselects_and_forbids_launches(tmp_path: Path, workers: str) -> None:
     done = run(tmp_path / "it", LAUNCHES, "--quick", "-n", workers)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "test_undeclared" in done.stdout and "mark it @pytest.mark.launches" in done.stdout
 
 
-# --- What goes to one worker -------------------------------------------------------------------------------
+# --- Tests that go to one worker ---------------------------------------------------------------------------
 
 SHARES = """
 import pytest
@@ -274,7 +274,7 @@ def test_without(number: int) -> None:
 """
 
 
-def test_what_is_made_once_for_a_module_is_made_by_one_worker(tmp_path: Path) -> None:
+def test_tests_that_share_a_module_fixture_go_to_one_worker(tmp_path: Path) -> None:
     folder = tmp_path / "it"
     folder.mkdir()
     (folder / "test_it.py").write_text(SHARES)
@@ -282,7 +282,7 @@ def test_what_is_made_once_for_a_module_is_made_by_one_worker(tmp_path: Path) ->
     assert set(groups()) >= {"tests/test_packaging.py::test_the_wheel_holds_every_file_of_the_packages"}
 
 
-# --- What is told at the end -------------------------------------------------------------------------------
+# --- The summary -------------------------------------------------------------------------------------------
 
 NEEDS = """
 import pytest
@@ -314,7 +314,7 @@ def test_error(broken: None) -> None:
 
 @pytest.mark.needs("gcc")
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_the_tally_is_right_wherever_tests_ran(tmp_path: Path, workers: str) -> None:
+def test_the_tally_is_right_with_and_without_workers(tmp_path: Path, workers: str) -> None:
     path = tmp_path / "tally.json"
     run(tmp_path / "it", NEEDS, "-n", workers, "--tally", str(path))
     tally = Tally.read(path)
@@ -343,12 +343,12 @@ def test_the_tally_is_right_wherever_tests_ran(tmp_path: Path, workers: str) -> 
         ([-9, 0], 137),
     ],
 )
-def test_one_exit_code(codes: Sequence[int], code: int) -> None:
+def test_the_exit_code_of_several_parts(codes: Sequence[int], code: int) -> None:
     assert worst(codes) == code
 
 
 @pytest.mark.machine
-def test_parts_are_told_together(
+def test_parts_have_one_summary(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
@@ -365,7 +365,7 @@ def test_parts_are_told_together(
 
 
 @pytest.mark.launches
-def test_a_part_that_was_killed_is_not_forgotten(
+def test_a_killed_part_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
@@ -381,15 +381,15 @@ def test_a_part_that_was_killed_is_not_forgotten(
 
 @pytest.fixture
 def interpreter(write_file: Write) -> Callable[..., Path]:
-    """interpreter(path, version, …): something that says it is a Python of that version."""
+    """interpreter(path, version, …): a script that claims to be a Python of that version."""
 
     def make(
         path: Path, version: str, name: str = "cpython", level: str = "final", free_threaded: bool = False
     ) -> Path:
         minor = [int(word) for word in version.split(".")[:2]]
         prefix = str(path.parent.parent)
-        told = [str(path), version, name, level, minor, prefix, prefix, free_threaded]
-        text = str(told).replace("'", '"').replace("True", "true").replace("False", "false")
+        answer = [str(path), version, name, level, minor, prefix, prefix, free_threaded]
+        text = str(answer).replace("'", '"').replace("True", "true").replace("False", "false")
         return write_file(path, f"#!/bin/sh\necho '{text}'\n", 0o755)
 
     return make
@@ -406,7 +406,7 @@ def test_every_python_is_found_once(tmp_path: Path, interpreter: Callable[..., P
     interpreter(home / ".pyenv/versions/3.15/bin/python3.15", "3.15.0a1", level="alpha")
     interpreter(home / ".pyenv/versions/3.14t/bin/python3", "3.14.0", free_threaded=True)
     own = interpreter(tmp_path / "usr/bin/python3.11", "3.11.2")
-    # A shim without a version, something that hangs up, and names that are no interpreters'.
+    # A shim without a version, which fails, and names that are not interpreters.
     shim.mkdir()
     for name in ("python3.12", "python3-config", "python3.12-config"):
         (shim / name).write_text("#!/bin/sh\nexit 127\n")
@@ -429,12 +429,12 @@ def test_every_python_is_found_once(tmp_path: Path, interpreter: Callable[..., P
     }
 
 
-def test_versions_nobody_has_are_named() -> None:
+def test_missing_versions_are_named() -> None:
     assert missing_versions(["3.11.2", "3.13.0"]) == ["3.12", "3.14"]
 
 
-def test_an_interpreter_out_of_reach_is_named(tmp_path: Path) -> None:
-    """pytest's own directories are closed to others, as a home is."""
+def test_an_unreachable_interpreter_is_named(tmp_path: Path) -> None:
+    """pytest's own directories are closed to other users, like a home directory."""
     python = tmp_path / "bin/python3.13"
     python.parent.mkdir(parents=True)
     python.touch()

@@ -1,4 +1,4 @@
-"""The tests' own tools: a process from a template is as a fresh one, and a table names every row."""
+"""The tests' own tools: a process from a template is like a fresh one, and a table names every wrong row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.tables import Line, check_rows, run_lines, wait_for
 from tests.template import _Forked, quick, templates  # noqa: F401 -- a fixture
 
 
-def seen_from_inside() -> dict[str, Any]:
-    """All that a process can see of what it was given."""
+def describe_process() -> dict[str, Any]:
+    """Everything that a process can see of its own setup."""
     import os
     import resource
     import signal
@@ -57,25 +57,25 @@ def seen_from_inside() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("templates")
 @pytest.mark.parametrize("more", [{}, {"X": "1"}], ids=["", "a variable"])
-def test_a_process_from_a_template_is_as_a_fresh_one(runner_as: Caller, more: dict[str, str]) -> None:
-    forked = elsewhere.run(quick(runner_as), seen_from_inside, env=more)
-    fresh = elsewhere.run(runner_as, seen_from_inside, env=more)
+def test_a_process_from_a_template_is_like_a_fresh_one(runner_as: Caller, more: dict[str, str]) -> None:
+    forked = elsewhere.run(quick(runner_as), describe_process, env=more)
+    fresh = elsewhere.run(runner_as, describe_process, env=more)
     assert forked == fresh
     assert forked["parent"] == os.getpid() and not forked["trio"]
 
 
 @pytest.mark.usefixtures("templates")
-def test_it_really_is_forked_and_ends_as_others_do(runner_as: Caller) -> None:
+def test_a_forked_process_ends_like_any_other(runner_as: Caller) -> None:
     caller = quick(runner_as)
     read, write = os.pipe()
     with (
         open(read, "rb") as reader,
-        caller.start("exec", "--report", str(write), "/", pass_fds=[write]) as gone,
+        caller.start("exec", "--report", str(write), "/", pass_fds=[write]) as process,
     ):
         os.close(write)
-        assert isinstance(gone, _Forked)
-        out, err = gone.communicate(timeout=60)
-        assert (gone.returncode, out) == (126, b"") and b"manifest" in err
+        assert isinstance(process, _Forked)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (126, b"") and b"manifest" in err
         assert b'"manifest_invalid"' in reader.read()
 
     def waits() -> None:
@@ -93,31 +93,36 @@ def test_it_really_is_forked_and_ends_as_others_do(runner_as: Caller) -> None:
 
 
 @pytest.mark.usefixtures("templates")
-def test_what_a_template_cannot_do_is_started(runner_as: Caller) -> None:
+def test_a_process_that_a_template_cannot_make_is_started(runner_as: Caller) -> None:
     started = quick(runner_as).start("--version", env={"PYTHONDEVMODE": "1"}, stdin=subprocess.DEVNULL)
     assert type(started) is subprocess.Popen
     started.communicate(timeout=60)
     assert started.returncode == 0
 
 
-def test_every_wrong_row_is_named() -> None:
+def test_a_table_names_every_wrong_row() -> None:
     def check(name: str, value: int) -> None:
         assert value % 2 == 0, f"{value} is odd"
 
     check_rows({"two": 2, "four": 4}, check)
     with pytest.raises(pytest.fail.Exception) as caught:
         check_rows({"one": 1, "two": 2, "three": 3}, check)
-    said = str(caught.value)
-    assert "2 of 3 rows are wrong" in said and "'one'" in said and "3 is odd" in said and "'two'" not in said
+    message = str(caught.value)
+    assert (
+        "2 of 3 rows are wrong" in message
+        and "'one'" in message
+        and "3 is odd" in message
+        and "'two'" not in message
+    )
     with pytest.raises(AssertionError, match="without rows"):
         check_rows({}, check)
 
 
-def test_lines_come_back_in_their_order(runner_as_user: Caller) -> None:
+def test_results_are_in_the_order_of_the_lines(runner_as_user: Caller) -> None:
     lines = [Line(("--version",)), Line(("frobnicate",)), Line(("schema", "nexo"))]
     assert [done.returncode for done in run_lines(runner_as_user, lines)] == [0, 2, 0]
 
 
-def test_waiting_is_bounded() -> None:
+def test_wait_for_is_bounded() -> None:
     assert wait_for(lambda: True, 0)
     assert not wait_for(lambda: False, 0.01)

@@ -1,6 +1,7 @@
-"""What a call costs: over an open session, from nothing, with a large answer, and in many sessions at once.
+"""What a call costs: over an open session, with the start of the plugin, with a large answer, and in many
+sessions at once.
 
-The same plugin is also asked through plain pipes, with the same frames and without a cage.
+For comparison the same plugin is called through plain pipes, with the same frames and without a cage.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from scripts.benches.caller import RUNNER, Caller, Unable, failed
 from scripts.benches.figures import median, percentile, tail
 from scripts.benches.launch import Command, without_shell
 
-LARGE = 4 << 20
+LARGE_BYTES = 4 << 20
 CALLS_EACH = 50  # for each of many sessions, per turn
 WARM_UP = 2
 
-# An MCP server: its contract is the one whose messages may be as large as LARGE.
+# An MCP server: its contract is the one whose messages may be as large as LARGE_BYTES.
 PLUGIN = f"""\
 #!/usr/bin/python3 -ISE
 import json, sys
@@ -40,7 +41,7 @@ for line in sys.stdin.buffer:
         result = {{"supportedVersions": ["2026-07-28"], "capabilities": {{"tools": {{}}}}}}
     elif message["method"] == "tools/call":
         name = message["params"]["name"]
-        text = "x" * {LARGE} if name == "large" else message["params"]["arguments"]["text"]
+        text = "x" * {LARGE_BYTES} if name == "large" else message["params"]["arguments"]["text"]
         result = {{"content": [{{"type": "text", "text": text}}]}}
         if name == "heard":
             result["structuredContent"] = {{"lines": lines}}
@@ -94,19 +95,19 @@ def host(caller: Caller, talker: Plugin, kind: str, *counts: int) -> Iterator[su
         try:
             yield process
             process.stdin.close()
-            said = process.stderr.read()
+            errors = process.stderr.read()
         except EOFError:
-            said = process.stderr.read()
-            raise failed(argv, process.wait(), said) from None
+            errors = process.stderr.read()
+            raise failed(argv, process.wait(), errors) from None
         except BaseException:
             process.kill()
             raise
-        if process.wait() or said:
-            raise failed(argv, process.returncode, said)
+        if process.wait() or errors:
+            raise failed(argv, process.returncode, errors)
 
 
-def told(process: subprocess.Popen[bytes]) -> Any:
-    """The next document. EOFError if there is none."""
+def read_document(process: subprocess.Popen[bytes]) -> Any:
+    """Read the next JSON document. Raises EOFError if there is none."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -120,11 +121,11 @@ def told(process: subprocess.Popen[bytes]) -> Any:
 def bench(caller: Caller, calls: int, colds: int, larges: int) -> None:
     talker = plugin(caller)
     with host(caller, talker, "talk", calls, larges) as process:
-        frames, warm, large = told(process), told(process), told(process)
+        frames, warm, large = read_document(process), read_document(process), read_document(process)
     _show_warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]})
     _show_large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]})
-    said = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
-    _show_cold(caller, _colds(caller, talker, said, colds))
+    exchange = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
+    _show_cold(caller, _colds(caller, talker, exchange, colds))
 
 
 def _show_warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
@@ -142,7 +143,7 @@ def _show_large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
     milli = {name: [1e3 * each for block in blocks for each in block] for name, blocks in taken.items()}
     print(f"\nlarge answers, as {caller.name}: {len(milli[PIPE])} of 4 MiB each, in turns, in milliseconds")
     for name, samples in milli.items():
-        rate = LARGE / (1 << 20) / median(samples) * 1e3
+        rate = LARGE_BYTES / (1 << 20) / median(samples) * 1e3
         print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} MiB per second")
     for one, other in ((SESSION, PIPE), (SESSION, PARSED)):
         print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
@@ -154,16 +155,16 @@ def _ratio(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -
     return f"ratio {median(ratios):.2f} (p10 {percentile(ratios, 10):.2f}, p90 {percentile(ratios, 90):.2f})"
 
 
-# --- from nothing -------------------------------------------------------------------------------------------
+# --- calls that start the plugin ----------------------------------------------------------------------------
 
 
-def _colds(caller: Caller, talker: Plugin, said: Exchange, rounds: int) -> Mapping[str, list[Cold]]:
+def _colds(caller: Caller, talker: Plugin, exchange: Exchange, rounds: int) -> Mapping[str, list[Cold]]:
     explain = [RUNNER, "explain", "--format", "argv", talker.manifest]
-    bare = without_shell(caller.said(explain), caller)
+    bare = without_shell(caller.output_of(explain), caller)
     call = [RUNNER, "call", talker.manifest, "echo", "--input", '{"text":"hello"}']
     commands: dict[str, tuple[Command, Exchange | None]] = {
-        SPAWN: (Command(talker.argv, {}), said),
-        RAW: (bare, said),
+        SPAWN: (Command(talker.argv, {}), exchange),
+        RAW: (bare, exchange),
         CALL: (Command(call, {}), None),
     }
     samples: dict[str, list[Cold]] = {name: [] for name in commands}
@@ -177,14 +178,14 @@ def _colds(caller: Caller, talker: Plugin, said: Exchange, rounds: int) -> Mappi
     return samples
 
 
-def cold(caller: Caller, command: Command, said: Exchange | None) -> Cold:
-    """Start it, get one answer, wait for its end. `said` is None if the command does all of that itself."""
+def cold(caller: Caller, command: Command, exchange: Exchange | None) -> Cold:
+    """Start a plugin, get one answer, wait for its end. `exchange`: None if the command does all of that."""
     pipe = subprocess.PIPE
     with command.opened():
         start = time.perf_counter()
         process = caller.start(
             command.argv,
-            stdin=pipe if said else subprocess.DEVNULL,
+            stdin=pipe if exchange else subprocess.DEVNULL,
             stdout=pipe,
             stderr=pipe,
             bufsize=0,
@@ -192,20 +193,20 @@ def cold(caller: Caller, command: Command, said: Exchange | None) -> Cold:
         )
     with process:
         assert process.stdout is not None and process.stderr is not None
-        for frame in (*said.opening, said.echo) if said else (b"",):
-            if said:
+        for frame in (*exchange.opening, exchange.echo) if exchange else (b"",):
+            if exchange:
                 assert process.stdin is not None
                 process.stdin.write(frame)
-            if said is None or b'"id"' in frame:
+            if exchange is None or b'"id"' in frame:
                 line = process.stdout.readline()
         answered = time.perf_counter()
         if process.stdin is not None:
             process.stdin.close()
-        complaint = process.stderr.read()
+        errors = process.stderr.read()
         process.wait()
     ended = time.perf_counter()
-    if process.returncode or complaint or b"hello" not in line:
-        raise failed(command.argv, process.returncode, complaint)
+    if process.returncode or errors or b"hello" not in line:
+        raise failed(command.argv, process.returncode, errors)
     return Cold((answered - start) * 1000, (ended - start) * 1000)
 
 
@@ -227,22 +228,26 @@ def _show_cold(caller: Caller, samples: Mapping[str, list[Cold]]) -> None:
         print(f"  {one} over {other}: answer {added:+.1f}, ratio {ratio:.2f}; end, ratio {whole:.2f}")
 
 
-# --- many ---------------------------------------------------------------------------------------------------
+# --- many sessions ------------------------------------------------------------------------------------------
 
 
 def bench_many(caller: Caller, count: int) -> None:
     talker = plugin(caller)
     with host(caller, talker, "many", count, CALLS_EACH) as process:
         assert process.stdin is not None
-        told(process)
+        read_document(process)
         one = memory(process.pid)
         process.stdin.write(b"\n")
         process.stdin.flush()
-        opened = told(process)["seconds"]
+        opened = read_document(process)["seconds"]
         many = memory(process.pid)
         process.stdin.write(b"\n")
         process.stdin.flush()
-        raw, taken, closed = told(process)["seconds"], told(process), told(process)["seconds"]
+        raw, taken, closed = (
+            read_document(process)["seconds"],
+            read_document(process),
+            read_document(process)["seconds"],
+        )
     print(f"\nsessions, as {caller.name}: {count} at once")
     print(
         f"  opened in {opened * 1000:.0f} ms, closed in {closed * 1000:.0f} ms; "
@@ -263,9 +268,9 @@ OURS = ("host", "fork server", "monitors", "inits")
 
 
 def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) -> None:
-    """In kilobytes. A page that several processes share is divided among them, so the sum is what is used."""
+    """Print sizes in kB. A page that several processes share is divided among them, so sums are correct."""
     if -1 in many.values():
-        print("  memory: who measures may not look at all of the processes")
+        print("  memory: not measured, because some processes cannot be read by this user")
         return
     mine = sum(many[name] for name in OURS)
     more = (mine - sum(one[name] for name in OURS)) / (count - 1)
@@ -289,7 +294,7 @@ def memory(host_pid: int) -> dict[str, int]:
             continue
         size = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
         if size is None:
-            raise Unable(f"this kernel does not say how large process {pid} is")
+            raise Unable(f"this kernel has no Pss in /proc/{pid}/smaps_rollup")
         if found[what] >= 0:
             found[what] += int(size[1])
     return found

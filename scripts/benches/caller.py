@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox.value import NamedTuple
 
-USER_UID = 54321  # nobody's
+USER_UID = 54321  # no account has it
 RUNNER = str(Path(sys.executable).with_name("runner"))
 
 
@@ -25,11 +25,11 @@ class Unable(Exception):
 class Caller(NamedTuple):
     name: str
     uid: int
-    folder: str  # everybody may enter it; for plugins and what else they need
+    folder: str  # for plugins and their files; every user may enter it
     home: str
 
     def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-        """Without setpriv, whose own start would be measured too."""
+        """Start a process as this user. Without setpriv, whose own start would be measured too."""
         if self.uid != os.geteuid():
             popen.update(user=self.uid, group=self.uid, extra_groups=())
         return subprocess.Popen(argv, env=self.environ(), cwd="/", **popen)
@@ -44,8 +44,8 @@ class Caller(NamedTuple):
             "XDG_STATE_HOME": f"{self.home}/state",
         }
 
-    def said(self, argv: Sequence[str]) -> str:
-        """What a command prints. Raises Unable if it fails."""
+    def output_of(self, argv: Sequence[str]) -> str:
+        """The stdout of a command. Raises Unable if it fails."""
         with self.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, err = process.communicate()
         if process.returncode:
@@ -53,7 +53,7 @@ class Caller(NamedTuple):
         return out.decode()
 
     def write(self, name: str, text: str) -> str:
-        """Write a file of root's that everybody may read, in a folder of its own. Returns its path."""
+        """Write a world-readable file below `folder`. Returns its path."""
         path = Path(self.folder, name)
         path.parent.mkdir(exist_ok=True)
         path.parent.chmod(0o755)
@@ -62,8 +62,8 @@ class Caller(NamedTuple):
         return str(path)
 
 
-def failed(argv: Sequence[str], status: int, said: bytes) -> Unable:
-    return Unable(f"{' '.join(argv)} ended with {status}:\n{said.decode(errors='replace')}")
+def failed(argv: Sequence[str], status: int, errors: bytes) -> Unable:
+    return Unable(f"{' '.join(argv)} ended with {status}:\n{errors.decode(errors='replace')}")
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def callers() -> Iterator[list[Caller]]:
         found = [_caller(top, mine, os.geteuid())]
         if os.geteuid() == 0:
             other = _caller(top, "ordinary user", USER_UID)
-            found[0].said([RUNNER, "--version"])  # byte code is written by who may
+            found[0].output_of([RUNNER, "--version"])  # writes the byte code, which the other user may not
             if _can_run(other):
                 found.append(other)
             else:
@@ -97,7 +97,7 @@ def _caller(top: Path, name: str, uid: int) -> Caller:
 
 def _can_run(caller: Caller) -> bool:
     try:
-        caller.said([RUNNER, "--version"])
+        caller.output_of([RUNNER, "--version"])
     except (OSError, subprocess.SubprocessError, Unable):
         return False
     return True

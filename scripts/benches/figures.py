@@ -1,11 +1,11 @@
-"""Numbers from samples."""
+"""Percentiles of samples."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_FEW = 100  # below that, the 99th percentile is the largest
+_P99_SAMPLES = 100  # with fewer samples the 99th percentile is the largest
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -19,5 +19,5 @@ def median(samples: Sequence[float]) -> float:
 
 def tail(samples: Sequence[float]) -> str:
     """The 99th percentile, or the maximum if there are too few samples."""
-    name = "p99" if len(samples) >= _FEW else "max"
+    name = "p99" if len(samples) >= _P99_SAMPLES else "max"
     return f"{name} {percentile(samples, 99):8.1f}"

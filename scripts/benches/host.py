@@ -20,10 +20,10 @@ import trio
 
 import runner
 
-BLOCK = 50  # calls in a row, before it is the next one's turn
+BLOCK = 50  # calls in a row, before the next alternative's turn
 WARM_UP = 2
 TURNS = 4
-PIECE = 64 << 10
+READ_BYTES = 64 << 10
 GIVEN = {"text": "hello"}
 
 
@@ -39,13 +39,13 @@ class Pipes:
         os.write(self._in, frame)
         pieces: list[bytes] = []
         while not pieces or not pieces[-1].endswith(b"\n"):
-            pieces.append(os.read(self._out, PIECE))
+            pieces.append(os.read(self._out, READ_BYTES))
             if not pieces[-1]:
-                raise EOFError("the plugin is gone")
+                raise EOFError("the plugin has ended")
         return b"".join(pieces)
 
     def streams(self) -> Streams:
-        """From now on `ask` does not wait."""
+        """The same pipes for trio. Makes them non-blocking, so `ask` must not be used any more."""
         return Streams(os.dup(self._in), os.dup(self._out))
 
     def close(self) -> None:
@@ -62,13 +62,13 @@ class Streams:
 
     async def ask(self, frame: bytes) -> bytes:
         await self._in.send_all(frame)
-        said = bytearray()
-        while not said.endswith(b"\n"):
-            data = await self._out.receive_some(PIECE)
+        data_read = bytearray()
+        while not data_read.endswith(b"\n"):
+            data = await self._out.receive_some(READ_BYTES)
             if not data:
-                raise EOFError("the plugin is gone")
-            said += data
-        return bytes(said)
+                raise EOFError("the plugin has ended")
+            data_read += data
+        return bytes(data_read)
 
     async def aclose(self) -> None:
         await self._in.aclose()
@@ -91,7 +91,7 @@ class Frames:
                 pipes.ask(frame)
 
 
-async def heard(plugin: runner.OpenPlugin) -> Frames:
+async def record_frames(plugin: runner.OpenPlugin) -> Frames:
     for name in ("echo", "large"):
         await plugin.call(name, GIVEN)
     return Frames((await plugin.call("heard", GIVEN))["structuredContent"]["lines"])
@@ -101,7 +101,7 @@ Ask = Callable[[], Awaitable[Any]]
 
 
 async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, list[list[float]]]:
-    """For each, the seconds of each call of each block. Each is first as often as last."""
+    """The seconds of each call of each block, by name. Each alternative is first as often as last."""
     taken: dict[str, list[list[float]]] = {name: [] for name in asks}
     names = list(asks)
     for turn in range(WARM_UP + rounds):
@@ -118,7 +118,7 @@ async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, l
 
 async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
     async with runner.open_plugin(manifest) as plugin:
-        frames = await heard(plugin)
+        frames = await record_frames(plugin)
         tell({"opening": [frame.decode() for frame in frames.opening], "echo": frames.echo.decode()})
         pipes, others = Pipes(argv), Pipes(argv)
         for each in (pipes, others):
@@ -146,11 +146,11 @@ async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
             each.close()
 
 
-# --- many ---------------------------------------------------------------------------------------------------
+# --- many sessions ------------------------------------------------------------------------------------------
 
 
 async def many(manifest: str, count: int, calls: int, argv: list[str]) -> None:
-    """The reader of our output looks at our memory when one plugin is open, and when all are."""
+    """The parent process measures our memory when one plugin is open, and when all are."""
     plugins: list[runner.OpenPlugin] = []
     done = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -159,10 +159,10 @@ async def many(manifest: str, count: int, calls: int, argv: list[str]) -> None:
             plugins.append(await nursery.start(hold, manifest, done))
 
         await enter()
-        frames = await heard(plugins[0])
-        told_to_go_on({})
+        frames = await record_frames(plugins[0])
+        tell_and_wait({})
         seconds = await all_at_once([enter] * (count - 1))
-        told_to_go_on({"seconds": seconds})
+        tell_and_wait({"seconds": seconds})
         await compare(plugins, frames, calls, argv)
         start = time.perf_counter()
         done.set()
@@ -221,9 +221,9 @@ def tell(document: Any) -> None:
     print(json.dumps(document), flush=True)
 
 
-def told_to_go_on(document: Any) -> None:
+def tell_and_wait(document: Any) -> None:
     tell(document)
-    sys.stdin.readline()  # everything stands still meanwhile
+    sys.stdin.readline()  # nothing runs until the parent has measured
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long an end takes: from the request until the runner has returned and no process is left."""
+"""How long a kill takes: from the signal until the runner has returned and no process is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.benches.figures import median, tail
 
 PIDS = 512
 TASKS = 400
-PATIENCE = 120.0
+LIFETIME_SECONDS = 120.0  # of the plugins, and the longest wait for them
 
 MANIFEST = """\
 [plugin]
@@ -30,16 +30,16 @@ command = "{command}"
 args = {arguments}
 """
 
-# Both ignore SIGTERM and SIGINT, so that SIGKILL is needed. Both end by themselves after a while, so that a
-# runner that fails here leaves nothing for ever. The last argument is the mark by which they are found.
+# Both ignore SIGTERM and SIGINT, so that SIGKILL is needed. Both end by themselves after LIFETIME_SECONDS, in
+# case the runner fails. The last argument is a mark by which they are found.
 IDLE = """trap "" TERM INT; echo ready; exec sleep "$0" """
 
 BOMB = f"""\
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead
-until = time.monotonic() + {PATIENCE}
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped automatically
+until = time.monotonic() + {LIFETIME_SECONDS}
 
 def task():
     os.close(begin)
@@ -49,25 +49,25 @@ def task():
             if os.fork():
                 os._exit(0)
             os.setsid()
-            os.write(tell, b".")
-        except OSError:  # the limit; each refused fork costs as much as one that is not
+            os.write(write_end, b".")
+        except OSError:  # the limit; a refused fork costs as much as a successful one
             time.sleep(0.01)
     os._exit(0)
 
 # Start all at once: otherwise the first would leave no room for the last. No task ends without a successor,
 # so from here on their number is constant.
 wait, begin = os.pipe()
-hear, tell = os.pipe2(os.O_NONBLOCK)
-os.set_blocking(hear, True)
+read_end, write_end = os.pipe2(os.O_NONBLOCK)
+os.set_blocking(read_end, True)
 for number in range({TASKS}):
     if os.fork() == 0:
         task()
 os.close(begin)
-heard = 0
-while heard < {TASKS}:
-    heard += len(os.read(hear, {TASKS}))
+count = 0
+while count < {TASKS}:
+    count += len(os.read(read_end, {TASKS}))
 os.write(1, b"ready\\n")
-time.sleep({PATIENCE})
+time.sleep({LIFETIME_SECONDS})
 """
 
 
@@ -95,14 +95,14 @@ def _manifest(caller: Caller, name: str, command: str, *arguments: str) -> str:
 
 def _means(caller: Caller, manifest: str) -> str:
     argv = [RUNNER, "explain", "--format", "json", "--pids", str(PIDS), manifest]
-    limits = json.loads(caller.said(argv))["limits"]
+    limits = json.loads(caller.output_of(argv))["limits"]
     return next(str(limit["enforced_by"]) for limit in limits if limit["name"] == "pids")
 
 
 def end(caller: Caller, manifest: str) -> float:
-    """Start it, wait until it is ready, end it, and check that it has ended. Returns milliseconds."""
+    """Start a plugin, wait until it is ready, kill it, and check that it has ended. Returns milliseconds."""
     # A number, because the idle plugin passes it to sleep; long enough to be unique.
-    mark = f"{PATIENCE:.0f}.{secrets.randbits(64):020}"
+    mark = f"{LIFETIME_SECONDS:.0f}.{secrets.randbits(64):020}"
     argv = [RUNNER, "exec", "--pids", str(PIDS), "--memory", "2G", manifest, "--", mark]
     # All of the plugin's processes inherit its stdout, so end of file means that the last of them has ended.
     read, write = os.pipe()
@@ -120,7 +120,7 @@ def end(caller: Caller, manifest: str) -> float:
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
             over = _readable(read) and stdout.read(1) == b""
-            status = process.wait(PATIENCE)
+            status = process.wait(LIFETIME_SECONDS)
             taken = time.perf_counter() - start
         except BaseException:
             process.kill()
@@ -128,7 +128,7 @@ def end(caller: Caller, manifest: str) -> float:
     left = marked(mark)
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/runner-{process.pid}-*[0-9]")]
     if not over or left or groups:
-        raise Unable(f"{manifest} was not ended: left are the processes {left} and the groups {groups}")
+        raise Unable(f"{manifest} was not killed: processes {left} and cgroups {groups} are left")
     # Of two pending signals, the kernel delivers the one with the lower number first.
     if status not in (128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Unable(f"{manifest} ended by itself, with status {status}")
@@ -136,13 +136,13 @@ def end(caller: Caller, manifest: str) -> float:
 
 
 def _readable(fd: int) -> bool:
-    return bool(select.select([fd], [], [], PATIENCE)[0])
+    return bool(select.select([fd], [], [], LIFETIME_SECONDS)[0])
 
 
 def marked(mark: str) -> list[int]:
     """The living processes with `mark` among their arguments. A fork has its parent's arguments.
 
-    Not for a bomb that lives: it makes new processes faster than a listing gets to its end.
+    Not for a living fork bomb, which makes processes faster than /proc can be listed.
     """
     found = []
     for name in os.listdir("/proc"):
@@ -150,7 +150,7 @@ def marked(mark: str) -> list[int]:
             try:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except OSError:
-                continue  # gone since the listing
+                continue  # it ended after the listing
             if mark.encode() in words:
                 found.append(int(name))
     return found

@@ -66,14 +66,14 @@ RAW, NONE, USUAL, ALL, RELAYED, BARE = (
 
 class Command(NamedTuple):
     argv: list[str]
-    files: dict[int, str]  # to be open, under these numbers
+    files: dict[int, str]  # descriptor number -> the file to open as it
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Opened again for each launch, because bwrap reads them to the end."""
+        """Open the files. Done for each launch, because bwrap reads them to the end."""
         for number, path in self.files.items():
             if os.path.lexists(f"/proc/self/fd/{number}"):
-                raise Unable(f"descriptor {number}, which {self.argv[0]} is to get, is in use here")
+                raise Unable(f"descriptor {number}, which {self.argv[0]} needs, is in use here")
             fd = os.open(path, os.O_RDONLY)
             os.dup2(fd, number)
             os.close(fd)
@@ -96,7 +96,7 @@ def bench(caller: Caller, rounds: int) -> None:
     samples: dict[str, list[Sample]] = {name: [] for name in commands}
     names = list(commands)
     for turn in range(WARM_UP + rounds):
-        # Each is first as often as last: the next one waits for work that the one before left to the kernel.
+        # Each is first as often as last, because the kernel may still be cleaning up after the one before.
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
             sample = measure(caller, commands[name])
@@ -126,7 +126,7 @@ def _compared(ones: list[Sample], others: list[Sample]) -> str:
 
 def _commands(caller: Caller) -> Mapping[str, Command]:
     manifest = caller.write("plugin/nexo-plugin.toml", MANIFEST)
-    # Not in the default place for state, where nothing should be left.
+    # Not in the default state directory, where nothing should be left.
     state = Path(caller.folder, "state")
     state.mkdir()
     if os.geteuid() == 0:
@@ -142,11 +142,11 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
     for name, text in found.items():
         file = caller.write(f"policies/{len(commands)}.toml", text)
         argv = [RUNNER, "exec", "--policy", file, "--state-dir", str(state / "bench"), manifest]
-        caller.said(argv)  # makes the state directory, which bwrap alone would not, and fills the caches
+        caller.output_of(argv)  # makes the state directory, which bwrap alone would not; fills the caches
         commands[name] = Command(argv, {})
     argv = list(commands[NONE].argv)
     argv[1:2] = ["explain", "--format", "argv"]
-    commands[RAW] = without_shell(caller.said(argv), caller)
+    commands[RAW] = without_shell(caller.output_of(argv), caller)
     commands[BARE] = Command([sys.executable, "-I", "-c", "0"], {})
     return commands
 
@@ -199,10 +199,10 @@ def measure(caller: Caller, command: Command) -> Sample:
             stderr=subprocess.PIPE,
             pass_fds=tuple(command.files),
         ) as process:
-            _, said = process.communicate()
+            _, errors = process.communicate()
         taken = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode or said:  # a failed launch is a quick one, and no measurement
-        raise failed(command.argv, process.returncode, said)
+    if process.returncode or errors:  # a failed launch is quick, and must not be measured
+        raise failed(command.argv, process.returncode, errors)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Sample(taken * 1000, used * 1000)

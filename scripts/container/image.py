@@ -169,9 +169,9 @@ def _run(step: Instruction, root: Path, directory: str, environment: dict[str, s
 def _registries() -> list[Path]:
     """Files and folders of this machine that are needed to resolve names and find packages."""
     argv = ["python3", "-m", "pip", "config", "list"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    told += " ".join(value for name, value in os.environ.items() if _PASSED.fullmatch(name))
-    words = re.findall(r"(?<![\w:/.])(?:file://)?(/[^\s'\",]+)", told)
+    configuration = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    configuration += " ".join(value for name, value in os.environ.items() if _PASSED.fullmatch(name))
+    words = re.findall(r"(?<![\w:/.])(?:file://)?(/[^\s'\",]+)", configuration)
     settings = ["/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/root/.config/pip/pip.conf"]
     found = {os.path.realpath(path) if path == "/etc/resolv.conf" else path for path in settings}
     found |= {word for word in words if os.path.exists(word) and not word.startswith("/etc/ssl/")}

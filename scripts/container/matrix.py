@@ -121,7 +121,7 @@ class Bench:
         self,
         case: Case,
         *words: str,
-        said: str = "",
+        stdin: str = "",
         state: Path | None = None,
         memory: int | None = None,
         scratch: bool = True,
@@ -154,7 +154,7 @@ class Bench:
                 memory=memory,
                 mounts=tuple(mounts),
             )
-            return self._runc.run(config, said=said, end_after=end_after)
+            return self._runc.run(config, stdin=stdin, end_after=end_after)
 
     @contextmanager
     def _root(self, row: Row) -> Iterator[Path]:
@@ -170,7 +170,7 @@ class Bench:
         shutil.copystat(lower, layer / "upper")
         held = lower.stat()
         os.chown(layer / "upper", held.st_uid, held.st_gid)
-        (layer / "upper/.dockerenv").touch()  # by which it is known whose container it is
+        (layer / "upper/.dockerenv").touch()  # the runner recognises Docker by this file
         options = f"lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(layer / "root")], check=True)
         try:
@@ -180,13 +180,13 @@ class Bench:
             shutil.rmtree(layer)
 
 
-# --- what is done in each -----------------------------------------------------------------------------------
+# --- checks of every row ------------------------------------------------------------------------------------
 
-Check = Callable[[Bench, Case], tuple[str, Done]]  # what is wrong, empty if nothing is
+Check = Callable[[Bench, Case], tuple[str, Done]]  # returns what is wrong, "" if nothing is
 
 
 def _exec(bench: Bench, case: Case) -> tuple[str, Done]:
-    done = bench.run(case, "exec", "/plugins/demo", "--", "/home", said="hello\n")
+    done = bench.run(case, "exec", "/plugins/demo", "--", "/home", stdin="hello\n")
     if case.row.says:
         return _refused(case, done, _NO_CAGE), done
     return _fine(done, "12 of 12 as it should be"), done
@@ -222,7 +222,7 @@ def _refused(case: Case, done: Done, code: int) -> str:
 _CHECKS: dict[str, Check] = {"exec": _exec, "call": _call, "doctor": _doctor}
 
 
-# --- what is done once --------------------------------------------------------------------------------------
+# --- checks of one row --------------------------------------------------------------------------------------
 
 
 def _oom(bench: Bench, case: Case) -> tuple[str, Done]:
@@ -243,13 +243,13 @@ def _terminated(bench: Bench, case: Case) -> tuple[str, Done]:
 
 def _state(bench: Bench, case: Case) -> tuple[str, Done]:
     """A volume keeps state from one container to the next. Engines give it the owner and mode it has in the
-    image, Kubernetes gives an emptyDir to everybody."""
+    image. A Kubernetes emptyDir is world-writable."""
     for owner, mode in ((1000, 0o711), (0, 0o777)):
         state = Path(tempfile.mkdtemp(dir=bench._work))
         os.chown(state, owner, owner)
         state.chmod(mode)
         for expected in ("run number 1", "run number 2"):
-            done = bench.run(case, "exec", "/plugins/demo", said="\n", state=state)
+            done = bench.run(case, "exec", "/plugins/demo", stdin="\n", state=state)
             if wrong := _fine(done, expected):
                 return wrong, done
     return "", done
@@ -259,7 +259,7 @@ def _another_uid(bench: Bench, case: Case) -> tuple[str, Done]:
     """A uid that the image does not know, with a home and a place for state."""
     places = {"HOME": "/tmp", "XDG_STATE_HOME": "/tmp"}
     other = case._replace(user=4711)
-    done = bench.run(other, "exec", "/plugins/demo", "--", "/home", said="\n", environment=places)
+    done = bench.run(other, "exec", "/plugins/demo", "--", "/home", stdin="\n", environment=places)
     return _fine(done, "12 of 12 as it should be"), done
 
 
@@ -271,12 +271,12 @@ def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
     done = bench.run(read_only, argv=("/bin/sh", "-c", script))
     if wrong := _fine(done, ".json"):
         return wrong, done
-    done = bench.run(read_only, "exec", "/plugins/demo", said="\n", scratch=False)
+    done = bench.run(read_only, "exec", "/plugins/demo", stdin="\n", scratch=False)
     return _fine(done, "12 of 12 as it should be"), done
 
 
 def _core_pattern(bench: Bench, case: Case) -> tuple[str, Done]:
-    """Why not as root: what the documentation says is true. The file is opened, not written."""
+    """The documentation says why not to run as root: this is true. The file is opened, not written."""
     for shared in (True, False):
         row = case.row._replace(user_namespace=not shared)
         script = "if true >> /proc/sys/kernel/core_pattern; then echo open; else echo shut; fi"
@@ -358,7 +358,7 @@ def _table(bench: Bench, checks: dict[str, Check], cases: list[Case], failures: 
         print(f"{case.title:{width}}", end="", flush=True)
         for name, check in checks.items():
             wrong, done = check(bench, case)
-            good = "refused, said why" if case.row.says else f"ok {done.seconds * 1000:.0f} ms"
+            good = "refused with reason" if case.row.says else f"ok {done.seconds * 1000:.0f} ms"
             print(f"{'FAILED' if wrong else good:19}", end="", flush=True)
             if wrong:
                 tail = (done.output[-1500:] + done.error[-1500:]).replace("\n", "\n    ")
@@ -369,8 +369,8 @@ def _table(bench: Bench, checks: dict[str, Check], cases: list[Case], failures: 
 def _image(work: Path, kept: Path | None, runc: Runc) -> Image:
     noted = kept / "image.json" if kept else None
     if kept and noted and noted.exists():
-        said = json.loads(noted.read_text())
-        return Image(kept / "root", said["environment"], said["user"], tuple(said["entrypoint"]))
+        saved = json.loads(noted.read_text())
+        return Image(kept / "root", saved["environment"], saved["user"], tuple(saved["entrypoint"]))
     print("building the image of the Dockerfile:", flush=True)
     began = time.monotonic()
     image = build(ROOT / "Dockerfile", _context(work), work, runc)
@@ -415,7 +415,7 @@ def outer(arguments: argparse.Namespace) -> int:
     try:
         return child.wait()
     finally:
-        for number in _ENDING:  # a second ^C does not keep us from cleaning up
+        for number in _ENDING:  # a second ^C does not prevent the cleanup
             signal.signal(number, signal.SIG_IGN)
         child.kill()
         child.wait()

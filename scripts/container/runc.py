@@ -1,4 +1,4 @@
-"""Containers run by runc, configured as Docker configures them unless told otherwise."""
+"""Containers run by runc, configured like Docker's unless a Config says otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USER_NAMESPACE = (100_000, 65_536)  # first id outside, how many
 
 
 class Mount(NamedTuple):
-    source: str  # "tmpfs": one
+    source: str  # a path, or "tmpfs" for a new tmpfs
     target: str
     options: tuple[str, ...] = ()
 
@@ -75,7 +75,7 @@ class Runc:
         self._unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
 
     def run(
-        self, config: Config, *, said: str = "", timeout: float = 120, end_after: str | None = None
+        self, config: Config, *, stdin: str = "", timeout: float = 120, end_after: str | None = None
     ) -> Done:
         """`end_after`: SIGTERM is sent to its first process once it has printed a line that contains this."""
         name = f"c{next(self._numbers)}"
@@ -98,7 +98,7 @@ class Runc:
                 self._await(bundle / "stdout", end_after, timeout)
                 subprocess.run([*base, "kill", name, "TERM"], check=True)
             try:
-                process.communicate(said, timeout=timeout)
+                process.communicate(stdin, timeout=timeout)
                 code = process.returncode
             except subprocess.TimeoutExpired:
                 code = -1

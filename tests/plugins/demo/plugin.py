@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -I
-"""A curious plugin: tries what a plugin should be able to do, then what it should not, and prints both.
+"""A demonstration plugin: tries what a plugin should be able to do, then what it should not, and prints both.
 
-Ends with 0 if the line between the two is where it belongs, with 1 if not.
-Called with the home of whoever called: knowing a name is not seeing the thing. Without, it looks for any.
+Exits with 0 if everything is as it should be, else with 1.
+Its argument is the caller's home directory, which it tries to read. Without one it looks for any home.
 """
 
 import ctypes

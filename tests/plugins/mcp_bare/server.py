@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -I
 """An MCP server without an SDK, of either era: `server.py modern|legacy|silent-legacy`.
 
-Silent-legacy is how a small server often is: what it does not know it does not answer. Each line is served in
-a thread of its own, so that a call can be cancelled, and can ask its client something, while it runs. With
-a second argument, "late", it comes up only after its client has sent two messages.
+A silent-legacy server does not answer methods it does not know, as many small servers do. Each line is served
+in a thread of its own, so that a running call can be cancelled and can send requests to its client. With a
+second argument, "late", the server starts only after its client has sent two messages.
 """
 
 import itertools
@@ -54,7 +54,7 @@ ASKED = {
 
 writing = threading.Lock()
 cancelled = {}  # id of a request -> Event
-waiting = {}  # id of a question of ours -> [Event, answer]
+waiting = {}  # id of a request of ours -> [Event, answer]
 
 
 class Failure(Exception):
@@ -64,7 +64,7 @@ class Failure(Exception):
 
 
 class NeedsInput(Exception):
-    """Modern: a question is an answer, and the call comes again."""
+    """Modern era: a request to the client is the result of the call, and the client repeats the call."""
 
 
 def send(message):
@@ -78,7 +78,7 @@ def notify(method, params=None):
 
 
 def ask(params, key, method, asked=None):
-    """The client's answer to a question of ours, in the way of the era."""
+    """Send a request to the client in the way of the era, and return its answer."""
     if MODERN:
         service = method.partition("/")[0]
         if service not in params["_meta"][META + "clientCapabilities"]:
@@ -268,7 +268,7 @@ def serve(message, stop):
 
 
 def main():
-    # What a server that is slow to start finds in its pipe.
+    # The messages that a slowly starting server finds in its pipe.
     found = [sys.stdin.readline(), sys.stdin.readline()] if "late" in sys.argv[2:] else []
     for line in itertools.chain(found, sys.stdin):
         try:

@@ -1,7 +1,7 @@
-"""A server on the official SDK: something of each thing a client can ask for.
+"""A server on the official SDK, with one example of everything a client can request.
 
-The SDK speaks both protocol eras, whichever the client begins with. With the argument `legacy` it is one of
-the older era only: who asks for the newer one first gets the error that such servers answer with.
+The SDK speaks both protocol eras, whichever the client begins with. With the argument `legacy` it speaks the
+older era only: a client that asks for the newer one first gets the error that such servers return.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel
 
-# It says at each log message that logging is deprecated. It is, and clients still have to cope.
+# The SDK warns at each log message that logging is deprecated. Clients still have to support it.
 warnings.simplefilter("ignore")
 
 server = MCPServer("sdk", version="1.2.3", instructions="Ask it anything small.")
@@ -41,14 +41,14 @@ def add(a: int, b: int) -> Sum:
 
 @server.tool()
 def echo(text: str) -> str:
-    """Says the same again."""
+    """Returns its input."""
     return text
 
 
 @server.tool()
 def fail(reason: str) -> str:
-    """Fails in the way of tools: a result that says so."""
-    raise ToolError(reason)  # of other exceptions the SDK tells nothing
+    """Fails with a result that is marked as an error."""
+    raise ToolError(reason)  # the SDK hides the text of other exceptions
 
 
 @server.tool()
@@ -65,7 +65,7 @@ interrupted = asyncio.Event()
 
 @server.tool()
 async def wait(seconds: float, ctx: Context) -> str:
-    """Says that it has begun, then takes its time. For cancelling."""
+    """Reports progress once, then waits. For tests of cancelling."""
     await ctx.report_progress(0, 1, "begun")
     try:
         await asyncio.sleep(seconds)
@@ -77,7 +77,7 @@ async def wait(seconds: float, ctx: Context) -> str:
 
 @server.tool()
 async def cancelled() -> str:
-    """Answers when a `wait` was cancelled."""
+    """Returns when a `wait` was cancelled."""
     await interrupted.wait()
     interrupted.clear()
     return "cancelled"
@@ -85,7 +85,7 @@ async def cancelled() -> str:
 
 @server.tool()
 async def roots(ctx: Context) -> str:
-    """Asks the client for its roots; what the client says to that is the result."""
+    """Requests the client's roots and returns the answer."""
     try:
         found = await ctx.request_context.session.list_roots()
     except Exception as error:
@@ -95,7 +95,7 @@ async def roots(ctx: Context) -> str:
 
 @server.tool()
 async def sample(text: str, ctx: Context) -> str:
-    """Asks the client's model; what the client says to that is the result."""
+    """Requests a sample from the client's model and returns the answer."""
     question = SamplingMessage(role="user", content=TextContent(type="text", text=text))
     try:
         answer = await ctx.request_context.session.create_message(messages=[question], max_tokens=16)
@@ -106,7 +106,7 @@ async def sample(text: str, ctx: Context) -> str:
 
 @server.tool()
 async def input_roots(ctx: Context) -> str | InputRequiredResult:
-    """As `roots`, in the way of the newer era: it is asked again with the answers."""
+    """Like `roots`, in the newer era: the client repeats the call with the answers."""
     if not ctx.input_responses:
         return InputRequiredResult(input_requests={"where": ListRootsRequest()}, request_state="asked")
     return f"{ctx.request_state}: {', '.join(str(root.uri) for root in ctx.input_responses['where'].roots)}"
@@ -114,7 +114,7 @@ async def input_roots(ctx: Context) -> str | InputRequiredResult:
 
 @server.tool()
 async def input_sample(text: str, ctx: Context) -> str | InputRequiredResult:
-    """As `sample`, likewise."""
+    """Like `sample`, in the newer era."""
     if not ctx.input_responses:
         message = SamplingMessage(role="user", content=TextContent(type="text", text=text))
         question = CreateMessageRequest(params=CreateMessageRequestParams(messages=[message], max_tokens=16))
@@ -139,7 +139,7 @@ def greet(name: str) -> str:
 
 
 def refuse_the_newer_era():
-    """Reads no further than the first line: the rest is the SDK's."""
+    """Reads only the first line, and leaves the rest to the SDK."""
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(0, 1) or b"\n"

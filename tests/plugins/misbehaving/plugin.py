@@ -3,9 +3,9 @@
 
     plugin.py BEHAVIOUR CONTRACT [MOMENT]
 
-CONTRACT is rune, nexo or mcp (a server of the older protocol, which knows no server/discover). MOMENT is when
-it happens: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
-BEHAVIOURS, at the end, has them all with the moment that suits each best.
+CONTRACT is rune, nexo or mcp (a server of the older protocol, without server/discover). MOMENT is when it
+misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
+BEHAVIOURS, at the end, lists all behaviours with their default moments.
 """
 
 import json
@@ -19,9 +19,9 @@ TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo"}
 SCHEMA = {"type": "object"}
 REQUESTS = 2000
 MEBI = 1 << 20
-# Stands in a message where a behaviour puts text of its own, JSON or not.
+# A placeholder in a message, which a behaviour replaces with text that may not be JSON.
 HERE = "@here@"
-# What a behaviour returns that is not done although the conversation would be.
+# Returned by a behaviour that continues to read although the conversation would end.
 READ_ON = "read on"
 
 
@@ -36,10 +36,10 @@ def live_on():
         signal.pause()
 
 
-# --- The contracts: what each message is, and its right answer ---------------------------------------------
+# --- The contracts: their messages and the correct answers -------------------------------------------------
 #
-# moment(message) is "hello" or "call" where a behaviour may step in. answer(message, value) is what is right;
-# `value` is put somewhere in it. chatter() is what may be sent unasked, request(n) asks the host something.
+# moment(message) is "hello" or "call" where a behaviour may apply. answer(message, value) is the correct
+# answer with `value` in it. chatter() may be sent at any time. request(n) is a request to the host.
 
 
 class Rune:
@@ -152,17 +152,17 @@ CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp}
 
 
 class Plugin:
-    """The correct part: reads lines, answers them, goes when it should."""
+    """The correct part: reads lines, answers them, exits when it should."""
 
     def __init__(self, contract, behaviour, moment):
         self.contract = contract
         self.behaviour = behaviour
         self.moment = moment
-        self.kept = b""  # to be sent when something else arrives
+        self.kept = b""  # sent when the next message arrives
         self.stubborn = False
 
     def frame(self, message, value=None, raw=None):
-        """The right answer as a line; `raw` is text to stand where a value would."""
+        """The correct answer as a line. `raw` is text in place of a value."""
         answer = self.contract.answer(message, HERE if raw is not None else value)
         line = json.dumps(answer).encode() + b"\n"
         return line if raw is None else line.replace(json.dumps(HERE).encode(), raw)
@@ -203,7 +203,7 @@ class Plugin:
 
 
 def raw(text):
-    """An answer that holds this text where a JSON value belongs."""
+    """An answer with this text in place of a JSON value."""
 
     def behave(plugin, message):
         write(plugin.frame(message, raw=text))
@@ -212,7 +212,7 @@ def raw(text):
 
 
 def changed(change):
-    """The right answer's bytes, changed."""
+    """The bytes of the correct answer, changed."""
 
     def behave(plugin, message):
         write(change(plugin.frame(message)))
@@ -225,14 +225,14 @@ def wrong_id(plugin, message):
 
 
 def duplicate_key(line):
-    """The key that says what is answered (or what kind of line it is) twice; the right one is last."""
+    """The key with the id (or the type) occurs twice. The correct one is last."""
     answer = json.loads(line)
     key = next(key for key in ("request_id", "id", "type") if key in answer)
     other = "other" if isinstance(answer[key], str) else 987654
     return json.dumps({key: other}).encode()[:-1] + b", " + line[1:]
 
 
-# --- What can be wrong with when and how it comes ----------------------------------------------------------
+# --- What can be wrong with the timing and the stream ------------------------------------------------------
 
 
 def good(plugin, message):
@@ -240,21 +240,21 @@ def good(plugin, message):
 
 
 def silent(plugin, message):
-    """Goes on reading, and says nothing. From the start: to nobody."""
+    """Continues to read, and writes nothing."""
     while message is None and sys.stdin.buffer.readline():
         pass
     return READ_ON
 
 
 def drip(plugin, message):
-    """Byte by byte, and yet in time."""
+    """Answers byte by byte, but in time."""
     for byte in plugin.frame(message):
         write(bytes([byte]))
         time.sleep(0.001)
 
 
 def trickle(plugin, message):
-    """Byte by byte for ever: there is always something new, and never an answer."""
+    """Writes byte by byte for ever, and never completes an answer."""
     write(b'{"text": "')
     while True:
         write(b"x")
@@ -273,7 +273,7 @@ def half_frame(plugin, message):
 
 
 def unterminated(plugin, message):
-    """A whole answer but for its newline, then the end."""
+    """Writes a complete answer without its newline, then exits."""
     write(plugin.frame(message)[:-1])
     os._exit(0)
 
@@ -301,21 +301,21 @@ def flood_stderr(plugin, message):
 
 
 def burst_stderr(plugin, message):
-    """More than any pipe holds, then the right answer: who does not read stderr waits for ever."""
+    """More than any pipe holds, then the correct answer. A host that does not read stderr waits for ever."""
     for _ in range(8):
         write(b"e" * (MEBI - 1) + b"\n", 2)
     plugin.reply(message)
 
 
 def burst_frames(plugin, message):
-    """Many messages nobody asked for, then the right answer."""
+    """Many unsolicited messages, then the correct answer."""
     line = json.dumps(plugin.contract.chatter()).encode() + b"\n"
     write(line * REQUESTS)
     plugin.reply(message)
 
 
 def chatter_after(plugin, message):
-    """The right answer, then more than any pipe holds."""
+    """The correct answer, then more than any pipe holds."""
     plugin.reply(message)
     write((b"y" * 99 + b"\n") * (MEBI // 100))
 
@@ -327,7 +327,7 @@ def deaf(plugin, message):
 
 
 def storm(plugin, message):
-    """Asks very much of its host, and never reads the answers."""
+    """Sends many requests to its host, and never reads the answers."""
     plugin.reply(message)
     write(b"".join(json.dumps(plugin.contract.request(n)).encode() + b"\n" for n in range(1, REQUESTS + 1)))
     live_on()
@@ -339,7 +339,7 @@ def twice(plugin, message):
 
 
 def late(plugin, message):
-    """Keeps its answer until something else arrives, or nothing more will."""
+    """Keeps its answer back until another message or the end of stdin arrives."""
     plugin.kept += plugin.frame(message)
     return READ_ON
 
@@ -358,7 +358,7 @@ def killed(plugin, message):
 
 
 def answer_and_exit(plugin, message):
-    """In the same instant: the answer is in the pipe, and nobody is behind it any more."""
+    """Exits right after its answer, which is then still in the pipe."""
     plugin.reply(message)
     os._exit(0)
 
@@ -369,7 +369,7 @@ def answer_and_fail(plugin, message):
 
 
 def orphan(plugin, message):
-    """Answers and goes; a child keeps its stdout and stderr open."""
+    """Answers and exits. A child keeps its stdout and stderr open."""
     if os.fork() == 0:
         live_on()
     plugin.reply(message)
@@ -394,12 +394,12 @@ def oom(plugin, message):
 
 
 def stop(plugin, message):
-    """Alive, and never to be heard of again."""
+    """Stays alive, and never writes again."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stubborn(plugin, message):
-    """Works well, and cannot be made to leave by asking."""
+    """Works correctly, but ignores every request to exit."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     plugin.stubborn = True
@@ -460,7 +460,7 @@ BEHAVIOURS = {
 
 
 if __name__ == "__main__":
-    # A flood whose reader has gone ends without a word.
+    # A flood whose reader has closed the pipe ends silently.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     name, contract, *moment = sys.argv[1:]
     function, usual = BEHAVIOURS[name]

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Every method of the contract on the standard library alone: a fault of an SDK hides none of ours."""
+"""Every method of the contract, without an SDK, so that no fault of an SDK hides one of ours."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ class Plugin:
             sys.stdout.flush()
 
     def ask(self, method, params):
-        """A question to the host, answered with the whole response and the deltas that came before it."""
+        """Send a request to the host. Returns the whole response and the deltas before it."""
         with self.lock:
             self.number += 1
             number = self.number

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """A plugin on the nexoai SDK.
 
-Its tools call the host back, an event is answered by a publication, and `sdk_linger` is still at work when
-the shutdown comes: the SDK lets it end, and its answer goes out before the acknowledgement.
+Its tools send requests to the host, and it answers an event by publishing one. `sdk_linger` is still running
+when the shutdown comes: the SDK lets it finish, and sends its answer before the acknowledgement.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ FAILURES = {
 
 
 async def echo(args, broker):
-    # A careless print: the SDK diverts it to stderr.
+    # A print() to stdout, which the SDK diverts to stderr.
     print("echoing")
     return {"echo": args}
 
@@ -66,7 +66,7 @@ async def fail(args, broker):
 
 
 async def linger(args, broker):
-    """Until the host says goodbye, which it learns from a host call that will not be answered."""
+    """Runs until the host shuts down, which it learns from a request that is not answered."""
     await broker.publish("seen.linger", Event.new("seen.linger", "sdk", {"state": "begun"}))
     try:
         await broker.memory_recall(agent_id="a1", query="linger", timeout=600)
@@ -78,7 +78,7 @@ async def linger(args, broker):
 
 
 async def publish(args, broker):
-    # What a spoofer would write: another source and another topic inside than outside.
+    # A forged event: its source and topic differ from those of the message.
     event = Event.new(args.get("inner", args["topic"]), "somebody-else", args.get("payload", {}))
     await broker.publish(args["topic"], event)
     return {"published": args["topic"]}
@@ -98,7 +98,7 @@ TOOLS = {
 async def on_tool(invocation, context):
     try:
         return await TOOLS[invocation.tool_name][0](invocation.args or {}, context.broker)
-    except PluginError as error:  # what the host answered to a host call
+    except PluginError as error:  # the host's error reply to a request
         raise ToolExecutionFailed(f"{type(error).__name__}: {error}") from error
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""Tries one forbidden thing and tells what came of it: probe.py ATTACK [ARGUMENT …]
+"""Tries one forbidden act and prints the result: probe.py ATTACK [ARGUMENT …]
 
 Prints one JSON document: {"done": value} or {"refused": "EACCES"}. The same program runs inside the cage and,
 as the control, outside of it. Adding an attack is adding a function.
@@ -22,7 +22,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(number, *arguments):
-    """A system call, its arguments as 64-bit words."""
+    """Make a system call with 64-bit arguments."""
     result = libc.syscall(ctypes.c_long(int(number)), *(ctypes.c_ulong(a & (1 << 64) - 1) for a in arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), "")
@@ -62,7 +62,7 @@ def open_to_write(path):
 
 
 def writable(top):
-    """Files that may be opened for writing, but for those of processes."""
+    """Files that can be opened for writing, without those of processes."""
     found = []
     for folder, folders, names in os.walk(top):
         folders[:] = [name for name in folders if not name.isdigit() and name not in ("self", "thread-self")]
@@ -81,7 +81,7 @@ def hard_link(source, target):
 
 
 def flood(path, size):
-    """How much fits, up to `size`."""
+    """How many bytes fit, up to `size`."""
     written = 0
     with open(path, "wb", buffering=0) as file:
         while written < int(size):
@@ -93,7 +93,7 @@ def flood(path, size):
 
 
 def empty_files(folder, most):
-    """How many fit, up to `most`."""
+    """How many files fit, up to `most`."""
     for number in range(int(most)):
         try:
             os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_WRONLY))
@@ -103,7 +103,7 @@ def empty_files(folder, most):
 
 
 def terminals(most):
-    """How many pseudo-terminals can be had, up to `most`."""
+    """How many pseudo-terminals can be opened, up to `most`."""
     for number in range(int(most)):
         try:
             os.openpty()
@@ -117,7 +117,7 @@ def run(*argv):
 
 
 def mounts():
-    """Mount point and options of everything that is mounted."""
+    """Mount point and options of every mount."""
     with open("/proc/self/mountinfo") as file:
         return [(line.split()[4], line.split()[5].split(",")) for line in file]
 
@@ -133,7 +133,7 @@ def make_node(path):
 
 
 def set_user_id(path):
-    """Every way to make a program that runs as us when others start it."""
+    """Every way to make a setuid program that runs as this uid when others start it."""
     made = []
     with open(path, "w"):
         pass
@@ -188,7 +188,7 @@ def limits():
 
 
 def daemon(path):
-    """Leaves a process behind that has nothing to do with us any more, and holds all our files."""
+    """Leaves a daemon behind that keeps all our descriptors open."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -212,7 +212,7 @@ def daemon_and_wait(path):
 
 
 def linger():
-    """Ready, then until stdin ends."""
+    """Prints "ready", then waits until stdin ends."""
     print("ready", flush=True)
     sys.stdin.read()
     return True
@@ -224,7 +224,7 @@ def write_and_linger(path):
 
 
 def ids():
-    """All the ids anybody could know this process by."""
+    """All uids, gids and groups of this process."""
     return [os.getresuid(), os.getresgid(), os.getgroups()]
 
 
@@ -257,7 +257,7 @@ def inotify():
 
 
 def descriptors(pid):
-    """What each descriptor is, except the one used for looking."""
+    """The file of each descriptor, without the one of the listing."""
     folder = f"/proc/{pid}/fd"
     found = {}
     for name in os.listdir(folder):
@@ -280,7 +280,7 @@ def through_descriptors(pid, path):
 
 
 def reopened(pid):
-    """Which descriptors of `pid` can be opened anew, beyond the standard ones."""
+    """Which descriptors of `pid` can be reopened, without the standard streams."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         for mode in (os.O_RDONLY, os.O_WRONLY):
@@ -327,7 +327,7 @@ def clone(number, flags):
 
 
 def type_into_terminal(high):
-    """TIOCSTI, by a request number whose high half the kernel does not look at."""
+    """TIOCSTI, with a request number whose high half the kernel ignores."""
     request = 0x5412 | int(high, 0)
     for byte in b"echo\n":
         one = ctypes.create_string_buffer(bytes((byte,)))
@@ -411,7 +411,7 @@ def session_keyring(number):
 
 
 def int_0x80():
-    """getpid by the door of 32-bit programs (x86 only)."""
+    """getpid by int 0x80, the entry of 32-bit programs (x86 only)."""
     import mmap
 
     code = b"\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3"  # push rbx; mov eax, 20; int 0x80; pop rbx; ret
@@ -422,7 +422,7 @@ def int_0x80():
 
 
 def run_from_memory(number):
-    """A program that is no file: what memfd_create and execveat make possible."""
+    """Run a program that is not a file, with memfd_create and execveat."""
     fd = os.memfd_create("program", 0)
     with open("/usr/bin/cat", "rb") as file:
         os.write(fd, file.read())
@@ -464,7 +464,7 @@ def connect_unix(name):
 
 
 def datagram(host, port):
-    """A question by UDP; an answer means that somebody was there."""
+    """Send a datagram by UDP and return the reply."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind, socket.SOCK_DGRAM) as link:
         link.connect((host, int(port)))
@@ -479,7 +479,7 @@ def interfaces():
 
 
 def own_loopback():
-    """What must keep working: a program that talks to itself."""
+    """A connection to itself over loopback, which must work in the cage."""
     server = socket.create_server(("127.0.0.1", 0))
     link = socket.create_connection(server.getsockname(), timeout=5)
     server.accept()[0].send(b"me")
@@ -494,7 +494,7 @@ def environment():
 
 
 def environments():
-    """The environment of every process there is, as far as it can be read."""
+    """The environments of all processes that can be read."""
     found = ""
     for pid in pids():
         try:
@@ -523,7 +523,7 @@ def attempt(name, *arguments):
 
 
 def many(attempts):
-    """Several attacks in one launch, as a JSON list of word lists."""
+    """Run several attacks, given as a JSON list of word lists."""
     return [attempt(*words) for words in json.loads(attempts)]
 
 

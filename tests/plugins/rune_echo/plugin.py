@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""A rune plugin that does as it is told: one handshake, one request, one response, and it goes.
+"""A correct rune plugin: one handshake, one request, one response, then it exits.
 
 Its arguments are the capabilities it declares. See rterm-plugin.json, which has none, and declaring.json.
 """

@@ -59,7 +59,7 @@ class ToyDialect:
         if call.name not in tools:
             raise CallRefused(Refusal(token, "no", f"the toy cannot {call.name}", "not_found"))
         self._waiting[token] = token
-        # The option reaches the dialect too: the plugin is told the name of the file.
+        # The option reaches the dialect too, which sends the file's name to the plugin.
         said = {
             "id": token,
             "do": call.name,

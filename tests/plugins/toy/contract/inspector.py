@@ -1,4 +1,4 @@
-"""The first line a toy says has to be its hello."""
+"""The first line of a toy has to be its hello."""
 
 from runner.contracts.toy.dialect import LINE_LIMIT
 

@@ -1,4 +1,4 @@
-"""A toy: says hello, then does as it is told. Its argument is the word it says."""
+"""A toy plugin: prints its hello, then answers each request. Its argument is a word in its answers."""
 
 import json
 import sys
