@@ -66,7 +66,7 @@ def test_the_example_is_right(verb: str) -> None:
         (("exec", "--report", "/nonexistent/r.json", "x"), "/nonexistent does not exist"),
         (("exec", "--report", "/tmp", "x"), "is a directory"),
         (("exec", "--report", "99", "x"), "descriptor 99 is not open"),
-        (("exec", "--report", "1", "x"), "are the plugin's"),
+        (("exec", "--report", "1", "x"), "the plugin has descriptors 0 and 1"),
         (("explain", "--format", "yaml", "x"), "--format"),
         (("check",), "required: MANIFEST"),
         (("schema", "cobol"), "cobol"),
