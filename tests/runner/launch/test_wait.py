@@ -431,7 +431,7 @@ class Empty(Meter):
 @pytest.fixture
 def stubborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stubborn]]:
     """With little patience, so that a test need not have any."""
-    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(watch, "BWRAP_KILL_SECONDS", 0.05)
     monkeypatch.setattr(watch, "KILL_SECONDS", 0.05)
     made: list[Stubborn] = []
 
@@ -512,7 +512,7 @@ def test_no_step_more_than_needed(
 ) -> None:
     cell = stubborn()
     cell.dies_of = dies_of
-    monkeypatch.setattr(watch, "PATIENCE" if dies_of == "end" else "KILL_SECONDS", 20.0)
+    monkeypatch.setattr(watch, "BWRAP_KILL_SECONDS" if dies_of == "end" else "KILL_SECONDS", 20.0)
     end = ending(cell, deadline=0.01)
     assert cell.done == done
     assert (end.reason, end.exit.kill_incomplete) == ("deadline", False)
