@@ -8,7 +8,6 @@ the path inside of it; mountinfo is the only place where an unprivileged process
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 
 from sandbox.value import NamedTuple
@@ -16,7 +15,6 @@ from sandbox.value import NamedTuple
 MOUNTINFO = "/proc/self/mountinfo"
 
 # The kernel escapes space, tab, newline, backslash (and "#") in mountinfo as three octal digits.
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class Inside(NamedTuple):
@@ -130,7 +128,9 @@ def join(directory: str, rest: str) -> str:
 
 def _unescape(field: bytes) -> str:
     if b"\\" in field:
-        field = _ESCAPE.sub(lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
+        import re  # here and below: most mounts need none, and compiling costs a launch half a millisecond
+
+        field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
     return os.fsdecode(field)
 
 
@@ -161,17 +161,16 @@ def _parse_line(line: bytes) -> Mount:
         raise ValueError(f"unexpected line in {MOUNTINFO}: {line[:200]!r}") from None
 
 
-# A colon that is part of a path has a backslash before it.
-_LAYER = re.compile(r"((?:\\.|[^:\\])+)")
-
-
 def _layers(options: bytes) -> Iterator[str]:
     """A relative layer is relative to the working directory of the mounting process, which is not known."""
+    import re
+
     for option in options.split(b","):  # a comma in a path is escaped
         name, _, value = option.partition(b"=")
         paths: Iterable[str] = ()
         if name == b"lowerdir":
-            paths = _LAYER.findall(_unescape(value))
+            # A colon that is part of a path has a backslash before it.
+            paths = re.findall(r"((?:\\.|[^:\\])+)", _unescape(value))
         elif name in (b"upperdir", b"lowerdir+", b"datadir+"):
             paths = (_unescape(value),)
         for path in paths:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 
-import policies
-from sandbox import cache, codec
+from sandbox import CODE_ROOT, cache, codec
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
@@ -30,7 +28,7 @@ SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"
 DEFAULT_NAME = "default"
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
 _FORMAT = b"policy.4"
 _CLASSES = (
@@ -52,7 +50,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def _packaged_directory() -> str:
-    return os.path.dirname(os.path.abspath(policies.__file__))
+    return os.path.join(CODE_ROOT, "policies")
 
 
 def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
@@ -63,7 +61,7 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
     told = name_or_path or environ.get(ENVIRONMENT_NAME) or None
     if told is None:
         told = SYSTEM_POLICY if os.path.lexists(SYSTEM_POLICY) else DEFAULT_NAME
-    if _NAME.fullmatch(told):
+    if told[0].islower() and _NAME_CHARACTERS.issuperset(told):
         path = os.path.join(_packaged_directory(), told + ".toml")
         if not os.path.exists(path):
             raise DocumentError(_unknown_name(told))
