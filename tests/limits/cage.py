@@ -27,7 +27,7 @@ SH = "#!/bin/sh\n"
 
 # Limits that need cgroups. Without cgroups an rlimit enforces them less strictly, or nothing does.
 BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
-_INIT_TO_PROGRAM = ("init", "bwrap", "init", "program")
+_INIT_TO_PROGRAM = ("init", "bwrap", "bwrap_init", "program")
 
 MANIFEST = """\
 [plugin]

@@ -121,7 +121,7 @@ def test_every_process_starts_in_the_cgroup(box: Box) -> None:
         cage = family["bwrap"]
         assert wait_for(lambda: len(_below(cage)) == 6), "init, the program and its children"
         below = {cage, *_below(cage)}
-        assert {family["init"], family["program"]} < below
+        assert {family["bwrap_init"], family["program"]} < below
         for name in (name for name in LIMITS if by_cgroup(box, name)):
             controller = "cpuacct" if name == "cpu_time" else name
             group = running.group("" if enforced_by(box, name) == "cgroup v2" else controller)
@@ -162,7 +162,7 @@ def test_no_descriptor_of_a_cgroup_is_inherited(box: Box) -> None:
     result = box.run(code, limits={**LIMITS, "deadline": "1m", "open_files": 64})
     assert sorted(result.printed) == ["0", "1", "2"]
     with box.running(AT_ONCE, limits=LIMITS) as running:
-        for pid in (running.family["init"], running.family["program"]):
+        for pid in (running.family["bwrap_init"], running.family["program"]):
             opened = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
             assert "0" in opened and not [path for path in opened.values() if "cgroup" in path]
         init = Path(f"/proc/{running.family['init']}/fd").iterdir()
