@@ -75,7 +75,7 @@ def is_incomplete(result: Result) -> list[int]:
     """The pids that are left. Fails if the report and stderr differ."""
     left = list(result.exit["left"])
     assert result.exit["kill_incomplete"] and left, result
-    assert f"kill_incomplete: could not be killed: {', '.join(map(str, left))}" in result.err
+    assert f"kill_incomplete: these processes could not be killed: {', '.join(map(str, left))}" in result.err
     return left
 
 
