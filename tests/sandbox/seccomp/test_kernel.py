@@ -45,7 +45,7 @@ def programs() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class RemoteCell:
+class KernelCage:
     """The cage of a launch, as far as it matters to system calls."""
 
     become: tuple[str, ...]
@@ -115,17 +115,17 @@ class RemoteCell:
         pytest.param("user", marks=pytest.mark.needs("user")),
     ]
 )
-def cage(request: pytest.FixtureRequest, programs: Path) -> RemoteCell:
+def cage(request: pytest.FixtureRequest, programs: Path) -> KernelCage:
     if request.param == "user" and os.geteuid() != 0:
-        return RemoteCell((), programs)
+        return KernelCage((), programs)
     uid = LEASED_UID if request.param == "dropped" else USER_UID
     more = ("--no-new-privs",) if request.param == "dropped" else ()
-    return RemoteCell(
+    return KernelCage(
         ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *more, "--"), programs
     )
 
 
-def outcomes(cage: RemoteCell, profile: str | None, calls: list[str], *, userns: bool = True) -> list[str]:
+def outcomes(cage: KernelCage, profile: str | None, calls: list[str], *, userns: bool = True) -> list[str]:
     """What each call came to: "ok", an errno's name, or "signal N"."""
     done = cage(profile, "/probe/probe", *calls, userns=userns)
     assert done.returncode == 0, done.stderr
@@ -308,7 +308,7 @@ def label(row: Row) -> str:
     return f"{row.call}({row.arguments})"
 
 
-def check_refusals(cage: RemoteCell, profile: str, rows: list[Row]) -> None:
+def check_refusals(cage: KernelCage, profile: str, rows: list[Row]) -> None:
     calls = [row.spec() for row in rows]
     filtered = dict(zip(map(label, rows), outcomes(cage, profile, calls), strict=True))
     assert filtered == {label(row): row.expected for row in rows}
@@ -321,40 +321,40 @@ def check_refusals(cage: RemoteCell, profile: str, rows: list[Row]) -> None:
     assert undecided == [], "the kernel refuses these in the same way without any filter"
 
 
-def test_refusals(cage: RemoteCell) -> None:
+def test_refusals(cage: KernelCage) -> None:
     check_refusals(cage, "default", [*REFUSED, *PROTOCOLS])
 
 
-def test_strict_refuses_the_same_and_more(cage: RemoteCell) -> None:
+def test_strict_refuses_the_same_and_more(cage: KernelCage) -> None:
     check_refusals(cage, "strict", [*REFUSED, *STRICT])
 
 
-def test_compat_refuses_all_but_what_it_adds(cage: RemoteCell) -> None:
+def test_compat_refuses_all_but_what_it_adds(cage: KernelCage) -> None:
     added = {row.call for row in COMPAT}
     check_refusals(cage, "compat", [row for row in REFUSED if row.call not in added])
 
 
 @pytest.mark.parametrize("profile", ["strict", "default", "compat", None])
-def test_ordinary_calls_pass(cage: RemoteCell, profile: str | None) -> None:
+def test_ordinary_calls_pass(cage: KernelCage, profile: str | None) -> None:
     rows = ALLOWED if profile == "strict" else [*ALLOWED, *SOCKETS]
     got = dict(zip(map(label, rows), outcomes(cage, profile, [row.spec() for row in rows]), strict=True))
     assert got == {label(row): row.expected for row in rows}
 
 
-def test_compat_opens_what_default_refuses(cage: RemoteCell) -> None:
+def test_compat_opens_what_default_refuses(cage: KernelCage) -> None:
     check_refusals(cage, "default", COMPAT)
     opened = outcomes(cage, "compat", [row.spec() for row in COMPAT])
     assert all(got != row.expected for got, row in zip(opened, COMPAT, strict=True)), opened
 
 
-def test_under_compat_only_bubblewrap_stops_namespaces_through_clone3(cage: RemoteCell) -> None:
+def test_under_compat_only_bubblewrap_stops_namespaces_through_clone3(cage: KernelCage) -> None:
     call = Row("clone3", f"ns:{NEWUSER},64", "").spec()
     assert outcomes(cage, "default", [call]) == ["ENOSYS"]
     assert outcomes(cage, "compat", [call]) == ["ok"]
     assert outcomes(cage, "compat", [call], userns=False) == ["ENOSPC"]
 
 
-def test_the_filter_is_there(cage: RemoteCell) -> None:
+def test_the_filter_is_there(cage: KernelCage) -> None:
     def filters(profile: str | None) -> int:
         done = cage(profile, "grep", "Seccomp_filters", "/proc/self/status")
         return int(done.stdout.split()[1])
@@ -369,7 +369,7 @@ ours.sendto(b"out of the cage", "/probe/listener")
 """
 
 
-def test_strict_pairs_cannot_be_pointed_elsewhere(cage: RemoteCell, programs: Path) -> None:
+def test_strict_pairs_cannot_be_pointed_elsewhere(cage: KernelCage, programs: Path) -> None:
     """Without socket(), one end of a datagram pair would still reach any socket file that is mounted."""
     path = programs / "listener"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as listener:
@@ -408,7 +408,7 @@ THIRTY_TWO_BIT = {
 
 
 @pytest.mark.parametrize("profile", ["strict", "default", "compat"])
-def test_a_32_bit_program_is_killed(cage: RemoteCell, programs: Path, profile: str) -> None:
+def test_a_32_bit_program_is_killed(cage: KernelCage, programs: Path, profile: str) -> None:
     program = programs / "thirty-two"
     program.write_bytes(THIRTY_TWO_BIT[ARCH])
     program.chmod(0o755)
@@ -586,7 +586,7 @@ RUNTIMES = [
 
 @pytest.mark.parametrize("profile", ["strict", "default", "compat"])
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: runtime.name)
-def test_runtimes_work(cage: RemoteCell, programs: Path, runtime: Runtime, profile: str) -> None:
+def test_runtimes_work(cage: KernelCage, programs: Path, runtime: Runtime, profile: str) -> None:
     missing = [name for name in runtime.needs if not shutil.which(name, path=SYSTEM_PATH)]
     missing += [name for name in runtime.compiler[:1] if not shutil.which(name)]
     if missing:
