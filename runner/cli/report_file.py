@@ -40,7 +40,7 @@ class ReportFile:
             self._open(target)
         except LinkRefused as refused:
             raise ReportFileError(
-                f"--report {target}: {refused}; write the path it leads to: {refused.leads_to}"
+                f"--report {target}: {refused}; use the path it leads to: {refused.leads_to}"
             ) from None
         except TooManyLinks as refused:
             raise ReportFileError(f"--report {target}: {refused}") from None

@@ -425,7 +425,7 @@ def test_a_mount_of_a_denied_folder_is_denied(
         f"cd '{denied.parent}' && "
         + overlay("lowerdir=denied/keys:notes").replace("denied/", f"{denied.name}/")
     )
-    assert relative.returncode == REFUSED and "relative path" in relative.stderr, relative
+    assert relative.returncode == REFUSED and "relative layer path" in relative.stderr, relative
     for mount in (f"mount --bind '{notes}' '{alias}'", overlay(f"lowerdir={notes}:{work}/work")):
         harmless = ran(f"cp '{notes}/text' '{notes}/id'; {mount}")
         assert "harmless" in harmless.stdout, (mount, harmless)
