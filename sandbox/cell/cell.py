@@ -15,14 +15,14 @@ from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import read_ending
 from sandbox.value import NamedTuple
 
-_STATUS_LIMIT = 64 << 10  # bytes of bwrap's status output, which has two lines
-_COMPLAINT_LIMIT = 4 << 10  # bytes of bwrap's error message
+_STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
+_COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
 
 # How long a whole tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds. A
 # process that takes longer hangs in the kernel, on a dead disk or server, and cannot be killed.
 KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
-_CROWD_PROCESSES = 32  # processes
+_CROWD_PROCESSES = 32
 
 
 _PROGRAM_GENERATION = 3  # generations below the cell's init: bwrap, its init, the program
@@ -234,7 +234,7 @@ class Cell:
             return None
         raw = b""
         with suppress(BlockingIOError):
-            while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
+            while len(raw) < _STATUS_BYTES and (part := os.read(self._status_fd, 4096)):
                 raw += part
         import json
 
@@ -251,7 +251,7 @@ class Cell:
         """bwrap's stderr. Read only if the program never ran, because a plugin can write there
         (/proc/1/fd/2)."""
         try:
-            said = os.read(self._complaint_fd, _COMPLAINT_LIMIT)
+            said = os.read(self._complaint_fd, _COMPLAINT_BYTES)
         except BlockingIOError:
             return ""
         return said.decode(errors="replace").strip()

@@ -34,7 +34,7 @@ MAX_INSTRUCTIONS = 4096
 
 _SOCK_FILTER = struct.Struct("<HBBI")
 # Up to two intermediate jumps may be inserted between a jump and its targets.
-_REACH = 255 - 2
+_REACH_INSTRUCTIONS = 255 - 2
 
 
 def argument_offset(index: int) -> int:
@@ -65,7 +65,7 @@ class Assembler:
         return len(self._reversed) - place - 1
 
     def _near(self, place: int) -> int:
-        if self._distance(place) <= _REACH:
+        if self._distance(place) <= _REACH_INSTRUCTIONS:
             return place
         target = self._reversed[place]
         if target.code == RET:
@@ -75,7 +75,7 @@ class Assembler:
     def ret(self, value: int) -> int:
         """A place that returns this value; an earlier one is used again while it is within reach."""
         place = self._returns.get(value)
-        if place is None or self._distance(place) > _REACH:
+        if place is None or self._distance(place) > _REACH_INSTRUCTIONS:
             place = self._returns[value] = self._prepend(RET, value)
         return place
 
@@ -89,7 +89,7 @@ class Assembler:
         return self._prepend(AND, bits)
 
     def branch(self, code: int, k: int, if_true: int, if_false: int) -> int:
-        # The second target's intermediate jump may push the first one away: _REACH leaves room for it.
+        # The second target's jump may push the first one away: _REACH_INSTRUCTIONS leaves room.
         if_true = self._near(if_true)
         if_false = self._near(if_false)
         return self._prepend(code, k, self._distance(if_true), self._distance(if_false))

@@ -171,7 +171,7 @@ _BASE = 0x400000
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _START = _HEADER.size + 2 * _SEGMENT.size
-_PAGE = 0x10000  # the largest page size of both machines
+_PAGE_BYTES = 0x10000  # the largest page size of both machines
 
 
 def instructions(listing: str) -> bytes:
@@ -197,7 +197,7 @@ def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "")
         *(_HEADER.size, _SEGMENT.size, 2, 0, 0, 0),
     )
     # One segment to read and execute, and a stack that is not executable.
-    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE)
+    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE_BYTES)
     segments += _SEGMENT.pack(0x6474E551, 6, 0, 0, 0, 0, 0, 16)
     return header + segments + code
 

@@ -327,7 +327,7 @@ escapes = st.lists(
 @example(rb"\ud83d\ude00\ude00" * 20, 13)
 def test_surrogates_are_alone_or_not_wherever_chunks_end(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_CHUNK", chunk)
+        patch.setattr(wire, "_CHUNK_BYTES", chunk)
         assert wire._mended(text) == wire._LONE.sub(wire._MENDED, text)
 
 
@@ -337,7 +337,7 @@ def test_surrogates_are_alone_or_not_wherever_chunks_end(text: bytes, chunk: int
 )
 def test_strings_are_left_out_wherever_chunks_end(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_CHUNK", chunk)
+        patch.setattr(wire, "_CHUNK_BYTES", chunk)
         assert wire._outside_of_strings(text) == b"".join(text.split(b'"')[::2])
 
 
@@ -365,7 +365,7 @@ def peaks(frames: dict[str, list[str]], length: int, chunk: int | None) -> dict[
     from runner.protocol import wire
 
     if chunk is not None:
-        setattr(wire, "_CHUNK", chunk)  # noqa: B010 -- not exported
+        setattr(wire, "_CHUNK_BYTES", chunk)  # noqa: B010 -- not exported
 
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
