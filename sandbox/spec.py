@@ -1,7 +1,7 @@
-"""Values the cage is described with: what is asked, what was refused, what is granted.
+"""Values that describe the cage: requests, denials, grants.
 
-Nothing here has an effect. Named tuples and not dataclasses, here and wherever a launch passes: importing
-`dataclasses` alone costs more than bubblewrap does.
+Nothing here has an effect. Named tuples and not dataclasses, here and everywhere on the launch path:
+importing `dataclasses` alone costs more than bubblewrap does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Literal
 
 from sandbox.value import NamedTuple
 
-# Where a request stands in its document, as the keys that lead to it. Turned into file:line:column
-# only when somebody has to read it, so that a launch without complaints never scans for positions.
+# Where a request stands in its document, as the keys that lead to it. Turned into file:line:column only for a
+# message, so a launch without faults never scans for positions.
 KeyPath = tuple[str | int, ...]
 
 Access = Literal["read", "write"]
@@ -54,7 +54,7 @@ class EnvRequest(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits. None means nothing is asked; sizes in bytes, times in seconds."""
+    """Limits. None means no request; sizes in bytes, times in seconds."""
 
     memory: int | None = None  # of all processes together, with what they keep in /tmp and /dev/shm
     pids: int | None = None  # processes and threads, not counting those of the cage itself
@@ -70,13 +70,13 @@ class Limits(NamedTuple):
     shm: int | None = None
     output: int | None = None
     output_lines: int | None = None
-    # Clocks, by phase. runner exec passes streams on unread, and sees only launch, teardown and the whole.
+    # Clocks, by phase. runner exec passes streams on unread, and sees only launch, teardown and deadline.
     launch: float | None = None
     handshake: float | None = None
     call: float | None = None
     idle: float | None = None
     teardown: float | None = None
-    deadline: float | None = None  # the whole
+    deadline: float | None = None  # the whole run
 
 
 # Which limits are sizes and which are times; the others are plain numbers.
@@ -89,31 +89,31 @@ DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teard
 class SandboxSpec(NamedTuple):
     """What a manifest asks of the cage."""
 
-    enabled: bool = True  # False: the manifest would rather run without any cage
+    enabled: bool = True  # False: the manifest prefers to run without any cage
     paths: tuple[PathRequest, ...] = ()
     network: Network | None = None  # None: the manifest is silent, the policy's default holds
     env: tuple[EnvRequest, ...] = ()
     seccomp: SeccompProfile | None = None
     limits: Limits = Limits()
-    # Where each of the single-valued requests stands, by field name ("seccomp", "memory", …).
+    # Where each single-valued request stands, by field name ("seccomp", "memory", …).
     where: tuple[tuple[str, KeyPath], ...] = ()
 
 
 class Denial(NamedTuple):
-    """One thing asked and not given."""
+    """One request that was refused."""
 
     rule: str  # stable id: denylist, read_ceiling, network_ceiling, env_ceiling, …
-    asked: str  # what the manifest said, as a person would write it
+    asked: str  # the manifest's request, as a person would write it
     reason: str  # one sentence
     hint: str = ""  # what to do about it
-    required: bool = True  # a required thing denied refuses the launch
+    required: bool = True  # denying a required request refuses the launch
     where: KeyPath = ()
     # Where the request came from, if not from the manifest: "policy", "the program", "the plugin's folder", …
     origin: str = ""
 
 
 class Note(NamedTuple):
-    """What a person should know about a launch, although nothing was refused."""
+    """A fact about a launch that a person should know, although nothing was refused."""
 
     rule: str  # stable id: unsandboxed, outside, missing, program, owner, project
     message: str
@@ -121,15 +121,15 @@ class Note(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """Worth a word before anything has gone wrong."""
+        """Shown even if nothing has gone wrong."""
         return self.rule in ("unsandboxed", "outside", "project")
 
 
 class Project(NamedTuple):
-    """The folder a program is at work on, where that is not its own."""
+    """The folder a program works on, if it is not the program's own."""
 
     path: str
-    named: bool = False  # as its working directory, so that it is given or the launch refused
+    named: bool = False  # named as its working directory: it is granted, or the launch is refused
     where: KeyPath = ()
     within: str = ""  # it may be chosen only below this folder; empty: anywhere
     refusal: str = ""  # why it is not offered

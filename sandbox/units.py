@@ -1,8 +1,8 @@
 """Sizes, durations and limits as people write them: in a manifest, in a policy, on a command line.
 
 Suffixes of sizes are powers of 1024 whether or not they are spelled with an "i": `256M`, `256MB` and
-`256MiB` are one thing, as in systemd units and `docker run --memory`. A plain number is bytes, or seconds.
-Whatever may be a number may also be text: a command line has nothing else.
+`256MiB` are equal, as in systemd units and `docker run --memory`. A plain number is bytes, or seconds.
+Every number may also be given as text, as on a command line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 CORES_MAX = 10_000.0
 _MOST = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
 
-# Limits that nothing can keep, or that no plugin could start with: most often a forgotten unit.
+# Limits that nothing can enforce, or with which no plugin could start: most often a forgotten unit.
 _LEAST: dict[str, tuple[float, str]] = {
     "memory": (1 << 20, "no program starts with less"),
     "cpu": (0.01, "the kernel gives no smaller share"),
@@ -39,9 +39,9 @@ _LEAST: dict[str, tuple[float, str]] = {
 
 
 def parse_limit(name: str, value: object) -> int | float:
-    """One limit, whoever writes it: a whole number, but for the times and for `cpu`.
+    """One limit, from any source: a whole number, except for the times and for `cpu`.
 
-    ValueError says what is wrong with it, to follow the name and a colon.
+    ValueError describes the fault, as text to follow the name and a colon.
     """
     amount: int | float
     if name in SIZES:
@@ -64,14 +64,14 @@ def parse_limit(name: str, value: object) -> int | float:
 
 
 def _is_bare(value: object) -> bool:
-    """Whether this is a number without a unit, and so small that megabytes were meant and not bytes."""
+    """Whether this is a number without a unit, so small that megabytes were probably meant."""
     return (isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())) and int(
         value
     ) < 10_000
 
 
 def parse_count(value: object) -> int:
-    """`64`, also as text; ValueError with a sentence for a person otherwise."""
+    """`64`, also as text; otherwise ValueError with a readable message."""
     if isinstance(value, int) and not isinstance(value, bool):
         count = value
     elif isinstance(value, str) and len(value) < 64 and (match := _COUNT.fullmatch(value)):
@@ -84,7 +84,7 @@ def parse_count(value: object) -> int:
 
 
 def parse_cores(value: object) -> float:
-    """Cores of `0.5`, `2`, or `50%` of one core; ValueError with a sentence for a person otherwise."""
+    """Cores of `0.5`, `2`, or `50%` of one core; otherwise ValueError with a readable message."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         cores = float(value) if abs(value) <= CORES_MAX else math.inf
     elif isinstance(value, str) and len(value) < 64 and (match := _CORES.fullmatch(value)):
@@ -97,7 +97,7 @@ def parse_cores(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes of `256M`, `1.5GiB`, `4096`; ValueError with a sentence for a person otherwise."""
+    """Bytes of `256M`, `1.5GiB`, `4096`; otherwise ValueError with a readable message."""
     if isinstance(value, int) and not isinstance(value, bool):
         size: float = value
     elif isinstance(value, str) and len(value) < 64 and (match := _SIZE.fullmatch(value)):
@@ -113,7 +113,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of `30s`, `500ms`, `1h30m`, `2.5`; ValueError with a sentence for a person otherwise."""
+    """Seconds of `30s`, `500ms`, `1h30m`, `2.5`; otherwise ValueError with a readable message."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value) if abs(value) <= DURATION_MAX else math.inf
     elif isinstance(value, str) and len(value) < 64 and (match := _NUMBER.fullmatch(value)):

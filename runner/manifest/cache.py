@@ -1,6 +1,6 @@
-"""Manifests already read: the Plugin by the bytes it came from, so that a launch parses nothing.
+"""A cache of parsed manifests: the Plugin by the bytes of its manifest, so that a launch parses nothing.
 
-Only what the bytes (and the user's home) decide is kept.
+An entry depends only on the bytes (and the user's home).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sandbox.value import NamedTuple
 
 class ManifestEntry(NamedTuple):
     plugin: Plugin
-    diagnostics: tuple[Diagnostic, ...]  # warnings: a manifest with an error has no entry
-    code: tuple[CodeMark, ...]  # our own files that read it
+    diagnostics: tuple[Diagnostic, ...]  # warnings only: a manifest with an error has no entry
+    code: tuple[CodeMark, ...]  # our own files that parsed it
 
 
-# Everything a Plugin is made of, for whoever takes one through bytes.
+# All classes a Plugin is made of, for code that serialises one.
 PLUGIN_CLASSES = (
     Plugin,
     Entrypoint,
@@ -38,8 +38,8 @@ PLUGIN_CLASSES = (
 
 
 def key(path: str, raw: bytes, contract: str | None, server: str | None, home: str) -> str:
-    """Everything a Plugin depends on besides our own code, in one name."""
-    # A new contract may recognise what nobody did before.
+    """The name of an entry: everything a Plugin depends on besides our own code."""
+    # A new contract may recognise a manifest that no contract recognised before.
     options = (__version__, path, home, _optional(contract), _optional(server), *contract_names())
     return fingerprint(*(os.fsencode(text) for text in options), raw)
 
@@ -49,7 +49,7 @@ def _optional(text: str | None) -> str:
 
 
 def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
-    """The entry of that name, or None if there is none to be trusted."""
+    """The entry of that name; None if there is none, or none that can be trusted."""
     raw = cache.load(name)
     if raw is None:
         return None
@@ -63,7 +63,7 @@ def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
 
 
 def store(name: str, plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> None:
-    """Keep an entry, if that is possible."""
+    """Store an entry, if possible."""
     code = cache.code_marks(
         "runner.manifest.load",
         f"runner.contracts.{plugin.contract}.manifest",

@@ -1,4 +1,4 @@
-"""Everything that is wrong with one document, collected and then shown together."""
+"""All faults of one document, collected and then shown together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sandbox.document.diagnostic import Diagnostic, Severity
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
 
-MOST_SHOWN = 200  # of a manifest with ten thousand unknown keys, the first are enough
+MOST_SHOWN = 200  # a manifest can have ten thousand unknown keys; the first are enough
 
 
 class Faults:
@@ -33,7 +33,7 @@ class Faults:
 
     @property
     def full(self) -> bool:
-        """Further faults are only counted, so their hints need not be worked out."""
+        """Further faults are only counted, so their hints need not be made."""
         return len(self._found) >= MOST_SHOWN
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:

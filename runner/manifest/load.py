@@ -1,6 +1,6 @@
-"""From a path to a Plugin: find the manifest, recognise its contract, read it, or say why not.
+"""From a path to a Plugin: find the manifest, recognise its contract, and read it, or report the faults.
 
-An unchanged manifest is answered from the cache (see cache.py). That imports no contract's models, which take
+An unchanged manifest comes from the cache (see cache.py). That imports no contract's models, which take
 longer to import than everything else a launch does.
 """
 
@@ -18,13 +18,13 @@ from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
 
-# `runner check` stops after so many faults of one manifest.
+# `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
 
 
 class Found(NamedTuple):
     path: str  # absolute
-    contract: str | None  # None: the file name does not tell, the content has to
+    contract: str | None  # None: the file name does not tell it, the content has to
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
 
 
@@ -37,21 +37,21 @@ class ManifestRead(NamedTuple):
 
 
 def find(path: str, contract: str | None = None) -> Found:
-    """The manifest a path means: itself, or the one in the directory. DocumentError if there is none."""
+    """The manifest at a path: the file itself, or the one in the directory. Raises DocumentError."""
     if contract is not None and contract not in contract_names():
         known = ", ".join(contract_names())
         message = f"there is no contract {quoted(contract)}; --contract takes {known}"
         raise _refusal(path, "contract_unknown", message)
     if not path or "\0" in path:
         raise _refusal(path, "file_missing", "the path of the manifest is empty or contains a NUL character")
-    # The operator chose this path, so links to its folder are followed, once and here: every path derived
-    # from it is then a real one. The file's own name is kept, because it tells the contract.
+    # The operator chose this path, so links to its folder are followed, once and here: every derived path is
+    # then a real one. The file's own name is kept, because it decides the contract.
     given = os.path.abspath(path)
     absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
     try:
         is_directory = stat.S_ISDIR(os.stat(absolute).st_mode)
     except OSError:
-        is_directory = False  # reading the file will say what is wrong with it
+        is_directory = False  # reading the file reports what is wrong
     if is_directory:
         return _find_in(os.path.realpath(absolute), contract)
     return Found(absolute, contract or _by_file_name(os.path.basename(absolute)))
@@ -120,13 +120,13 @@ def load(
     server: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ManifestRead:
-    """The plugin of a manifest, or everything that is wrong with it. `options`: the contract's own."""
+    """The plugin of a manifest, or all its faults. `options`: the contract's own."""
     options = options or {}
     try:
         found = find(path, contract)
         raw = read_bounded(found.path)
         home = _home()
-        # An option may name a file. Its content is in no key, so a plugin read with options is not cached.
+        # An option may name a file, and no cache key covers its content. So such a plugin is not cached.
         key = "" if options else cache.key(found.path, raw, found.contract, server, home)
         cached = cache.load(key) if key else None
         if cached is not None:
@@ -142,8 +142,8 @@ def load(
 
 
 def contract_at(path: str, chosen: str | None = None) -> str | None:
-    """The name of a manifest's contract, reading no more than that takes. None: it has none, or the manifest
-    is wrong, which `load` reports."""
+    """The name of a manifest's contract, read with as little work as possible. None: it has none, or the
+    manifest has a fault, which `load` reports."""
     try:
         found = find(path, chosen)
         return found.contract or _recognise(found, read_bounded(found.path))[0]
@@ -160,7 +160,7 @@ def load_all(
 ) -> tuple[ManifestRead, ...]:
     """Every plugin of a manifest (or the one server named), each also checked against the files around it.
 
-    `load` does not look at those files: a cached Plugin depends on nothing but the bytes of its manifest.
+    `load` does not read those files: a cached Plugin depends only on the bytes of its manifest.
     """
     try:
         found = find(path, contract)
@@ -236,7 +236,7 @@ def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     except DocumentError as error:
         if found.path.endswith((".json", ".toml")):
             raise
-        # The file name promises neither format, so the syntax error goes into the hint only.
+        # The file name fixes no format, so the syntax error is only part of the hint.
         raise _unknown(found.path, _syntax_hint(syntax, error.diagnostics[0])) from None
     matching = [
         contract.name

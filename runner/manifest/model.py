@@ -34,14 +34,14 @@ _MOST_SUGGESTIONS = 50  # difflib is slow; the first suggestions are enough
 def check(
     faults: Faults, model: Any, data: object, keys: KeyPath, strict: Callable[[KeyPath], str | None]
 ) -> None:
-    """Reports everything in `data` (at `keys`) that does not fit `model`.
+    """Report everything in `data` (at `keys`) that does not fit `model`.
 
     Unknown keys are warnings, except in tables for which `strict` gives the rule they break.
     """
     try:
         model.model_validate(data)
     except ValueError as error:
-        # pydantic_core.ValidationError; `input` is left out, it may be large.
+        # pydantic_core.ValidationError; `input` is left out, because it may be large.
         errors: list[dict[str, Any]] = error.errors(  # type: ignore[attr-defined]
             include_url=False, include_input=True
         )

@@ -1,7 +1,7 @@
-"""What a manifest asks of the cage, read and checked in the same way for every contract.
+"""A manifest's requests for the cage, read and checked in the same way for every contract.
 
-The checks look at the text alone, not at files or the policy. So a manifest means the same on every machine,
-except for the user's home, and the result can be cached. Files and the policy are looked at later.
+The checks read only the text, not files or the policy. So a manifest means the same on every machine, except
+for the user's home, and the result can be cached. Files and the policy are checked later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Where = tuple[tuple[str, KeyPath], ...]  # name of a request -> the keys that le
 def check_vector(
     faults: Faults, command: Item | None, args: Sequence[Item], env: Sequence[tuple[str, Item]]
 ) -> None:
-    """Check that execve() will take the arguments and variables."""
+    """Check that execve() will accept the arguments and variables."""
     total = 0
     for item in (*([command] if command else ()), *args):
         size = len(os.fsencode(item.text))
@@ -108,7 +108,7 @@ def check_path(faults: Faults, item: Item, path: str, home: str, *, write: bool,
         faults.error(
             item.keys, "sandbox_path_detour", message, "write the path without them and without a trailing /"
         )
-        # Still checked against the denylist: if it is denied too, that is the better reason.
+        # Checked against the denylist as well: if it is denied too, that is the better reason.
         below = "/" + os.path.normpath(below).lstrip("/")
     if STATE_DIR_TOKEN not in path:
         hit = lexical_hit(below, (home,) if home.startswith("/") else ())
@@ -128,7 +128,7 @@ _NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z", re.ASCII)
 
 
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
-    """An allowlist of `name:port`. `none` is how this contract spells "no network"."""
+    """An allowlist of `name:port`. `none`: this contract's spelling of "no network"."""
     if not items:
         faults.error(keys, "network_allowlist", "the allowlist is empty", f"to allow nothing, write {none}")
     found: dict[str, None] = {}
@@ -221,7 +221,7 @@ class Word(NamedTuple):
     """A contract's own word for a limit: a plain number of some unit."""
 
     limit: str
-    unit: str  # as it would be written behind the number: "M", "ms", "%"
+    unit: str  # as written behind the number: "M", "ms", "%"
     about: str
 
 
@@ -248,7 +248,7 @@ def limits(faults: Faults, parent: Table, name: str, words: Words | None = None)
     """The limits of a table, and the keys that lead to each. `words` are the contract's own.
 
     An unknown limit is an error, even where the contract ignores unknown keys: its author would rely on a
-    limit that nobody enforces.
+    limit that is not enforced.
     """
     value = parent.data.get(name)
     if value is not None and not isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Semantic versions, and the requirements Cargo writes about them (`>=0.1.0`, `^0.2`, `1.*`).
 
-By hand, because no library reads them as Cargo does. semantic-version 2.10 takes a bare `1.2.3` for that very
-version where Cargo takes it for `^1.2.3`, refuses `>=0.1.0, <0.3` and `>= 0.1.0` for their spaces, and reads
-`^0.0` (SimpleSpec) or `=0.2.0-rc1` (NpmSpec) as other versions. packaging knows Python's versions only.
+Our own code, because no library reads them as Cargo does. semantic-version 2.10 reads a bare `1.2.3` as
+exactly that version where Cargo reads `^1.2.3`, refuses `>=0.1.0, <0.3` and `>= 0.1.0` for their spaces, and
+reads `^0.0` (SimpleSpec) or `=0.2.0-rc1` (NpmSpec) as other versions. packaging reads only Python's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def admits(requirement: str, version: Triple) -> bool:
 
 
 def _interval(comparator: str) -> tuple[Triple, Triple]:
-    """The versions from the first to before the second."""
+    """The lowest version, and the first version that is too high."""
     match = _COMPARATOR.fullmatch(comparator.strip())
     if match is None:
         raise ValueError("is not a version requirement")

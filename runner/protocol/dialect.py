@@ -1,4 +1,4 @@
-"""What a contract's protocol is to a session: frames in, events out.
+"""The interface between a session and a contract's protocol: frames in, events out.
 
 A dialect is pure: it has no clock, no files and no streams. A session hands it frames, and the dialect
 returns events; some of them are frames to send. A dialect never waits, and it never raises for anything
@@ -20,8 +20,8 @@ from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-# A contract's own word (see Contract.kinds), or one of two that mean the same everywhere: "list" asks what
-# there is, and its name says of what ("tools", …); "event" is a notification and has no answer.
+# A contract's own word (see Contract.kinds), or one of two with the same meaning everywhere: "list" asks for
+# a list, and its name says which ("tools", …); "event" is a notification and has no answer.
 Kind = str
 
 # Replies to the plugin are written first and never dropped. Requests wait for room in the queue. Events are
@@ -35,12 +35,11 @@ class Call(NamedTuple):
     kind: Kind
     name: str
     input: Any = None  # JSON; None: nothing was given
-    context: Mapping[str, Any] = {}  # what a contract sends along: agent_id, workspace_id, …
+    context: Mapping[str, Any] = {}  # fields that a contract sends along: agent_id, workspace_id, …
 
 
 def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
-    """What is wrong with the context of a call; empty if nothing is. A key that would not be sent is
-    refused."""
+    """The fault of a call's context; empty if it has none. A key that would not be sent is refused."""
     keys = known.get(call.kind, ())
     stray = [key for key in call.context if key not in keys]
     if not stray or call.kind == "list":
@@ -50,12 +49,12 @@ def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
 
 
 class Setting(NamedTuple):
-    """Where a conversation takes place."""
+    """The surroundings of a conversation."""
 
     plugin: Plugin
     limits: Limits = Limits()  # as granted; a dialect looks at `handshake` and `call`
     environ: Mapping[str, str] = {}  # the operator's; a contract may define variables of its own
-    declare: tuple[str, ...] = ()  # patterns of the capabilities a plugin may declare, by the policy
+    declare: tuple[str, ...] = ()  # patterns of the capabilities that the policy lets a plugin declare
     call: Call | None = None  # the one call of a one-shot dialect
     config: Any = None  # for contracts that configure their plugins
     services: frozenset[str] = frozenset()  # what the host offers: names of fields of Services
@@ -72,14 +71,14 @@ class Send(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the plugin says of itself in the handshake, checked as far as the contract demands."""
+    """The plugin's own description in the handshake, checked as far as the contract demands."""
 
     id: str
     version: str = ""
     protocol: str = ""
     title: str = ""
     instructions: str = ""
-    tools: tuple[str, ...] = ()  # those the handshake names
+    tools: tuple[str, ...] = ()  # those in the handshake's answer
     details: Mapping[str, Any] = {}  # the rest
 
 
@@ -90,7 +89,7 @@ class Ready(NamedTuple):
 class Reply(NamedTuple):
     call: int
     value: Any
-    failure: str = ""  # why the plugin did not answer; then the value is the contract's substitute
+    failure: str = ""  # why the plugin gave no answer; the value is then the contract's substitute
 
 
 class Refusal(NamedTuple):
@@ -99,19 +98,19 @@ class Refusal(NamedTuple):
     call: int
     code: str  # the contract's own, as text: "-33402", "invalid_input", "isError"
     message: str
-    kind: str = ""  # what the contract says the code means: "invalid_arguments", "rate_limited", …
+    kind: str = ""  # the contract's meaning of the code: "invalid_arguments", "rate_limited", …
     data: Any = None
 
 
 class Progress(NamedTuple):
-    """News about a call that is still running. `call` is None where the plugin does not say which one."""
+    """News about a call that is still running. `call` is None if the plugin does not name one."""
 
     call: int | None
     value: Mapping[str, Any]
 
 
 class HostCall(NamedTuple):
-    """The plugin asks something of its host. Answered with `Dialect.answer` under the same ticket."""
+    """A request of the plugin to its host. Answered with `Dialect.answer` under the same ticket."""
 
     ticket: int
     method: str
@@ -124,7 +123,7 @@ class HostCallCancelled(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Something the host may want to know, although no call waits for it."""
+    """Information for the host that belongs to no open call."""
 
     kind: str  # "log", "stdout" (not the protocol), "published", "changed", "dropped", …
     value: Any
@@ -144,7 +143,7 @@ class Violation(NamedTuple):
     cause: str = ""
     hint: str = ""
     call: int | None = None
-    plugin_id: str | None = None  # the id the plugin claims, where the contract attaches it
+    plugin_id: str | None = None  # the id the plugin claims, if the contract adds it
 
 
 Event = (
@@ -172,7 +171,7 @@ class Farewell(NamedTuple):
 
 
 class CallRefused(Exception):
-    """A call that is not sent, because it cannot succeed. `event` is what the caller gets instead."""
+    """A call that is not sent, because it cannot succeed. The caller gets `event` instead."""
 
     def __init__(self, event: Refusal | Violation) -> None:
         super().__init__(event.message)
@@ -180,7 +179,7 @@ class CallRefused(Exception):
 
 
 class Message(NamedTuple):
-    """A frame, read: its value, or what is wrong with it."""
+    """A parsed frame: its value, or its fault."""
 
     value: Any = None
     fault: str = ""  # a cause of malformed_response: bad_json, bad_number, too_deep, …
@@ -204,7 +203,7 @@ class Dialect(Protocol):
 
     @property
     def patience(self) -> float | None:
-        """Seconds without a frame after which the session calls `silence`; None: it does not."""
+        """Seconds without a frame after which the session calls `silence`; None: never."""
         ...
 
     def framer(self) -> Framer:
@@ -228,15 +227,15 @@ class Dialect(Protocol):
         ...
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The caller no longer waits: an answer that still comes is dropped and counted."""
+        """The caller no longer waits: a late answer is dropped and counted."""
         ...
 
     def expired(self, token: int, why: str) -> Events:
         """The call will get no answer: its time is up, or the plugin has ended. `why` is for messages.
 
-        Called before `cancel`. Some contracts have an answer for that (the policy may say what a failed hook
-        stands for): a Reply or Refusal to `token` among the events, which ends the call. Without one the call
-        has failed.
+        Called before `cancel`. Some contracts have an answer for that case (the policy may define one for a
+        failed hook): a Reply or Refusal to `token` among the events, which ends the call. Without one the
+        call has failed.
         """
         ...
 
@@ -247,8 +246,8 @@ class Dialect(Protocol):
     def answer(self, ticket: int, answer: Answer) -> Events: ...
 
     def emit(self, ticket: int, value: Any) -> Iterable[Event]:
-        """Part of an answer to the plugin that is still being made. An iterator: each frame waits for room
-        in the queue before the next one is made."""
+        """Part of an unfinished answer to the plugin. An iterator: each frame waits for room in the queue
+        before the next one is made."""
         ...
 
     def farewell(self) -> Farewell: ...

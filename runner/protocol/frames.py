@@ -1,9 +1,8 @@
-"""Where one message ends and the next begins: pure, and bounded while reading.
+"""Splits a byte stream into messages: pure, and bounded while reading.
 
-A framer takes bytes as they arrive and returns whole frames. However the stream is cut into pieces, the
-frames and the fault are the same. A frame without end is refused one byte past the limit, so a framer never
-holds more than the longest frame. Each byte is looked at once, so a plugin that writes byte by byte makes
-nothing slower.
+A framer takes bytes as they arrive and returns whole frames. Frames and faults do not depend on how the
+stream is cut into pieces. A frame without end is refused one byte past the limit, so a framer never holds
+more than the longest frame. Each byte is read once, so writing byte by byte slows nothing down.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from sandbox.value import NamedTuple
 
 
 class FrameFault(NamedTuple):
-    """Why the rest of the stream is not read. `cause` is the outcome's, for the code malformed_response."""
+    """Why the rest of the stream is not read. `cause` goes into the outcome, for the code
+    malformed_response."""
 
     cause: Literal["frame_too_large"]
     message: str
@@ -23,20 +23,20 @@ class FrameFault(NamedTuple):
 class Framer(Protocol):
     @property
     def fault(self) -> FrameFault | None:
-        """Once it is set no more frames come out. All frames that were whole before it have come out."""
+        """Once it is set, no more frames come out. All frames that were complete before it have come out."""
         ...
 
     @property
     def pending(self) -> int:
-        """Bytes held of a frame that is not whole yet."""
+        """Bytes held of an incomplete frame."""
         ...
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that are whole now, in order."""
+        """The frames that are complete now, in order."""
         ...
 
     def finish(self) -> list[bytes]:
-        """The stream has ended. Returns what is left as a frame; bytes fed after that are ignored."""
+        """The stream has ended. Returns the rest as a frame; bytes fed after that are ignored."""
         ...
 
 
@@ -48,7 +48,7 @@ def line(payload: bytes) -> bytes:
 
 
 class LineFramer:
-    """A frame is a line. Only the newline is removed; the dialect decides what other white space means."""
+    """A frame is a line. Only the newline is removed; the dialect decides about other white space."""
 
     def __init__(self, limit: int, spare: int = 0) -> None:
         """`limit`: bytes of a line, without its newline. `spare`: further bytes that are accepted, but not

@@ -1,7 +1,7 @@
-"""What a plugin may ask of its host: one gate in front of the services that a library user supplies.
+"""A plugin's requests to its host: one gate in front of the services that a library user supplies.
 
-The policy says whether a plugin may ask. The library user's Services say whether there is an answer. The
-contract says what a request means and what its answer looks like on the wire (HostMethods).
+The policy decides whether a plugin may ask. The library user's Services decide whether there is an answer.
+The contract defines requests and their answers on the wire (HostMethods).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import trio
 from runner.protocol.dialect import Answer, HostCall
 from sandbox.value import NamedTuple
 
-# Requests of one plugin that are served at once, and that may wait for their turn. Any further one is
-# refused as busy and not kept waiting: the plugin's answers to us come through the same pipe as its
+# Requests of one plugin that are served at the same time, and that may wait for their turn. Any further
+# request is refused as busy, not queued: the plugin's answers to us come through the same pipe as its
 # requests.
 CONCURRENT = 32
 WAITING = 256
@@ -51,14 +51,14 @@ class LanguageModel(Protocol):
     async def complete(
         self, request: Mapping[str, Any], delta: Callable[[str], Awaitable[None]] | None
     ) -> Completion:
-        """`request` as the plugin sent it, with its types checked. With `delta`, the plugin wants each
+        """`request` as the plugin sent it, with its types checked. `delta` is given if the plugin wants each
         piece at once."""
         ...
 
 
 class Broker(Protocol):
     async def publish(self, event: Mapping[str, Any]) -> None:
-        """An event from the plugin on a topic it may use. We have filled in id, timestamp and source."""
+        """An event from the plugin on a topic it may use. The runner sets id, timestamp and source."""
         ...
 
 
@@ -70,7 +70,7 @@ class Roots(Protocol):
 
 class Sampling(Protocol):
     async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A completion by the host's language model, in the words of the plugin's contract."""
+        """A completion by the host's language model, in the format of the plugin's contract."""
         ...
 
 
@@ -79,7 +79,7 @@ class Elicitation(Protocol):
 
 
 class Services(NamedTuple):
-    """What a host offers. None: it has no such service, and the plugin gets the contract's answer for
+    """The services of a host. None: it has no such service, and the plugin gets the contract's answer for
     that."""
 
     memory: MemoryService | None = None
@@ -95,7 +95,7 @@ class Services(NamedTuple):
 
 
 class HostMethods(Protocol):
-    """What plugins of one contract may ask of their host: a contract's `services` module."""
+    """The requests that plugins of one contract may send: a contract's `services` module."""
 
     @property
     def METHODS(self) -> Mapping[str, str]:  # noqa: N802 -- a constant of the module
@@ -112,7 +112,7 @@ class HostMethods(Protocol):
 
 
 class NoHostMethods:
-    """For contracts whose plugins ask nothing of their host."""
+    """For contracts whose plugins send no requests to their host."""
 
     METHODS: Mapping[str, str] = {}
 
@@ -134,7 +134,7 @@ class Gate:
         self._open = 0
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
-        self.busy: dict[str, int] = {}  # those refused because too many were open or took too much memory
+        self.busy: dict[str, int] = {}  # refused because too many were open or took too much memory
 
     @property
     def offered(self) -> frozenset[str]:
@@ -146,7 +146,7 @@ class Gate:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
 
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
-        """Never raises for anything the plugin or a service does; a cancellation passes through."""
+        """Never raises for any act of the plugin or a service; a cancellation passes through."""
         why = self._why_not(call)
         if why is not None:
             return self._refuse(call, why)
@@ -162,7 +162,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001 -- a bug of the service; the plugin gets an answer
             return Answer(error=(-32603, f"internal error: {type(error).__name__}", None))
         except BaseExceptionGroup as group:
-            # The call was cancelled, and the service failed while it ended. Nobody waits for that error,
+            # The call was cancelled, and the service failed while ending. No caller waits for that error,
             # and it must not end the session.
             cancelled, failed = group.split(trio.Cancelled)
             if cancelled is None or not isinstance(failed, Exception | None):
@@ -172,11 +172,11 @@ class Gate:
             self._open -= 1
 
     def turn_away(self, call: HostCall) -> Answer:
-        """The answer to a request that there is no memory for."""
+        """The answer to a request for which there is no memory."""
         return self._refuse(call, self._why_not(call) or "busy")
 
     def _refuse(self, call: HostCall, why: Why) -> Answer:
-        # Unknown methods are counted together: a plugin can make up any number of names.
+        # Unknown methods are counted together: a plugin can invent any number of names.
         name = call.method if call.method in self._contract.METHODS else "unknown"
         self.refused[name] = self.refused.get(name, 0) + 1
         if why == "busy":

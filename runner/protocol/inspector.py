@@ -1,4 +1,4 @@
-"""What `runner exec --inspect` needs from a contract to check what a plugin and its own host say."""
+"""What `runner exec --inspect` needs from a contract to check the messages of a plugin and its own host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Inspector(Protocol):
 
     @property
     def spare(self) -> int:
-        """Bytes beyond `limit` that a line may have without being counted: a carriage return."""
+        """Bytes beyond `limit` that are accepted in a line: a carriage return."""
         ...
 
     @property
@@ -28,23 +28,23 @@ class Inspector(Protocol):
 
     @property
     def handshaken(self) -> bool:
-        """The plugin has answered the handshake."""
+        """Whether the plugin has answered the handshake."""
         ...
 
     @property
     def awaiting(self) -> bool:
-        """The host has asked for the handshake and has no answer yet."""
+        """Whether the host has asked for the handshake and has no answer yet."""
         ...
 
     @property
     def strays(self) -> Mapping[str, int]:
-        """Frames that were passed on and mean nothing in this contract: how many, by kind."""
+        """The number of frames that were passed on without a meaning in this contract, by kind."""
         ...
 
     def host_frame(self, raw: bytes | None) -> None:
-        """A frame from the host. None: it was too long to be read."""
+        """A frame from the host. None: it was too long to read."""
         ...
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        """A frame from the plugin, and what is wrong with it."""
+        """Check a frame from the plugin; returns its fault, or None."""
         ...

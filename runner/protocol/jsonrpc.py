@@ -1,8 +1,8 @@
 """JSON-RPC 2.0 in both directions: ids and open calls, without the transport.
 
-Each side numbers its own requests, so one number may mean two calls; the direction tells which. We never
-use a number twice, so a late reply to a cancelled call can be told from a reply to no call at all. The
-plugin's ids are sent back unchanged; the contract decides which ids are allowed.
+Each side numbers its own requests, so one number may belong to two calls; the direction tells which. We never
+use a number twice, so a late reply to a cancelled call differs from a reply to no call at all. The plugin's
+ids are sent back unchanged; the contract decides which ids are allowed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sandbox.value import NamedTuple
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 
-# Requests of the plugin that wait for our answer. More is a fault: the plugin does not read the answers.
+# Requests of the plugin that wait for our answer. More is a fault: the plugin does not read its answers.
 MOST_TICKETS = 1024
 
 # Bytes of the ids of those requests together. An id can be as long as a frame, and is kept until the answer.
 MOST_IDS = 4 * 1024 * 1024
 
-# Our last errors, which are remembered: a plugin that sends one of them back as an answer is an echo.
+# Our last errors. A plugin that sends one of them back as an answer is an echo.
 MOST_ERRORS = 64
 
-# Keys that say what a message is. A message with one of them twice is ambiguous.
+# Keys that decide the kind of a message. A message with one of them twice is ambiguous.
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
 
@@ -54,7 +54,7 @@ class RpcError(NamedTuple):
 
 
 class RpcStray(NamedTuple):
-    """A message that nobody waits for, or that is not JSON-RPC."""
+    """A message that no request waits for, or that is not JSON-RPC."""
 
     why: Literal["late", "unknown", "not_rpc", "too_many", "echo"]
     detail: str = ""
@@ -71,7 +71,7 @@ class Peer:
         self._pending: dict[int, Hashable] = {}  # our id -> token
         self._numbers: dict[Hashable, int] = {}  # and back
         self._questions: dict[int, tuple[str, Any]] = {}  # our id -> method and params, while it is open
-        self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, what we said
+        self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, our error
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
         self._tickets_of: dict[bytes, list[int]] = {}  # and back, by the id's JSON: 1, 1.0 and true are three
         self._id_bytes = 0
@@ -81,8 +81,7 @@ class Peer:
 
     # --- what we say: each a whole JSON document ----------------------------------------------------------
 
-    # ValueError: the value is not JSON. A request is not made then; the ticket of an answer is closed all
-    # the same.
+    # ValueError: the value is not JSON. Then a request is not made, but the ticket of an answer is closed.
 
     def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
         message = {"jsonrpc": "2.0", "id": self._next, "method": method}
@@ -131,9 +130,9 @@ class Peer:
         return self._asked.get(ticket)
 
     def drop(self, plugin_id: Any) -> int | None:
-        """The plugin cancels a request: its ticket, if it is still open. No answer is sent for it.
+        """The plugin cancels a request: returns its ticket, if it is still open. No answer is sent for it.
 
-        If several have this id, the oldest is meant.
+        If several have this id, the oldest is taken.
         """
         tickets = self._tickets_of.get(wire.encode(plugin_id))
         if not tickets:

@@ -1,8 +1,8 @@
-"""How much of its host's memory a plugin can fill: one limit for a session, in fixed shares.
+"""The memory of its host that a plugin can fill: one limit for a session, in fixed shares.
 
-A plugin decides how long its messages are, what they hold, and whether it waits for an answer. JSON takes
-up to fifty times as much memory as bytes on the wire. So values are counted by their size in memory, which
-runner/protocol/wire.py estimates for each frame, and not by their length.
+A plugin decides how long its messages are, what they hold, and whether it waits for an answer. JSON takes up
+to fifty times as much memory as bytes on the wire. So values are counted not by their length but by their
+size in memory, which runner/protocol/wire.py estimates for each frame.
 
     MOST_HELD        everything below together, for each session
       QUESTIONS      requests and publications that the host has not handled yet; further ones are
@@ -33,10 +33,10 @@ MOST_HELD = 384 * _MEBI
 QUESTIONS = 48 * _MEBI
 EVENTS = 32 * _MEBI
 STANDING = 32 * _MEBI
-COMPILED = 54 * _MEBI  # at least what the largest schema takes (runner/protocol/schema.py)
+COMPILED = 54 * _MEBI  # at least the size of the largest schema (runner/protocol/schema.py)
 # The longest frame of any contract has 16 MiB. It is held three times: growing, whole, and in the allocator.
 FRAME = wire.MOST_MEMORY + 3 * 16 * _MEBI
-REPLIES = 5 * _MEBI  # with the one that was begun before the queue was full
+REPLIES = 5 * _MEBI  # including the reply that was begun before the queue was full
 IDS = 4 * _MEBI
 
 # Bytes of the task that serves one request. One frame can hold many requests.
@@ -55,7 +55,7 @@ class Share:
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Whether there was room."""
+        """Take `size` bytes, and return whether there was room."""
         if self.held + size > self.most:
             return False
         self.held += size
@@ -66,7 +66,7 @@ class Share:
 
 
 class Charge:
-    """What one frame takes of a share while any part of it is held.
+    """The part of a share that one frame takes while any part of the frame is held.
 
     An array of messages is one frame. Its messages are released one by one. Together they take what the frame
     takes, plus `each` for every message that is still held.
@@ -79,7 +79,7 @@ class Charge:
         self._holders = 0
 
     def hold(self) -> bool:
-        """Whether there was room. If so, the caller has to call `release`."""
+        """Returns whether there was room. If so, the caller has to call `release`."""
         if not self._share.take(self._each if self._holders else self.weight + self._each):
             return False
         self._holders += 1
@@ -91,7 +91,7 @@ class Charge:
 
 
 class Shelf(Generic[_T]):
-    """Things that can be made again: the oldest are dropped when there is no room for a new one."""
+    """Values that can be made again: the oldest are dropped when there is no room for a new one."""
 
     def __init__(self, most: int) -> None:
         self._share = Share(most)
@@ -113,12 +113,12 @@ class Shelf(Generic[_T]):
 
 
 def size_of(value: Any) -> int | None:
-    """Bytes that a small JSON value takes in memory. None: it has too many parts to look at each."""
+    """Bytes that a small JSON value takes in memory. None: it has too many parts to measure."""
     size, left = 0, _MOST_PARTS
     parts = [value]
     while parts:
         part = parts.pop()
-        size += sys.getsizeof(part) + 16  # its header, and what the allocator rounds up
+        size += sys.getsizeof(part) + 16  # its header, and the allocator's rounding
         if isinstance(part, dict):
             members = [*part, *part.values()] if len(part) <= left else None
         elif isinstance(part, list | tuple):

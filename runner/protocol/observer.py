@@ -1,7 +1,7 @@
 """Reads JSON-RPC between a plugin and its host without taking part: which answer belongs to which request.
 
-A line of the plugin is one of three things: JSON with a fault, which must not reach the host; something
-else than the protocol, which hosts ignore and which is counted; or messages.
+A line of the plugin is one of three things: JSON with a fault, which must not reach the host; text outside
+the protocol, which hosts ignore and which is counted; or messages.
 
 We do not know the host, nor how it reads JSON. So a line that two readers could understand differently is a
 fault too. Otherwise a plugin could show us one message and its host another.
@@ -21,7 +21,7 @@ from runner.protocol.jsonrpc import IDENTITY
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
-# Open requests of the host. If there are more, the oldest is forgotten, and its answer counts as a stray.
+# Open requests of the host. With more, the oldest is forgotten, and its answer counts as a stray.
 MOST_OPEN = 4096
 # Characters of a method or an id that are kept. An answer with a longer id counts as a stray.
 LONGEST = 256
@@ -34,8 +34,7 @@ MOST_PIECES = 10_000
 # The contract's methods are shorter.
 MOST_OF_METHOD = 1024
 MOST_VISIBLE = 64
-# Elements of an array that are looked at: some hosts read an array as the fields of a message, which has
-# fewer.
+# Elements of an array that are read: some hosts read an array as the fields of a message, which has fewer.
 MOST_FIELDS = 16
 
 _KEYS = IDENTITY | {"params"}
@@ -46,15 +45,15 @@ _ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
 _STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _SOMETHING = re.compile(r"\S")
 
-# What is looked for, in lower case, in lines that are not JSON. Each pattern begins with plain letters,
+# Patterns for lines that are not JSON, in lower case. Each pattern begins with plain letters,
 # which the regex engine finds much faster than a boundary.
 _ESCAPED = re.compile(r"\\(?:(?:u\{0*|u00|u000000|x)([4-7][0-9a-f])\}?|([01][0-7]{2}))")
 _MESSAGE_WORDS = tuple(re.compile(rf"{word}(?<!\w{word})(?!\w)") for word in ("jsonrpc", "method"))
 _ID_KEY, _RESULT_KEY, _ERROR_KEY = (
     re.compile(rf"{word}(?<!\w{word})[\"'\s]*[:/#]") for word in ("id", "result", "error")
 )
-# What some readers skip inside a word: the end of a continued line, a backslash that escapes nothing, and
-# bytes that are not UTF-8.
+# Text that some readers skip inside a word: the end of a continued line, a backslash that escapes nothing,
+# and bytes that are not UTF-8.
 _SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
@@ -118,8 +117,8 @@ class Observer:
         return Question(method, message.get("params"), "id" in message)
 
     def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
-        """What a line of the plugin says. `batch`: messages that one array may hold; 0: the contract has no
-        arrays."""
+        """The messages in a line of the plugin. `batch`: messages that one array may hold; 0: the contract
+        has no arrays."""
         if not raw.strip():
             return []
         value, cause, detail, _ = wire.message(raw, identity=_KEYS, unique=True)
@@ -163,8 +162,8 @@ class Observer:
         return value == "2.0" or value in self._methods or self._is_misspelled(value)
 
     def _is_misspelled(self, method: Any) -> bool:
-        """Whether a host that trims methods, drops invisible characters or ignores case would take this for a
-        method of the contract. A method that is too long to look through counts as one."""
+        """Whether a host that trims methods, drops invisible characters or ignores case would read this as a
+        method of the contract. A method that is too long to search counts as one."""
         if not isinstance(method, str) or method in self._methods:
             return False
         begin = method[:MOST_OF_METHOD]
@@ -197,8 +196,8 @@ class Observer:
                 self.stray("not_rpc")
 
     def _nearly(self, number: Any) -> str | None:
-        """The request that this answers for a host that does not tell 1, 1.0 and "1" apart. It stays open,
-        because other hosts still wait for the right answer."""
+        """The request that this answers if a host treats 1, 1.0 and "1" as equal. It stays open, because
+        other hosts still wait for the right answer."""
         if isinstance(number, str) and (str, number) in self._open:
             return self._open[str, number]
         try:
@@ -209,8 +208,8 @@ class Observer:
 
 
 def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a reader that ends lines at other characters, or reads one value after another, finds a
-    message in the line. A line with too many pieces to look through counts as if it had one."""
+    """Whether a reader that ends lines at other characters, or reads one value after another, finds a message
+    in the line. A line with too many pieces to search counts as if it had one."""
     if not is_json:
         if b"{" not in raw:
             return False
@@ -288,7 +287,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:
-    """What is wrong with a message that hosts could read differently; empty if nothing is."""
+    """The fault of a message that hosts could read differently; empty if it has none."""
     kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
     if len(kinds) > 1:
         return f"a message with both {kinds[0]} and {kinds[1]}"
@@ -298,8 +297,8 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
 
 
 def odd_key(table: Any, words: frozenset[str]) -> str:
-    """What is wrong with an object in which hosts could find different values; empty if nothing is, or if
-    it is not an object."""
+    """The fault of an object in which hosts could find different values; empty if it has none, or if it is
+    not an object."""
     if not isinstance(table, dict):
         return ""
     spelled = {word.casefold(): word for word in words}

@@ -1,8 +1,8 @@
-"""JSON Schema as strangers write it: checked offline, and never at more cost than is known before.
+"""Untrusted JSON Schemas: checked offline, and only at a cost that is known in advance.
 
-On jsonschema-rs, which is fast and whose regular expressions take linear time, but which trusts its schemas.
-schema_cost.py counts what a check costs before it begins. References stay inside the document; nothing is
-ever fetched.
+Based on jsonschema-rs, which is fast and whose regular expressions take linear time, but which trusts its
+schemas. schema_cost.py counts the steps of a check before it begins. References stay inside the document;
+nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from runner.protocol.schema_cost import (
 
 MOST_FAULTS = 10
 MOST_PATTERNS = 256
-MOST_PATTERN_TEXT = 32 * 1024  # characters of all of them
+MOST_PATTERN_TEXT = 32 * 1024  # characters of all of them together
 MOST_CLASSES = 500  # \w, \p{…} and their like in them: half a thousand characters each, 0.3 ms to compile
 MOST_PATTERN_SIZE = 64 * 1024  # bytes of a compiled regular expression: at most 8 µs for each character
-MOST_COPIED = 100_000_000  # bytes, when all faults are asked for: each fault has a copy of its value
+MOST_COPIED = 100_000_000  # bytes, when all faults are requested: each fault has a copy of its value
 
 # Bytes that a schema takes when it is compiled, for each value, character and regular expression in it.
 NODE_BYTES, CHARACTER_BYTES, PATTERN_BYTES = 2048, 4, 40 << 10
@@ -45,17 +45,17 @@ _T = TypeVar("_T")
 
 
 class Schema:
-    """A schema, compiled. The draft is 2020-12 unless `$schema` names an older one.
+    """A compiled schema. The draft is 2020-12 unless `$schema` names an older one.
 
-    `unchecked`: regular expressions that take no linear time (look-around, back references) and are left out.
-    Libraries write them for every e-mail address, so refusing them would refuse honest schemas.
+    `unchecked`: regular expressions that do not take linear time (look-around, back references) and are left
+    out. Libraries write them for every e-mail address, so refusing them would refuse honest schemas.
     """
 
     def __init__(self, document: Any) -> None:
         """Raises SchemaFault."""
         measured = measure(document, MOST_NODES, MOST_TEXT, "the schema")
         patterns, self._data = _contents(document)
-        # Bytes that it takes, for callers that keep several.
+        # Bytes of memory it takes, for callers that keep several.
         self.size = (
             NODE_BYTES * measured.nodes + CHARACTER_BYTES * measured.text + PATTERN_BYTES * len(patterns)
         )
@@ -74,7 +74,7 @@ class Schema:
         self._validator = _guarded(lambda: _compiled(document))
 
     def faults(self, value: Any) -> tuple[str, ...]:
-        """What is wrong: one sentence with a JSON pointer each, at most MOST_FAULTS. Empty: all is well."""
+        """The faults of a value: a sentence with a JSON pointer each, at most MOST_FAULTS. Empty: it fits."""
         try:
             size = measure(value, MOST_STEPS, MOST_STEPS * 10, "the value")
             applied = self._graph.applied(value)
@@ -93,7 +93,7 @@ def _compiled(document: Any) -> Any:
 
     return getattr(jsonschema_rs, _draft(document))(
         document,
-        validate_formats=False,  # an annotation, says 2020-12
+        validate_formats=False,  # only an annotation in 2020-12
         retriever=_refuse_to_fetch,
         pattern_options=jsonschema_rs.RegexOptions(size_limit=MOST_PATTERN_SIZE),
         mask="it",  # faults do not repeat the value: it may be long, or a secret
@@ -132,7 +132,7 @@ def _guarded(act: Callable[[], _T]) -> _T:
 
 
 def _contents(document: Any) -> tuple[list[str], int]:
-    """The regular expressions anywhere in it, and the most bytes that a fault may take a copy of."""
+    """All regular expressions in it, and the most bytes that a fault may copy."""
     patterns: list[str] = []
     data = 256
     for value in walk(document):

@@ -1,9 +1,9 @@
-"""What checking a value against a schema costs, known before the first step is taken.
+"""The cost of checking a value against a schema, known before the first step.
 
 A plugin writes its own schemas, and jsonschema-rs trusts them: a chain of references overflows the stack, and
 two references side by side double the work at every level of a value. So a schema is read here first. The
-schema objects make a graph: one kind of edge leads to what is applied to the same place of a value (allOf,
-$ref, …), the others to what is applied to its members. Walking a value along the graph counts how often each
+schema objects make a graph: one kind of edge leads to schemas applied to the same place of a value (allOf,
+$ref, …), the others to schemas applied to its members. Walking a value along the graph counts how often each
 object is applied.
 
 Why the steps are counted. jsonschema-rs has no limit of its own on steps or time, and a check that runs
@@ -25,13 +25,13 @@ from sandbox.value import NamedTuple
 MOST_DEPTH = 128  # levels of a schema, and of a value: 100 000 levels crash jsonschema-rs
 MOST_NODES = 20_000  # values in a schema: 5 µs and 2 kB each when it is compiled
 MOST_TEXT = 1024 * 1024  # characters of a schema
-MOST_IN_PLACE = 32  # objects applied to one place, each by the one before. 1000 of them, with a value 128
+MOST_IN_PLACE = 32  # objects applied to one place, each by the one before: 1000 of them, with a value 128
 # levels deep, overflow the stack
 MOST_STEPS = 10_000_000  # of one check: 25 to 250 ns each
 MOST_COUNTED = 100_000  # edges of the graph that are followed to count them
 
-# A character that a regular expression reads costs one step for so many characters of its source. With a
-# repetition count ("{") the source says nothing about the cost: then it is this many steps.
+# A character that a regular expression reads costs one step for this many characters of its source. With a
+# repetition count ("{") the source does not show the cost: then it is the second number of steps.
 _SOURCE_PER_STEP = 16
 _COUNTED_REPETITION_STEPS = 50
 
@@ -43,7 +43,7 @@ _ELEMENTS = ("items", "additionalItems", "contains", "unevaluatedItems")
 _COMPARED = ("enum", "required", "properties", "dependentRequired", "dependencies", "dependentSchemas")
 _COMPARED_PER_STEP = 8
 _DIVISION_STEPS = 400  # multipleOf is exact, and 1e308 by 1e-308 is a long division
-_ELSEWHERE = ("$dynamicRef", "$recursiveRef")  # their target depends on the way that led to them
+_ELSEWHERE = ("$dynamicRef", "$recursiveRef")  # their target depends on the path that led to them
 
 _Times = dict[int, int]  # node -> how often it is applied
 
@@ -61,12 +61,12 @@ class DocumentSize(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """About what it takes in jsonschema-rs."""
+        """An estimate of its size in jsonschema-rs."""
         return 64 * self.nodes + self.text
 
 
 def measure(document: Any, most_nodes: int, most_text: int, what: str) -> DocumentSize:
-    """Raises SchemaFault if it is larger, nested deeper than MOST_DEPTH, or not JSON."""
+    """Count values and characters. Raises SchemaFault if it has more, is nested too deep, or is not JSON."""
     nodes = text = 0
     level = [document]
     for _ in range(MOST_DEPTH + 1):
@@ -110,7 +110,7 @@ def walk(document: Any) -> Iterator[Any]:
 
 
 class _Node:
-    """One schema object, and what it applies where. Edges are numbers of nodes."""
+    """One schema object, and the schemas it applies. Edges are numbers of nodes."""
 
     def __init__(self) -> None:
         self.in_place: list[int] = []
@@ -122,8 +122,8 @@ class _Node:
         self.steps = 1  # to apply it once
         self.per_character = 0  # steps, of a string
         self.per_name_character = 0  # steps, of the name of a member
-        self.looks_again = False  # unevaluated…: what is in place is tried once more for every member
-        self.rank = 0  # the longest way in place from here
+        self.looks_again = False  # unevaluated…: the schemas in place are tried once more for every member
+        self.rank = 0  # the longest chain in place from here
 
     def edges(self) -> Iterator[int]:
         for several in (
@@ -157,7 +157,7 @@ class SchemaGraph:
             self._rank(number, ())
 
     def without_patterns(self, refused: Callable[[str], bool]) -> tuple[tuple[str, ...], Any]:
-        """The patterns that were refused, and the document without them."""
+        """The refused patterns, and the document without them."""
         found = {
             number: schema["pattern"]
             for number, schema in enumerate(self._schemas)
@@ -207,7 +207,7 @@ class SchemaGraph:
             node.in_place.extend(map(self._number, _listed(schema.get(keyword))))
         node.in_place.extend(self._number(schema[keyword]) for keyword in _IN_PLACE if keyword in schema)
         for keyword in _IN_PLACE_MAPS:
-            # A list there names members, and is no schema.
+            # A list there holds names of members; it is not a schema.
             several = (inner for inner in mapped(schema.get(keyword)).values() if not isinstance(inner, list))
             node.in_place.extend(map(self._number, several))
         for name, inner in mapped(schema.get("properties")).items():
@@ -252,7 +252,7 @@ class SchemaGraph:
         return place
 
     def _rank(self, number: int, above: tuple[int, ...]) -> int:
-        """The longest way in place. The recursion is at most MOST_IN_PLACE deep: then it is a fault."""
+        """The longest chain in place. The recursion stops at MOST_IN_PLACE levels with a fault."""
         node = self._nodes[number]
         if node.rank:
             return node.rank
@@ -278,7 +278,7 @@ class SchemaGraph:
         groups: list[tuple[list[Any], _Times]] = [([value], {0: 1})]
         while groups:
             group = _Group(*groups.pop())
-            # Nodes from which the way in place is longest come first: then each count is complete when read.
+            # Nodes with the longest chain in place come first: each count is then complete when it is read.
             todo = [(-self._nodes[number].rank, number) for number in group.times]
             heapq.heapify(todo)
             while todo:
@@ -300,7 +300,7 @@ class SchemaGraph:
 
 
 class _Group:
-    """Values to which the same schema objects apply, and what applies to the values inside them."""
+    """Values to which the same schema objects apply, and the schemas for the values inside them."""
 
     def __init__(self, values: list[Any], times: _Times) -> None:
         self.values = values
@@ -323,7 +323,7 @@ class _Group:
         return len(self.values) * node.steps + text
 
     def descend(self, node: _Node, times: int, again: int) -> int:
-        """Note what a node applies inside of the values. Returns how much there was to note."""
+        """Add the schemas that a node applies inside the values. Returns how many there were."""
         counted = 0
         if self._objects:
             fewer, other = sorted((node.named, self._keys), key=len)
@@ -414,6 +414,6 @@ def mapped(value: Any) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """In one line, without characters that a terminal obeys."""
+    """In one line, without characters that a terminal interprets."""
     plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:300])
     return plain if len(text) <= 300 else plain + "…"

@@ -4,7 +4,7 @@ The parser is the standard json module, the only fast one with hooks. Faster par
 which one contract's host accepts, or silently turn an integer beyond 64 bits into a float. Hooks are slow,
 so a scan with methods of `bytes` finds out first whether a frame can need them. Almost no frame does.
 
-What is refused does not depend on the machine or the stack: the depth is counted before parsing. A line
+Refusals do not depend on the machine or the stack: the depth is counted before parsing. A line
 that is not JSON is bad_json even if it begins like a bad number ("Infinity loop started"): for some
 contracts that is a stray print and not a fault.
 """
@@ -22,10 +22,10 @@ from sandbox.value import NamedTuple
 Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"]
 
 MOST_DEPTH = 128
-# Values of one message, roughly. A value of two bytes on the wire becomes an object of some fifty bytes,
-# and parsing holds the interpreter's lock, in a thread or not: so many values take about 0.4 s.
+# Values of one message, roughly. A value of two bytes on the wire becomes an object of some fifty bytes, and
+# parsing holds the interpreter's lock, even in a thread: this many values take about 0.4 s.
 MOST_VALUES = 2_000_000
-# Bytes of the values of one message, and of what parsing needs meanwhile, as estimated below. A line of 16
+# Bytes of the values of one message, plus the parser's own, as estimated below. A line of 16
 # MiB with one long string takes 36 MiB, or 144 MiB if it has a character beyond 16 bits.
 MOST_MEMORY = 160 << 20
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**64 - 1
@@ -44,7 +44,7 @@ class WireFault(ValueError):
 
 
 class Reading(NamedTuple):
-    """A value; or the cause why there is none, with a sentence in `detail`."""
+    """A value; or the cause of its refusal, with a sentence in `detail`."""
 
     value: Any
     cause: Cause | None = None
@@ -56,7 +56,7 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool =
     """The value of `raw`. Raises WireFault.
 
     Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD. Of two equal keys the last one
-    counts. Keys of `identity` say what a message is and may be in the outermost object only once.
+    counts. Keys of `identity` decide the kind of a message and may be in the outermost object only once.
     `unique`: no object at any depth may have a key twice.
     """
     return _decoded(raw, identity, unique).value
@@ -69,8 +69,8 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     if len(outline.rest) > MOST_VALUES and sum(map(outline.rest.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise WireFault("too_many_values", f"more than {MOST_VALUES} values in one message")
     keys = unique or _may_repeat(raw, outline.strings, identity)
-    if len(raw) <= _SHORT:
-        weight, meanwhile = len(raw) * _MOST_FOR_A_BYTE, 0
+    if len(raw) <= _SHORT_BYTES:
+        weight, meanwhile = len(raw) * _MOST_MEMORY_PER_BYTE, 0
     else:
         weight, meanwhile = _weighed(raw, outline.rest, keys)
     if weight + meanwhile > MOST_MEMORY:
@@ -118,8 +118,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 class _Hooks:
-    """Collects faults while the parser goes on: bad_json is the better reason and is known at the end
-    only."""
+    """Collects faults while the parser goes on: bad_json takes precedence and is known only at the end."""
 
     def __init__(self) -> None:
         self.bad_number = ""  # the first one
@@ -178,18 +177,18 @@ def _shortened(digits: str) -> str:
 
 
 # --- before parsing: which hooks does the frame need? -----------------------------------------------------
-# The scans are exact for JSON. For anything else they are exact up to where the parser gives up.  No scan
-# may make an object for each quote or escape of a whole frame: an object takes at least 40 bytes, and a
-# frame can have millions of them. Text is taken apart in chunks.
+# The scans are exact for JSON. For any other text they are exact up to the parser's first error. No scan may
+# make an object for each quote or escape of a whole frame: an object takes at least 40 bytes, and a frame can
+# have millions of them. So text is split in chunks.
 
-_CHUNK = 64 << 10
+_CHUNK_BYTES = 64 << 10
 
 # Most long frames are a few long strings. Skipping the strings pays off only if they are few.
 _FEW_STRINGS = 64
 
 
 class _Outline(NamedTuple):
-    rest: bytes  # the text outside of strings; the whole text if there are many. No quote in it is escaped
+    rest: bytes  # the text outside strings, or all of it if there are many. No quote in it is escaped
     strings: list[bytes] | None  # if they are few; without escaped quotes and backslashes
 
 
@@ -222,9 +221,9 @@ def _too_deep(rest: bytes) -> bool:
 
 def _outside_of_strings(text: bytes) -> bytes:
     kept = []
-    inside = 0  # whether the chunk begins inside of a string
-    for start in range(0, len(text), _CHUNK):
-        pieces = text[start : start + _CHUNK].split(b'"')
+    inside = 0  # whether the chunk begins inside a string
+    for start in range(0, len(text), _CHUNK_BYTES):
+        pieces = text[start : start + _CHUNK_BYTES].split(b'"')
         kept.append(b"".join(pieces[inside::2]))
         inside ^= (len(pieces) - 1) & 1
     return b"".join(kept)
@@ -237,13 +236,12 @@ def _outside_of_strings(text: bytes) -> bytes:
 # characters are counted by the length of the frame.
 _LIST, _DICT, _KEY, _NEXT = 80 + 32 + 32, 80 + 128 + 32, 38, 9 + 32
 _QUOTE, _WIDE_QUOTE = 32, 48
-# While it is read: the parser remembers each key. If repeated ones are looked for, there is also a list of
-# pairs, and a table of places.
+# While parsing: the parser remembers each key. To find repeated keys, there is also a list of pairs and a
+# table of places.
 _REMEMBERED, _PAIR = 38, 89 + 70
 
-# Most frames are short and are estimated by their length. Nested arrays take 56 bytes of memory for each
-# byte.
-_SHORT, _MOST_FOR_A_BYTE = 1024, 64
+# Most frames are short and are estimated by their length. Nested arrays take 56 bytes of memory per byte.
+_SHORT_BYTES, _MOST_MEMORY_PER_BYTE = 1024, 64
 
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 
@@ -303,27 +301,27 @@ _LONE = re.compile(
     rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
-_MENDED = rb"\\ufffd"  # a template; the result is as long as what it replaces
+_MENDED = rb"\\ufffd"  # a template; the result has the same length as the match
 # An escape has six bytes. Whether it is lone depends on the six bytes before and after it.
-_AROUND = 12
+_AROUND_BYTES = 12
 
 
 def _without_lone_surrogates(raw: bytes) -> bytes:
     if b"\\" not in raw or (b"\\ud" not in raw and b"\\uD" not in raw):
         return raw
     if b"\x01" in raw:
-        return raw  # not JSON, which never holds this byte. Otherwise it can serve as a mark
+        return raw  # not JSON, which never contains this byte. Otherwise the byte can serve as a mark
     marked = raw.replace(b"\\\\", b"\x01")  # an escaped backslash, which escapes nothing after it
     return _mended(marked).replace(b"\x01", b"\\\\")
 
 
 def _mended(text: bytes) -> bytes:
     """Like _LONE.sub(_MENDED, text), which would make two objects for each match at once."""
-    if len(text) <= _CHUNK:
+    if len(text) <= _CHUNK_BYTES:
         return _LONE.sub(_MENDED, text)
     chunks = []
-    for start in range(0, len(text), _CHUNK):
-        before = min(start, _AROUND)
-        part = _LONE.sub(_MENDED, text[start - before : start + _CHUNK + _AROUND])
-        chunks.append(part[before : before + _CHUNK])  # no length has changed
+    for start in range(0, len(text), _CHUNK_BYTES):
+        before = min(start, _AROUND_BYTES)
+        part = _LONE.sub(_MENDED, text[start - before : start + _CHUNK_BYTES + _AROUND_BYTES])
+        chunks.append(part[before : before + _CHUNK_BYTES])  # all lengths are unchanged
     return b"".join(chunks)

@@ -15,22 +15,23 @@ from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import read_ending
 from sandbox.value import NamedTuple
 
-_STATUS_LIMIT = 64 << 10  # what bwrap may say about itself; it says two lines
-_COMPLAINT_LIMIT = 4 << 10  # of its complaint, if it has one
+_STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
+_COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
 
 # How long a whole tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds. A
-# process that takes longer hangs in the kernel, on a dead disk or server, and cannot be ended.
+# process that takes longer hangs in the kernel, on a dead disk or server, and cannot be killed.
 KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
-_CROWD_PROCESSES = 32  # processes
+_CROWD_PROCESSES = 32
 
 
 _PROGRAM_GENERATION = 3  # generations below the cell's init: bwrap, its init, the program
 
 
 class Usage(NamedTuple):
-    """Of all its processes where a cgroup counts (the last two then are not None); else of the program and of
-    all it has waited for, but not of what it left running: the kernel sweeps that up uncounted."""
+    """Of all its processes if a cgroup counts them (the last two are then not None). Otherwise of the
+    program and of all children it
+    has waited for; the kernel does not count processes that it left running."""
 
     wall: float
     cpu_user: float
@@ -38,7 +39,7 @@ class Usage(NamedTuple):
     # Bytes, of the largest single process. Never below what the cell's init itself takes (some 15 MB): the
     # kernel counts a process from before its exec, when it still shared the cell's init's memory.
     max_rss: int
-    # Bytes, by system calls, from and to files, pipes and sockets. None: killed before anybody could tell.
+    # Bytes, by system calls, from and to files, pipes and sockets. None: the cell's init was killed first.
     read: int | None = None
     written: int | None = None
     memory_peak: int | None = None  # bytes, of all processes together
@@ -46,18 +47,18 @@ class Usage(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """How it ended. `code` is what the program returned, 128+n if signal n ended it (also ours), None if it
-    never ran or nobody was left to tell."""
+    """How it ended. `code`: the program's exit code, 128+n if signal n ended it (also a signal of ours),
+    None if it never ran or its code is not known."""
 
     code: int | None
     reached_exec: bool
-    signal: int | None  # that ended bwrap itself: the cage was killed from outside
+    signal: int | None  # the signal that ended bwrap itself: the cage was killed from outside
     usage: Usage
-    expired: bool = False  # the cell's init's clock ended it
+    expired: bool = False  # the deadline in the cell's init ended it
     counters: Counters = Counters()
     left: tuple[int, ...] = ()  # processes that could not be killed
-    unexecuted: Verdict | None = None  # why the program could not be executed, if it came to that
-    complaint: str = ""  # bwrap's, if the program never ran
+    unexecuted: Verdict | None = None  # why the program could not be executed, if it got that far
+    complaint: str = ""  # bwrap's error message, if the program never ran
 
     @property
     def kill_incomplete(self) -> bool:
@@ -65,16 +66,16 @@ class Exit(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a launch is held to, beyond what is in its plan."""
+    """The limits of a launch that are not in its plan."""
 
     rlimits: tuple[Rlimit, ...]
     cgroup: Cgroup | None = None
     deadline: float | None = None  # on the monotonic clock
-    streams: tuple[int, int, int] = (0, 1, 2)  # what the program gets for these
+    streams: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
 
 
 class Cell:
-    """One plugin's processes. Everything below `pid`, its init, and nothing else, is in it."""
+    """One plugin's processes: everything below `pid`, its init, and nothing else."""
 
     def __init__(
         self,
@@ -83,39 +84,39 @@ class Cell:
         ending_fd: int,
         started: float,
         cgroup: Cgroup | None = None,
-        launch_fd: int = -1,  # what the launcher says
+        launch_fd: int = -1,  # the launcher's report
         complaint_fd: int = -1,  # bwrap's stderr
     ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the whole tree has ended
         self.cgroup = cgroup
-        # Hangs up when bwrap ends: the program itself has ended, even if others of its processes live.
+        # Hangs up when bwrap ends. Then the program itself has ended, even if others of its processes live.
         self.over_fd: int | None = status_fd
         self._status_fd = status_fd
         self._ending_fd = ending_fd
         self._launch_fd = launch_fd
         self._complaint_fd = complaint_fd
-        self._launch = b""  # what the launcher has said so far
+        self._launch = b""  # the launcher's report so far
         self._launched = False  # its report is complete: it has become the program, or has ended
         self._started = started
         self._exit: Exit | None = None
 
     def end(self) -> None:
-        """End all of it from within, so that the cell's init lives to tell what was used. Not waited for.
+        """End all of it from within, so that the cell's init lives to report what was used. Does not wait.
 
-        The program first: bwrap ends with it, and everything with bwrap. What the kernel sweeps up when a
-        namespace ends it does not count, so its init is not the one to kill.
+        The program is killed first: bwrap ends with it, and everything with bwrap. The kernel does not count
+        the processes that it kills at the end of a namespace, so the namespace's init is not killed here.
         """
         self._hasten()
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
         elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD_PROCESSES:
-            # bwrap's init would wait for its turn among all of them. The cgroup counts what they used.
+            # bwrap's init would wait for its turn among so many processes. The cgroup counts their usage.
             self.cgroup.kill()
 
     def kill(self) -> None:
-        """End all of it. The kernel does: `pid` is the init of a namespace around everything. Then by the
-        cgroup as well: what a plugin could not leave in one way it cannot leave in the other."""
+        """Kill all of it: `pid` is the init of a namespace around everything, so the kernel kills the rest.
+        Then kill by the cgroup as well: a process that escaped one of the two has not escaped the other."""
         if self._exit is None:
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -126,24 +127,23 @@ class Cell:
                 self.cgroup.kill()
 
     def _hasten(self) -> None:
-        """Dying takes processor time, and a frozen process does not die."""
+        """Thaw, and lift the cpu limit: dying takes processor time, and a frozen process cannot die."""
         if self.cgroup is not None:
             self.cgroup.lift_cpu()
             self.cgroup.freeze(False)
 
     def processes(self) -> list[int]:
-        """Everybody in the tree, as far as can be seen at one look."""
+        """All processes of the tree, as seen at one look."""
         if self.cgroup is not None and self.cgroup.groups:
             return self.cgroup.processes()
         return descendants(self.pid)
 
     def runs(self) -> bool:
-        """Whether the program itself runs, or ran, and not bwrap on the way to it."""
+        """Whether the program itself runs or ran, rather than bwrap before it."""
         return self._verdict().executed and self._launched
 
     def _verdict(self) -> Verdict:
-        """What the launcher has said so far. It does not block: a process that cannot be killed may hold the
-        other end."""
+        """The launcher's report so far. Does not block: an unkillable process may hold the other end."""
         with suppress(BlockingIOError):
             while not self._launched:
                 part = os.read(self._launch_fd, 64)
@@ -166,8 +166,8 @@ class Cell:
         return _signal_below(self.pid, _PROGRAM_GENERATION, number)
 
     def wait(self) -> Exit:
-        """Reap it. Returns when the last process of the tree is gone, since a namespace's init is not
-        waitable before its namespace is empty."""
+        """Reap it. Returns when the last process of the tree has ended: a namespace's init is not waitable
+        before its namespace is empty."""
         if self._exit is None:
             _, status, used = os.wait4(self.pid, 0)
             wall = time.monotonic() - self._started
@@ -177,7 +177,7 @@ class Cell:
             if ending is not None:
                 status = ending.status
                 usage = Usage(wall, ending.user, ending.system, ending.max_rss, ending.read, ending.written)
-            else:  # killed: what the kernel swept up it did not count
+            else:  # killed: the kernel did not count the processes it ended
                 usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
             counters, usage = self._counted(usage)
             self._exit = Exit(
@@ -194,7 +194,7 @@ class Cell:
         return self._exit
 
     def _counted(self, usage: Usage) -> tuple[Counters, Usage]:
-        """The kernel's own count, where there is one."""
+        """The kernel's own count, if there is one."""
         if self.cgroup is None:
             return Counters(), usage
         counters = self.cgroup.counters()
@@ -228,13 +228,13 @@ class Cell:
         return self._exit
 
     def _reported_code(self) -> int | None:
-        """bwrap's status: one JSON document per line, {"exit-code": N} among them if the launcher or the
-        program ran. The launcher's own is not meant."""
+        """bwrap's status: one JSON document per line, with {"exit-code": N} among them if the launcher or the
+        program ran. The launcher's own exit code is not returned."""
         if not self._verdict().executed:
             return None
         raw = b""
         with suppress(BlockingIOError):
-            while len(raw) < _STATUS_LIMIT and (part := os.read(self._status_fd, 4096)):
+            while len(raw) < _STATUS_BYTES and (part := os.read(self._status_fd, 4096)):
                 raw += part
         import json
 
@@ -248,10 +248,10 @@ class Cell:
         return None
 
     def _complaint(self) -> str:
-        """What bwrap said on its stderr. A plugin can write there too (/proc/1/fd/2), so it is asked only if
-        there was none."""
+        """bwrap's stderr. Read only if the program never ran, because a plugin can write there
+        (/proc/1/fd/2)."""
         try:
-            said = os.read(self._complaint_fd, _COMPLAINT_LIMIT)
+            said = os.read(self._complaint_fd, _COMPLAINT_BYTES)
         except BlockingIOError:
             return ""
         return said.decode(errors="replace").strip()
@@ -286,7 +286,7 @@ def descendants(pid: int) -> list[int]:
         try:
             below = children(open_ends.pop())
         except OSError:
-            continue  # gone since it was listed
+            continue  # it has ended since it was listed
         found += below
         open_ends += below
     return found

@@ -26,7 +26,7 @@ from sandbox.value import NamedTuple
 def launch(
     open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds | None = None
 ) -> Iterator[Cell]:
-    """Start the plan; whatever happens inside the context, nothing of it is left afterwards."""
+    """Start the plan. Whatever happens inside the context, nothing of it is left afterwards."""
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
     with ExitStack() as stack:
@@ -35,9 +35,9 @@ def launch(
         launch_r, launch_w = _pipe(stack)
         complaint_r, complaint_w = _pipe(stack)
         for read in (launch_r, complaint_r):
-            os.set_blocking(read, False)  # of this end alone: each end is a description of its own
-        # Under a low limit of open files bwrap finds no number below it that is free, if what it is given
-        # has them all. What is open above the limit stays open.
+            os.set_blocking(read, False)  # affects this end alone
+        # Under a low limit of open files bwrap finds no free number below the limit if its inherited
+        # descriptors take them all. Descriptors above the limit stay open.
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
         helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
@@ -62,7 +62,7 @@ def launch(
         order = order._replace(
             argv=(*order.argv[:4], helper.path, *order.argv[4:]),
             keep=(*order.keep, *helper.keep),
-            stdio=(null, null, complaint_w),  # of bwrap's own, which both of its processes hold
+            stdio=(null, null, complaint_w),  # for bwrap itself: both of its processes keep these
         )
         started = time.monotonic()
         pid = spawner.spawn(_bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values())))
@@ -87,7 +87,7 @@ def _order(
     given = (*slots.sources.values(), *slots.texts.values(), *slots.filters, slots.status, arguments)
     return SpawnOrder(
         program=bwrap_path,
-        # All that /proc/1/cmdline shows to the plugin.
+        # This is all that /proc/1/cmdline shows to the plugin.
         argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
         uid=owner.uid,
         gid=owner.gid,
@@ -97,13 +97,13 @@ def _order(
         keyring=plan.layers.session_keyring,
         ending=ending,
         folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
-        # The uid is free again when the last process that has it ends, not when the runner ends.
+        # The uid is free again when the last process with it ends, not when the runner ends.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )
 
 
 def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
-    """By destination: a mount, and whether it is a directory's."""
+    """By destination: a mount, and whether it is of a directory."""
     from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 
     found = {}
@@ -124,7 +124,7 @@ def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrde
         rlimits=bounds.rlimits,
         cgroups=doors,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
-        # The groups, like the uid, are in use for as long as anything lives.
+        # The groups, like the uid, are in use as long as any process lives.
         hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
         deadline=bounds.deadline,
     )
@@ -132,8 +132,8 @@ def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrde
 
 class _Launcher(NamedTuple):
     path: str  # in the cage
-    keep: tuple[int, ...]  # what it is started with
-    file: int | None = None  # for bwrap to put there
+    keep: tuple[int, ...]  # the descriptors it is started with
+    file: int | None = None  # the file that bwrap places there
 
 
 def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> _Launcher:
@@ -142,7 +142,7 @@ def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) 
     ends = stdin, stdout, stderr
     try:
         file = launcher.executable()
-    except PermissionError:  # vm.memfd_noexec=2: then it has to have a name
+    except PermissionError:  # vm.memfd_noexec=2: the launcher needs a name
         content = _data(stack, launcher.image(ends, -1, told), lowest)
         return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
     try:
@@ -155,7 +155,7 @@ def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) 
 
 
 def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
-    """Content as a descriptor. bwrap reads it to the end, so each is for one launch."""
+    """Content as a descriptor. bwrap reads it to the end, so each serves one launch."""
     fd = os.memfd_create("runner", os.MFD_CLOEXEC)
     try:
         write_all(fd, content)
@@ -173,13 +173,13 @@ def _pipe(stack: ExitStack) -> tuple[int, int]:
 
 
 def _high_numbers() -> int:
-    """From where on descriptors are out of bwrap's way, and still within what we may have."""
+    """The lowest descriptor number that is out of bwrap's way and within our own limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(200, soft // 2) if soft > 0 else 200
 
 
 def _lifted(stack: ExitStack, fd: int, lowest: int) -> int:
-    """The same file under another number, from `lowest` on."""
+    """The same file under another number, at least `lowest`."""
     lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
     stack.callback(os.close, lifted)
     return lifted

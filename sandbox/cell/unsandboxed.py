@@ -1,8 +1,8 @@
-"""No cage: for plugins that ask for none under a policy that allows it, and only for those.
+"""Running without a cage: only for plugins that ask for it under a policy that allows it.
 
-What is left: its own session, the granted environment, no inherited descriptors, its limits as far as
-cgroups and rlimits go, and an end. Without a namespace around it the end is ours to bring about: the runner
-becomes the reaper of everything the plugin leaves behind, and kills until nothing is left.
+The plugin still gets its own session, the granted environment, no inherited descriptors, its limits as far as
+cgroups and rlimits go, and a certain end. Without a namespace the runner has to end it: it becomes the
+reaper of every process that the plugin leaves behind, and kills until none is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_
 from sandbox.spawn.launcher import Verdict, failure, verdict
 from sandbox.spawn.order import CgroupDoors
 
-_PASSES = 200  # over the process tree; each finds what was forked during the one before
+_PASSES = 200  # over the process tree; each finds processes forked during the one before
 _PASS_SECONDS = 0.005  # between two of them
 
 
@@ -50,7 +50,7 @@ class UnsandboxedCell(Cell):
             time.sleep(_PASS_SECONDS)
 
     def runs(self) -> bool:
-        return True  # its exec was the first thing it did
+        return True  # the exec has already succeeded
 
     def _verdict(self) -> Verdict:
         return Verdict(True)
@@ -76,7 +76,7 @@ class UnsandboxedCell(Cell):
             counters, usage = self._counted(usage)
             self._exit = Exit(None if told else code, not told, None, usage, counters=counters)
             self._exit = self._exit._replace(unexecuted=why if why.errno else None)
-            self.kill()  # what it left running
+            self.kill()  # kill the processes it left running
             left = tuple(_living_below(os.getpid())) if _has_children() else ()
             expired = self._deadline is not None and time.monotonic() >= self._deadline
             self._exit = self._exit._replace(left=left, expired=expired and code == 128 + signal.SIGKILL)
@@ -84,7 +84,7 @@ class UnsandboxedCell(Cell):
 
 
 def _has_children() -> bool:
-    """Whether this process has any, also dead ones. Most plugins leave none: then psutil is not loaded."""
+    """Whether this process has any, also zombies. Most plugins leave none: then psutil is not loaded."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -106,7 +106,7 @@ def _living_below(pid: int) -> list[int]:
 
 
 def _kill_below(pid: int) -> list[int]:
-    """Kill all descendants, and return those that lived. Not the caller, if it is one of them."""
+    """Kill all descendants except the caller, and return those that lived."""
     living = [each for each in _living_below(pid) if each != os.getpid()]
     for each in living:
         with suppress(OSError):
@@ -129,7 +129,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
     bounds = bounds or Bounds(rlimits(plan.limits))
     parent = os.getpid()
     with ExitStack() as stack:
-        # Everything that can fail comes before the plugin starts: after that, its end must be certain.
+        # Every step that can fail comes before the plugin starts: after that, its end must be certain.
         doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, null)
@@ -137,7 +137,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
         stack.callback(os.close, status_w)
         stack.callback(os.close, status_r)
         prctl.set_child_subreaper(True)
-        # Before the plugin is there: from its first moment on we may be stopped.
+        # Before the plugin starts: from then on the runner may be stopped at any time.
         clock = None if bounds.deadline is None else _start_clock(bounds.deadline, bounds.cgroup)
         try:
             pid, born_inside = fork_into(doors)
@@ -166,8 +166,8 @@ def _end(pid: int) -> None:
 
 
 def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
-    """A process that ends the plugin when its time is up, should the runner be stopped or busy then. In a
-    cage the cell's init has that clock."""
+    """Start a process that ends the plugin at its deadline, even if the runner is stopped or busy. In a cage
+    the cell's init has that clock."""
     import prctl
 
     runner = os.getpid()
@@ -191,7 +191,7 @@ def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
 def _become(
     plan: LaunchPlan, bounds: Bounds, doors: CgroupDoors, born_inside: bool, parent: int, status_w: int
 ) -> NoReturn:
-    """In the child."""
+    """Runs in the child."""
     import prctl
 
     try:
@@ -202,13 +202,13 @@ def _become(
         if bounds.cgroup is not None:
             require_membership([os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
-        for number, fd in enumerate(bounds.streams):  # each is its own number, or above 2
+        for number, fd in enumerate(bounds.streams):  # each has its final number, or one above 2
             if fd != number:
                 os.dup2(fd, number)
         set_rlimits(bounds.rlimits)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
-        # Not up to the soft limit: it may have been lowered since.
+        # Not up to the soft limit, which may have been lowered since.
         os.closerange(3, status_w)
         os.closerange(status_w + 1, 0x7FFFFFFF)
         os.chdir(plan.directory)
@@ -217,5 +217,5 @@ def _become(
         except OSError as error:
             os.write(status_w, failure(error.errno or 0, found=os.path.exists(plan.argv[0])))
     finally:
-        os.write(status_w, b"!")  # exec closes this pipe: a word on it means that it failed
+        os.write(status_w, b"!")  # exec closes this pipe: a byte on it means that exec failed
         os._exit(127)

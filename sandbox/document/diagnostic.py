@@ -1,4 +1,4 @@
-"""A fault of a document, with its place: what every complaint about a stranger's file is made of."""
+"""A fault of a document, with its place. Every message about an untrusted file is made of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Severity = Literal["error", "warning"]
 
 
 def printable(text: str) -> str:
-    """Text by strangers, safe on a terminal and on one line.
+    """Untrusted text, safe on a terminal and on one line.
 
     Control characters, line separators, bidirectional overrides and lone surrogates (bytes of a file
     name that are not UTF-8, which print() would refuse) become escapes.
@@ -32,7 +32,7 @@ def _escaped(character: str) -> str:
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """A stranger's word inside a sentence of ours: escaped, bounded, in quotes."""
+    """An untrusted word inside one of our sentences: escaped, bounded, in quotes."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return f"'{printable(cut)}'"
 
@@ -50,7 +50,7 @@ class Diagnostic(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`file:line:column`, as editors and terminals make it clickable."""
+        """`file:line:column`, the form that editors and terminals make clickable."""
         file = printable(self.file)
         return f"{file}:{self.line}:{self.column}" if self.line else file
 
@@ -67,7 +67,7 @@ class DocumentError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is not among the known ones, or nothing."""
+    """A hint with the closest known word; empty if none is close."""
     if len(word) > 64:
         return ""
     import difflib  # only when there is a mistake to report

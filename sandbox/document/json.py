@@ -38,14 +38,14 @@ def parse(text: str) -> object:
         message, hint = _MESSAGES.get(said, (said[:1].lower() + said[1:], ""))
         raise Fault(at, "json_syntax", message, hint) from None
     except (ValueError, RecursionError, OverflowError) as error:
-        # The scan names these with their position; this is the belt.
+        # The scan reports these with their position; this catches what it missed.
         raise Fault(0, "json_syntax", f"a value cannot be represented: {error}", place=(0, 0)) from None
 
 
 def _trailing_comma(text: str, message: str, at: int) -> tuple[str, int]:
-    """The same words and the same place for a trailing comma, whichever Python reads the document.
+    """The same message and the same place for a trailing comma in every Python version.
 
-    Since 3.13 the parser names the comma. Before, it missed a key or a value at the bracket behind it.
+    Since 3.13 the parser names the comma. Before, it missed a key or value at the bracket behind it.
     """
     if message.startswith("Illegal trailing comma"):
         found = _SPACE.match(text, at + 1)
@@ -58,14 +58,14 @@ def _trailing_comma(text: str, message: str, at: int) -> tuple[str, int]:
     return message, at
 
 
-# Possessive throughout (the *+): a plain * keeps a way back for each repetition, which costs memory
-# by the character and, on a string that is never closed, time by the square.
+# Possessive throughout (the *+): a plain * keeps a backtracking point for each repetition. That costs memory
+# for each character and, on a string that is never closed, quadratic time.
 # Only a set of characters is repeated, never a group: Python before 3.11.5 matches a possessive group wrongly
 # if there is an alternative inside (CPython issue 106052).
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _WORD = re.compile(r"[^\s,:\[\]{}\"]++")
 _PLAIN_STRING = re.compile(r'"[^"\\]*+"')
-_IN_STRING = re.compile(r'\\.|"', re.DOTALL)  # what is not plain in a string: an escape, and its end
+_IN_STRING = re.compile(r'\\.|"', re.DOTALL)  # in a string: an escape, or the closing quote
 
 
 def string_end(text: str, at: int) -> int | None:
@@ -82,11 +82,11 @@ def string_end(text: str, at: int) -> int | None:
 
 
 def scan(text: str) -> Positions:
-    """Positions of a JSON document. Stops at the first thing it does not understand: the real parser
-    has a sentence for it."""
+    """Positions of a JSON document. Stops at the first thing it does not understand: the real parser has a
+    message for it."""
     seen = Positions()
     path: list[str | int] = []
-    closers: list[str] = []  # of the containers we are in; path has one key or index for each
+    closers: list[str] = []  # of the open containers; path has one key or index for each
     at, size = 0, len(text)
 
     def skip(offset: int) -> int:

@@ -1,6 +1,6 @@
-"""Where each value of a document stands, collected under bounds.
+"""The position of each value of a document, collected within limits.
 
-The bounds are here and not behind the real parsers: tomllib recurses once per nested array and its work grows
+The limits are here and not behind the real parsers: tomllib recurses once per nested array and its work grows
 with the square of a dotted key's length, so a limit applied afterwards would come too late.
 """
 
@@ -20,7 +20,7 @@ KEY_WORK_LIMIT = 200_000
 
 
 class Fault(Exception):
-    """A refusal on the way: by offset, or by the line and column another parser reported."""
+    """A refusal while reading: by offset, or by the line and column that another parser reported."""
 
     def __init__(
         self, offset: int, rule: str, message: str, hint: str = "", place: tuple[int, int] | None = None
@@ -34,7 +34,7 @@ def line_column(text: str, offset: int) -> tuple[int, int]:
 
 
 class Positions:
-    """Offsets by key path, and the bounds that hold while they are collected."""
+    """Offsets by key path, and the limits that hold while they are collected."""
 
     def __init__(self) -> None:
         self.offsets: dict[KeyPath, int] = {}

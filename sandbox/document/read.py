@@ -1,4 +1,4 @@
-"""Text files from others: read and parsed within limits, every complaint with its position.
+"""Untrusted text files, read and parsed within limits; every message has a position.
 
 A manifest is hostile until proven otherwise. Each way it can be unusable (too large, too deep, too
 many values, not a file, not UTF-8, not its format) ends in one `DocumentError` holding one-line
@@ -45,7 +45,7 @@ class Document:
         self.data = data
         self._text = text
         self._offsets = offsets
-        self._ends: list[int] | None = None  # of lines, found when first needed
+        self._ends: list[int] | None = None  # of the lines, found when first needed
 
     def where(self, keys: KeyPath) -> tuple[int, int]:
         """Line and column of a key (or of an item of an array).
@@ -76,8 +76,8 @@ class Document:
 def read_bounded(path: str, *, limit: int = SIZE_LIMIT) -> bytes:
     """The bytes of a regular file of at most `limit` bytes.
 
-    The kind is asked before opening, because opening alone can block (a FIFO) or act (a tape, a
-    watchdog), and again on what was opened, because the name may have been swapped in between.
+    The kind is checked before opening, because opening alone can block (a FIFO) or have effects (a tape, a
+    watchdog). It is checked again after opening, because the name may have been swapped in between.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
@@ -91,7 +91,7 @@ def read_bounded(path: str, *, limit: int = SIZE_LIMIT) -> bytes:
         if status.st_size > limit:
             raise _too_large(path, limit, f"it has {status.st_size} bytes")
         raw = b""
-        # Files below /proc claim size 0; a growing file outgrows what fstat said.
+        # Files below /proc report size 0, and a growing file exceeds the size that fstat reported.
         while len(raw) <= limit and (block := os.read(descriptor, limit + 1 - len(raw))):
             raw += block
     except OSError as error:
@@ -144,7 +144,7 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
     """Bytes as a document, or DocumentError."""
     if len(raw) > limit:
         raise _too_large(path, limit, f"it has {len(raw)} bytes")
-    # Here and not above: a launch whose manifest and policy are remembered reads files and parses none.
+    # Imported here: a launch with cached manifest and policy reads files and parses none.
     from sandbox.document import json as json_text
     from sandbox.document import toml as toml_text
     from sandbox.document.positions import Fault, line_column
@@ -152,7 +152,7 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
     text = _decode(path, raw)
     try:
         seen = toml_text.scan(text) if format == "toml" else json_text.scan(text)
-        # What lies behind the stop was not measured, so the parser gets only enough to name the fault.
+        # The text behind the stop was not measured, so the parser gets only enough to name the fault.
         known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
         data = toml_text.parse(known, seen.stop) if format == "toml" else json_text.parse(text)
         if seen.stop is not None:
@@ -209,7 +209,7 @@ def _kind(value: object) -> str:
 
 
 def _check_values(document: Document) -> None:
-    """What both syntaxes allow and nothing after us can carry: NUL and half characters in strings (no
+    """Refuse values that both syntaxes allow and that cannot be used: NUL and half characters in strings (no
     argument, path or variable can hold them), and integers that do not fit 64 bits."""
     pending: list[tuple[KeyPath, object]] = [((), document.data)]
     found: dict[Diagnostic, None] = {}

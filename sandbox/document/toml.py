@@ -8,7 +8,7 @@ import tomllib
 from sandbox.document.positions import DEPTH_LIMIT, WORD_LIMIT, Fault, Positions, duplicate
 from sandbox.spec import KeyPath
 
-# Possessive throughout (the *+), see json_text.
+# Possessive throughout (the *+), see json.py.
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)\Z")
 
 
@@ -34,13 +34,13 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]++")
 _WORD = re.compile(r"[^,\]\[{}#\n\"'=]++")
 _PLAIN_BASIC = re.compile(r'"[^"\\\n]*+"')
 _LITERAL = re.compile(r"'[^'\n]*+'")
-# What is not plain in a string: an escape, and where it ends. A string of one line has no line break.
+# In a string: an escape, or its end. A string of one line has no line break.
 _IN_BASIC = re.compile(r'\\[^\n]|["\n]')
 _IN_LONG_BASIC = re.compile(r'\\.|"""', re.DOTALL)
 
 
 def skip_space(text: str, at: int) -> int:
-    """Behind blanks, line breaks and comments."""
+    """The offset behind blanks, line breaks and comments."""
     while found := _COMMENT.match(text, at):
         at = found.end()
     return _match_end(_WHITE, text, at)
@@ -60,7 +60,7 @@ def string_end(text: str, at: int) -> int | None:
 
 
 def _quotes_end(text: str, at: int) -> int:
-    """Up to two more quotes before the three that close a long string are part of the string."""
+    """Up to two more quotes before the three closing quotes of a long string are part of the string."""
     quote = text[at - 1]
     return at + (2 if text.startswith(quote * 2, at) else text.startswith(quote, at))
 
@@ -81,11 +81,11 @@ def _line_string_end(text: str, at: int) -> int | None:
 
 
 def scan(text: str) -> Positions:
-    """Positions of a TOML document. Stops at the first thing it does not understand: the real parser
-    has a sentence for it."""
+    """Positions of a TOML document. Stops at the first thing it does not understand: the real parser has a
+    message for it."""
     seen = Positions()
     arrays: dict[KeyPath, int] = {}  # arrays of tables: index of the last one
-    values: set[KeyPath] = set()  # what was assigned with "=": only these can be there twice
+    values: set[KeyPath] = set()  # keys assigned with "=": only these can be duplicates
     table: KeyPath = ()
     at, size = 0, len(text)
     while True:

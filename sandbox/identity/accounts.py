@@ -1,6 +1,6 @@
 """Accounts of this machine, as /etc/passwd has them.
 
-Without NSS: a directory server might be asked, and might not answer. An account of such a server is named by
+Without NSS: it could ask a directory server, which may not answer. An account of such a server is named by
 its uid.
 """
 
@@ -29,7 +29,7 @@ class UnknownAccount(Exception):
 
 
 def find_account(word: str) -> Account:
-    """By name or by uid. A uid that /etc/passwd does not have is taken for a group of its own as well."""
+    """By name or by uid. A uid that is not in /etc/passwd gets the gid of the same number."""
     found = _by_uid(int(word)) if word.isascii() and word.isdecimal() else _by_name(word)
     if found.uid == 0 or found.gid == 0:
         whose = "uid" if found.uid == 0 else "primary group"
@@ -75,7 +75,7 @@ def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
     try:
         held, content = os.lstat(path), os.listdir(path)
     except OSError:
-        return None  # there is none, or making it ready will say so
+        return None  # it does not exist, or preparing it reports the reason
     if held.st_uid == account.uid or not content:
         return None
     reason = (

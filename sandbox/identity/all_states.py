@@ -1,7 +1,7 @@
-"""All states on this machine: which plugin each belongs to, and how to remove one.
+"""All states on this machine: the plugin of each, and how to remove one.
 
-As root they are found by their reservations, wherever they are, and in the runner's own place. An ordinary
-user has only the latter.
+For root they are found by their reservations, wherever they are, and in the runner's own folder. An ordinary
+user has only that folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandbox.value import NamedTuple
 
 
 class State(NamedTuple):
-    name: str  # as it is called in the runner's own place; elsewhere its path
+    name: str  # its name in the runner's own folder; elsewhere its path
     path: str
     uid: int
     manifest: str  # empty: not known
@@ -27,7 +27,7 @@ class State(NamedTuple):
 
     @property
     def orphaned(self) -> bool:
-        """Its manifest no longer exists."""
+        """Whether its manifest no longer exists."""
         return bool(self.manifest) and not os.path.lexists(self.manifest)
 
 
@@ -40,7 +40,7 @@ class StateKept(Exception):
 
 
 def list_states(environ: Mapping[str, str]) -> list[State]:
-    """By name."""
+    """All states, sorted by name."""
     root = _root(environ)
     found: dict[str, State] = {}
     if os.geteuid() == 0:
@@ -58,12 +58,12 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
 
 
 def remove_state(state: State) -> None:
-    """With all that is in it. Raises StateInUse and StateKept; nothing is removed of a plugin that runs."""
+    """Remove it with all its content. Raises StateInUse and StateKept; a running plugin loses nothing."""
     try:
         with _held(state):
             _require_nothing_left(state)
             if state.left and not os.path.lexists(state.path):
-                return  # it has a uid, and no state
+                return  # a uid without a state directory
             steps = walk(os.path.dirname(state.path), follow="none")
             try:
                 name = os.path.basename(state.path)
@@ -78,7 +78,7 @@ def remove_state(state: State) -> None:
 
 def _require_nothing_left(state: State) -> None:
     """Raise StateKept if the plugin left files elsewhere: the next plugin with this uid would own them."""
-    # Not as it was listed: the plugin may have been started since, with another folder.
+    # Read again: the plugin may have been started since the listing, with another folder.
     held = reservations.read_reservation(reservations.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
@@ -91,7 +91,7 @@ def _require_nothing_left(state: State) -> None:
 
 @contextmanager
 def _held(state: State) -> Iterator[None]:
-    """Nobody starts the plugin until this is over; then nothing remembers the state."""
+    """Nobody can start the plugin inside this context. Afterwards nothing refers to the state."""
     with ExitStack() as stack:
         if os.geteuid() != 0:
             record = _held_record(state, stack)
@@ -99,12 +99,12 @@ def _held(state: State) -> Iterator[None]:
             if record is not None:
                 os.unlink(record)
             return
-        if state.uid == 0:  # of a launch that was killed before it had a uid
+        if state.uid == 0:  # a launch was killed before it had a uid
             stack.enter_context(uids.registry_lock())
             yield
             return
-        record = _held_record(state, stack)  # of a plugin that runs as an account
-        # Not for the whole time: a large state takes long, and other plugins start meanwhile.
+        record = _held_record(state, stack)  # a plugin that runs as an account
+        # Not locked all the time: removing a large state takes long, and other plugins start meanwhile.
         with uids.registry_lock():
             lease = uids.lease_alone(state.uid)
         if lease is None:
@@ -124,7 +124,7 @@ def _held_record(state: State, stack: ExitStack) -> str | None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return None  # of an older version's making
+        return None  # an older version made it
     stack.callback(os.close, fd)
     if not lock_alone(fd):
         raise StateInUse

@@ -1,11 +1,11 @@
 """Mounts in which the owner of a folder appears as the plugin, and only there.
 
 mount_setattr(2) with MOUNT_ATTR_IDMAP: on such a mount the files of one host uid are those of the plugin's
-uid, and what the plugin writes belongs to that host uid. Nobody else is mapped. The kernel refuses every
-change to a file whose owner has no mapping, whatever its mode bits say.
+uid, and files that the plugin writes belong to that host uid. No other uid is mapped. The kernel refuses
+every change to a file whose owner has no mapping, whatever its mode bits say.
 
-Groups are left as they are on the host, but for one: a file whose group had no mapping could not be changed
-by its own owner. The plugin is in no group but its own, so what it gets by the others is nothing.
+Groups stay as on the host, except one: a file whose group had no mapping could not be changed by its own
+owner. The plugin is in no group but its own, so the other groups give it nothing.
 
 The mount is made here, by root, and belongs to no mount namespace yet. The kernel asks for CAP_SYS_ADMIN over
 the filesystem, which a user namespace does not have. The spawner attaches it in the cell's own mounts.
@@ -52,7 +52,7 @@ class FileOwner(NamedTuple):
 
 
 class IdmapUnavailable(Exception):
-    """This mount cannot be made; the message says what refused it."""
+    """This mount cannot be made; the message names the refused step."""
 
     def __init__(self, step: str, code: int) -> None:
         super().__init__(f"{step}: {os.strerror(code)}")
@@ -62,8 +62,8 @@ class IdmapUnavailable(Exception):
 def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
     """A detached mount of `source` and all mounted below it, in which `owner` appears as `plugin`.
 
-    `source` is an open descriptor, O_PATH will do: what it was opened for is what is mounted, whatever its
-    name leads to by now. The caller closes the descriptor that is returned.
+    `source` is an open descriptor, O_PATH is enough: the opened file is mounted, wherever its name leads by
+    now. The caller closes the returned descriptor.
     """
     if owner.uid == 0 or owner.gid == 0 or plugin.uid == 0:
         raise ValueError("root is never mapped")
@@ -86,7 +86,7 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
         namespace = _mapping(libc, numbers, owner, plugin)
         try:
             wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
-            # Private: a copy of a shared mount would go on receiving what the host mounts below it later.
+            # Private: a copy of a shared mount would receive what the host mounts below it later.
             attributes = _MOUNT_ATTR.pack(wanted, 0, _MS_PRIVATE, namespace)
             step = "map the owner of its files"
             call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
@@ -107,7 +107,7 @@ def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugi
         if pid == 0:
             try:
                 os.close(wait_w)
-                os.read(wait_r, 1)  # until the parent has taken what it needs, or is dead
+                os.read(wait_r, 1)  # until the parent has what it needs, or is dead
             finally:
                 os._exit(0)
         code = ctypes.get_errno()
@@ -131,7 +131,7 @@ def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugi
 
 
 def _groups(owner: int, plugin: int, path: str = "/proc/self/gid_map") -> Iterator[str]:
-    """The owner's group is the plugin's, and every other stays what it is."""
+    """The owner's group becomes the plugin's, and every other group stays as it is."""
     yield f"{owner} {plugin} 1\n"
     with open(path, encoding="ascii") as file:
         ranges = [(int(start), int(start) + int(count)) for start, _, count in map(str.split, file)]

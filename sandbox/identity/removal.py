@@ -10,11 +10,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(name: str, parent: int, owner: int) -> None:
-    """Remove directory `name` of `parent`, which is `owner`'s, and all that is in it, following no link.
+    """Remove directory `name` of `parent`, which belongs to `owner`, with all its content, following no link.
     Raises OSError.
 
-    However deep it is: what lies two levels down is moved up before its parent goes, so that neither
-    recursion nor one open directory for each level is needed.
+    Works at any depth: entries two levels down are moved up before their parent is removed. So it needs
+    neither recursion nor one open directory for each level.
     """
     top = _open(name, parent)
     try:
@@ -46,7 +46,7 @@ def _remove(entry: str, top: int) -> None:
 
 
 def _open(name: str, parent: int) -> int:
-    """A directory to be emptied. A plugin that has the caller's uid may have shut it."""
+    """Open a directory to be emptied. A plugin with the caller's uid may have removed its permissions."""
     held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         status = os.fstat(held)
@@ -61,8 +61,8 @@ MOST_LOOKED_AT = 200_000
 
 
 def first_owned_by(uid: int, folder: str) -> str | None:
-    """Something of `uid` at or below `folder`. What cannot be looked at, and what lies beyond MOST_LOOKED_AT
-    entries, counts as such."""
+    """The first file of `uid` at or below `folder`. A directory that cannot be read, and entries beyond
+    MOST_LOOKED_AT, count as such a file."""
     open_ends, looked_at = [folder], 0
     while open_ends:
         place = open_ends.pop()

@@ -1,8 +1,8 @@
 """Which uids are reserved for which state directory: files in one directory.
 
 A reservation is a file named by the uid that holds the path of the state directory, as in every earlier
-version. Beside it stand the path of the manifest (`UID.manifest`) and the folders outside of the state in
-which the plugin may have left files of that uid (`UID.left`). While one of these folders exists, no other
+version. Next to it are the path of the manifest (`UID.manifest`) and the folders outside the state in which
+the plugin may have left files of that uid (`UID.left`). While one of these folders exists, no other
 plugin gets the uid.
 """
 
@@ -24,12 +24,12 @@ RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the 
 class Reservation(NamedTuple):
     uid: int
     state: str
-    manifest: str  # empty: an older runner made it, and did not say
+    manifest: str  # empty: an older runner made the reservation, and did not write it
     left: tuple[str, ...] = ()  # folders outside of the state that may hold files of this uid
 
 
 def remember_left(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
-    """Files of `uid`, which is reserved, may be in `folders` from now on. Under registry_lock."""
+    """Record that `folders` may hold files of `uid`, which is reserved. Under registry_lock."""
     known = read_left(reservations, uid)
     told = tuple(dict.fromkeys((*known, *folders)))
     if told != known:
@@ -45,7 +45,7 @@ def make_private_directory(path: str) -> None:
 
 
 def list_reservations(reservations: str = RESERVATIONS) -> list[Reservation]:
-    """All of them, stale ones left out."""
+    """All reservations, without stale ones."""
     return [
         held
         for uid in reserved_uids(reservations)
@@ -92,17 +92,17 @@ def _left_file(reservations: str, uid: int) -> str:
 
 
 def name_file(reservations: str, state_dir: str) -> str:
-    """Where the uid of a plugin stands that has no state directory to carry it. A hint: the reservation of
+    """The file with the uid of a plugin that has no state directory to carry it. A hint: the reservation of
     that uid is what counts."""
     return f"{reservations}/of.{fingerprint(os.fsencode(state_dir))}"
 
 
 def is_stale(reservations: str, uid: int) -> bool:
-    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest are
-    gone.
+    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest do
+    not exist any more.
 
-    A directory in the runner's own place is that of one manifest, and as long as that is there its uid waits
-    for it: what the plugin left elsewhere belongs to no other. A directory the operator chose is one of many.
+    A directory in the runner's own folder belongs to one manifest. While that manifest exists, its uid stays
+    reserved, so no other plugin owns its files. A directory that the operator chose may serve many manifests.
     """
     held = read_reservation(reservations, uid)
     if held is not None and any(map(_exists, held.left)):
@@ -113,9 +113,9 @@ def is_stale(reservations: str, uid: int) -> bool:
 
 
 def _state_is_gone(held: Reservation) -> bool:
-    """True also if it belongs to another uid now. A directory that cannot be looked at counts as existing."""
+    """True also if it belongs to another uid now. A directory that cannot be read counts as existing."""
     if not held.state.startswith("/") or "\0" in held.state:
-        return True  # written half
+        return True  # only half of it was written
     try:
         status = os.lstat(held.state)
     except OSError as error:
@@ -138,13 +138,13 @@ def _exists(path: str) -> bool:
 def collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
     """Remove the reservation of `uid` if nothing needs it any more, and return whether it was removed.
 
-    Under registry_lock and the exclusive lock of `uid`. In the runner's own place a directory without
-    content, whose manifest is gone, is removed.
+    Under registry_lock and the exclusive lock of `uid`. In the runner's own folder an empty directory whose
+    manifest does not exist any more is removed.
     """
     held = read_reservation(reservations, uid)
     if held is None:
         return True
-    # Those folders are looked through only where nothing else is left to give.
+    # Those folders are searched only when no other uid is left.
     if any(map(_exists, held.left)) and (
         not pressing or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
     ):
@@ -163,7 +163,7 @@ def collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
 
 
 def forget(reservations: str, uid: int) -> None:
-    # In this order: killed between the two, it leaves a reservation without a manifest, never the reverse.
+    # In this order: a process killed in between leaves a reservation without a manifest, never the reverse.
     if (state := read_text(f"{reservations}/{uid}")) is not None:
         _unlink(name_file(reservations, state))
     _unlink(_left_file(reservations, uid))
@@ -179,7 +179,7 @@ def _unlink(path: str) -> None:
 
 
 def reserve(reservations: str, held: Reservation) -> None:
-    """Under the exclusive lock of its uid. Killed half-way it leaves what the next one writes over."""
+    """Under the exclusive lock of its uid. If killed half-way, the next one overwrites the files."""
     if held.manifest:
         write_file(_manifest_file(reservations, held.uid), held.manifest)
     else:

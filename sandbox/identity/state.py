@@ -32,17 +32,17 @@ class StateRefused(Exception):
 
 
 class Owner(NamedTuple):
-    """The identity of a plugin outside of its cage."""
+    """The identity of a plugin outside its cage."""
 
     uid: int
     gid: int
-    lease_fd: int | None  # held for as long as anything of the plugin lives; None when nothing is leased
-    # Device and inode of its state directory, and of what was asked of it below, by path.
+    lease_fd: int | None  # held as long as any process of the plugin lives; None: nothing is leased
+    # Device and inode of its state directory, and of the folders requested below it, by path.
     state: Mapping[str, tuple[int, int]] = {}
 
 
 def state_root(environ: Mapping[str, str]) -> str:
-    """Where state directories live unless the operator says otherwise."""
+    """The folder of state directories, unless the operator chooses another."""
     if os.geteuid() == 0:
         return "/var/lib/runner/plugins"
     # A relative XDG_STATE_HOME is invalid by its specification and ignored.
@@ -55,8 +55,8 @@ def state_root(environ: Mapping[str, str]) -> str:
 def real_state_dir(path: str, *, follow: Follow = "system") -> str:
     """Where `path` is, without links. Links that others than root could change are refused.
 
-    An ordinary user's plugins have the user's uid: that a link belongs to the user does not say that no
-    plugin has put it there. So the rule is one for everybody.
+    An ordinary user's plugins have the user's uid, so a plugin may have made a link that belongs to the user.
+    Hence the rule is the same for all users.
     """
     try:
         return resolve(path, follow=follow)
@@ -74,10 +74,10 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
 
 
 class Writing(NamedTuple):
-    """Folders of the host in which a plugin leaves files of its own uid, so the uid has to be reserved."""
+    """Folders of the host in which a plugin leaves files of its own uid, so that uid has to be reserved."""
 
     folders: tuple[str, ...]
-    state_dir: str  # what the uid is reserved for, if the plugin has no state directory
+    state_dir: str  # the path the uid is reserved for, if the plugin has no state directory
 
 
 @contextmanager
@@ -93,9 +93,9 @@ def owned_state(
     """The plugin's identity for one run and, if it has one, its state directory made ready for it.
 
     `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
-    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: whose state
-    this is. What was made for a launch that then fails is removed again, unless something is in it.
-    `writing`: where else it leaves files. `account`: whose the directory is to be, and not a reserved uid's.
+    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: of the
+    plugin. Directories made for a launch that then fails are removed again, unless they have content.
+    `writing`: other folders it writes to. `account`: owner of the directory, instead of a reserved uid.
     """
     claim: _OwnClaim | _LeasedClaim | _WritingClaim
     if path is not None and account is not None:
@@ -130,14 +130,14 @@ def owned_state(
 
 
 class _Directory:
-    """An open state directory, with everything needed to undo its making."""
+    """An open state directory, and the records needed to undo its creation."""
 
     def __init__(self, path: str) -> None:
         """Make it, with its parents, if it is missing. No link is followed: `path` is a resolved one."""
         self.path = path
         self.made: list[str] = []  # folders made below it
-        # Root's parents are searchable by all, since the dropped uid walks through here to its own. Others'
-        # are closed: a plugin owns its directory and may open it to everybody.
+        # Root's parent directories are searchable by all, since the dropped uid walks through them. Those of
+        # other users are closed: a plugin owns its directory and may open it to everybody.
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
             self._steps = walk(path, follow="none", make=mode)
@@ -177,7 +177,7 @@ class _Directory:
         return not os.listdir(self.fd)
 
     def restore(self) -> None:
-        """Bring it back to how it was; remove it if it did not exist."""
+        """Restore its previous owner and mode; remove it if it did not exist."""
         if self.is_new:
             unmake(self._steps)
         else:
@@ -204,8 +204,8 @@ class _LeasedClaim:
 
     def take(self, parts: Sequence[str]) -> None:
         first, last = self._range
-        # Two first starts at once would choose two owners. Not the directory itself is locked: the plugin,
-        # whose it is, could hold that lock for ever.
+        # Two concurrent first starts would choose two owners. The lock is not on the directory itself: the
+        # plugin owns that and could hold the lock for ever.
         with uids.registry_lock():
             self._directory = directory = _Directory(self._path)
             held = directory.before
@@ -261,7 +261,7 @@ class _WritingClaim:
         self._lease: uids.UidLease | None = None
 
     def take(self, parts: Sequence[str]) -> None:
-        assert not parts  # there is no state directory to have any
+        assert not parts  # without a state directory there are none
         writing = self._writing
         with uids.registry_lock():
             self._lease = uids.lease_for_writing(writing.state_dir, *self._range, self._manifest)
@@ -277,7 +277,7 @@ class _WritingClaim:
         if lease is None or not lease.new:
             return
         with uids.registry_lock():
-            # It may have run, and have been interrupted.
+            # The plugin may have run before it was interrupted.
             if not _has_left(lease.uid, self._writing.folders) and uids.upgrade(lease):
                 uids.release_reservation(lease, self._writing.state_dir)
 
@@ -288,7 +288,7 @@ class _WritingClaim:
 
 class _OwnClaim:
     """For an ordinary user. In the runner's own folder a record beside the directory names the manifest. It
-    is locked as long as the plugin lives, so that `runner state` can see that it runs."""
+    is locked while the plugin lives, so `runner state` can see that it runs."""
 
     def __init__(self, path: str, manifest: str) -> None:
         self._path = path
@@ -347,7 +347,7 @@ class _AccountClaim(_OwnClaim):
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
-        from sandbox.identity.accounts import account_refusal  # loaded already, and only for such a plugin
+        from sandbox.identity.accounts import account_refusal  # loaded already, and needed only here
 
         if (refusal := account_refusal(self._path, self._account)) is not None:
             raise StateRefused(*refusal)
@@ -409,7 +409,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) -> tuple[int, int]:
-    """Folders inside of the state directory, through no link: what is there already is the plugin's doing.
+    """Make folders inside the state directory, following no link: the plugin owns what is already there.
     Returns device and inode of the last one."""
     here = os.dup(fd)
     names = part.split("/")

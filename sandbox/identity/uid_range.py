@@ -1,4 +1,4 @@
-"""The uids that plugins may be given, and whether one of them is taken by somebody else."""
+"""The uids that plugins may be given, and whether another program uses one of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 UidRange = tuple[int, int]
 
 
-# The last 65536 uids below 2**31. Nobody hands these out: systemd leaves them unused (its containers end at
-# 1879048191, its images' owners at 2147418111), /etc/subuid is filled from 100000 to 600100000, Kubernetes
-# takes 65536 for each pod from 65536 on, and directory services map people to at most 2000200000.
+# The last 65536 uids below 2**31. No known program assigns these: systemd leaves them unused (its containers
+# end at 1879048191, its images' owners at 2147418111), /etc/subuid is filled from 100000 to 600100000,
+# Kubernetes takes 65536 for each pod from 65536 on, and directory services map people to at most 2000200000.
 DEFAULT_RANGE: UidRange = (2147418112, 2147483647)
 
 
-# systemd's for DynamicUser. Ours too, once; and still where a user namespace has no more than 65536 ids.
-# States made then keep their uids.
+# systemd's range for DynamicUser. It was our default once, and is still used where a user namespace has no
+# more than 65536 ids. States made then keep their uids.
 DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
 
 
@@ -25,7 +25,7 @@ DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a se
 
 
 def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
-    """Whether ids first…last all have a meaning in this user namespace."""
+    """Whether all ids first…last are mapped in this user namespace."""
     with open(path, encoding="ascii") as file:
         ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))
     wanted = first
@@ -36,7 +36,7 @@ def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/ui
 
 
 def usable_range(wanted: UidRange) -> UidRange | None:
-    """`wanted` if these ids exist here. The default range gives way where a user namespace has 65536 ids."""
+    """`wanted` if these ids exist here. Where a user namespace has 65536 ids, the default is replaced."""
     for candidate in (wanted, DYNAMIC_USER_RANGE) if wanted == DEFAULT_RANGE else (wanted,):
         if all(id_is_mapped(*candidate, path=f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
             return candidate
@@ -44,7 +44,7 @@ def usable_range(wanted: UidRange) -> UidRange | None:
 
 
 def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
-    """(for plugins with state, for those without). A single uid is for both."""
+    """(for plugins with state, for plugins without). A single uid serves both."""
     if first == last:
         return (first, last), (first, last)
     middle = first + (last - first + 1) // 2
@@ -52,14 +52,14 @@ def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
 
 
 def is_ours(uid: int, first: int, last: int) -> bool:
-    """Whether files of `uid` can be a plugin's: of this range, or of the one that was the default once."""
+    """Whether files of `uid` can be a plugin's: of this range, or of the former default range."""
     return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
 
 
 def in_use(uid: int) -> str:
     """What uses `uid` besides plugins; empty if nothing does. The gid of the same number counts as well.
 
-    Without NSS: a directory server might be asked, and might not answer.
+    Without NSS: it could ask a directory server, which may not answer.
     """
     for path in ACCOUNTS:
         try:
@@ -85,7 +85,7 @@ def _running(uid: int) -> str:
                 lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
         except OSError:
             continue
-        # What is left of a plugin that was killed may wait for its parent to notice: that has ended.
+        # A killed plugin may leave a zombie that its parent has not reaped yet: it has ended.
         dead = lines.get(b"State", b"").strip()[:1] in (b"Z", b"X")
         if not dead and str(uid).encode() in lines.get(b"Uid", b"").split():
             return f"process {pid} runs with it"

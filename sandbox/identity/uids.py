@@ -1,17 +1,17 @@
 """User ids for plugins, when the runner is root.
 
-Every running plugin has a uid nobody else has: rlimits, inotify and signals are counted and allowed per
-uid, so two plugins with one uid could starve or kill each other. A lease is one byte of one file, locked:
-the kernel gives it back when the last holder of the descriptor is gone, and the tree's init holds it too:
-a uid is free again only when the whole tree is dead, not when the runner is.
+Every running plugin has its own uid: rlimits, inotify and signals are counted and allowed per uid, so two
+plugins with one uid could starve or kill each other. A lease is a lock on one byte of one file. The kernel
+releases it when the last holder of the descriptor has ended. The cell's init holds it too, so a uid is free
+only when the whole tree is dead, not when the runner is.
 
-A plugin with a state directory keeps its uid over runs, because its files carry it: such a uid is reserved
-for that directory and leased to nothing else. The lower half of the range is for reservations, the upper half
-for plugins without state: however many states there are, a plugin without state finds a uid.
+A plugin with a state directory keeps its uid over runs, because its files carry it. Such a uid is reserved
+for that directory and leased to no other plugin. The lower half of the range is for reservations, the upper
+half for plugins without state: the number of states never keeps a plugin without state from getting a uid.
 
-A reservation is a file named by the uid, holding the state directory's path, as it always was. What the
-manifest was stands beside it, in a file that older runners do not look at; and so do the folders outside of
-the state in which the plugin may have left files of that uid. While one of these exists nobody else gets it.
+A reservation is a file named by the uid that holds the state directory's path, as in every earlier version.
+Next to it a file names the manifest, which older runners ignore, and another the folders outside the state
+in which the plugin may have left files of that uid. While one of these exists, no other plugin gets the uid.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class UidsUnavailable(Exception):
 
 class UidLease(NamedTuple):
     uid: int
-    fd: int  # holds the lock; to be inherited by the tree
+    fd: int  # holds the lock; inherited by the tree
     new: bool = False  # the reservation was made with this lease
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str 
         for uid in _shuffled(first, last):
             if not is_stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
-            # Again: it may have been reserved since we looked.
+            # Check again: it may have been reserved meanwhile.
             if is_stale(reservations, uid) and not in_use(uid):
                 return UidLease(uid, fd)
             lock_byte(fd, uid, fcntl.F_UNLCK)
@@ -122,7 +122,7 @@ def lease_for_state(
 
     Instances of one plugin share its state and therefore its uid (a shared lock); nothing else gets it.
     The caller holds registry_lock, so that two first starts do not choose two uids for one directory, and so
-    that what is stale can be swept away.
+    that stale reservations can be removed.
     """
     fd = _open_leases(leases)
     try:
@@ -146,7 +146,7 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
     held = read_reservation(reservations, uid)
     kept = held is not None and held.state == state_dir
     alone = lock_byte(fd, uid, fcntl.F_WRLCK)
-    # Only with the exclusive lock are all other users of the uid strangers, and not instances of the plugin.
+    # With the exclusive lock, no other user of the uid can be an instance of this plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is used by somebody else: {whose}; "
@@ -169,11 +169,11 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
 
 def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, reservations: str) -> UidLease:
     (first, last), _ = pools(first, last)
-    # Where a search starts is the directory's own: it finds the uid again that was its last time. The second
-    # search takes from states that are gone what their manifests, which are still there, might want back.
+    # The search starts at a place that depends on the directory, so it finds its previous uid again. The
+    # second search also takes uids of removed states whose manifests still exist and might want them back.
     for pressing in (False, True):
         for uid in _from(_start(state_dir), first, last):
-            # Exclusive while the reservation is written: also a plugin without state may hold this uid.
+            # Exclusive while the reservation is written: a plugin without state may hold this uid, too.
             if not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
             held = read_reservation(reservations, uid)
@@ -210,7 +210,7 @@ def lease_for_writing(
 
 
 def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
-    """The uid that this state directory has, by its owner or by its reservation; -1 if it has none."""
+    """The uid of this state directory, by its owner or by its reservation; -1 if it has none."""
     try:
         status = os.lstat(state_dir)
         if stat.S_ISDIR(status.st_mode) and is_ours(status.st_uid, first, last):
@@ -225,10 +225,10 @@ def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
 
 
 def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = RESERVATIONS) -> int | None:
-    """The uid that a launch would reserve for `state_dir`, without reserving it; None if there is none left.
+    """The uid that a launch would reserve for `state_dir`, without reserving it; None if none is free.
 
-    It is found by the name of the directory and by nothing else. A folder that belongs to an unreserved uid
-    of the pool does not bring its uid along: it was made ready for another plugin.
+    Only the name of the directory decides. A folder that belongs to an unreserved uid of the pool does not
+    keep its uid: it was prepared for another plugin.
     """
     known = _known(state_dir, first, last, reservations)
     if known >= 0:
@@ -305,8 +305,8 @@ def _count_locked(leases: str, first: int, last: int) -> int:
 
 
 def count_locked(fd: int, first: int, last: int) -> int:
-    """How many bytes others have locked. The kernel names one lock in the way, so ranges are halved until
-    there is none, or one byte."""
+    """How many bytes other processes have locked. The kernel names one conflicting lock, so ranges are halved
+    until there is none, or one byte."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
     if _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
         return 0
@@ -324,8 +324,8 @@ def _open_leases(path: str) -> int:
 def lock_byte(fd: int, at: int, kind: int) -> bool:
     """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
     try:
-        # An open-file-description lock: shared with whoever inherits the descriptor, unlike the
-        # per-process kind, which a fork would not carry and any close() would drop.
+        # An open-file-description lock: shared with every process that inherits the descriptor. A per-process
+        # lock would not survive a fork, and any close() would drop it.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -342,7 +342,7 @@ def _start(state_dir: str) -> int:
 
 
 def _sweep(reservations: str, fd: int, own: int) -> None:
-    """Remove stale reservations, a few at each first start: thousands would take long."""
+    """Remove stale reservations, at most _SWEPT_AT_ONCE at each first start: thousands would take long."""
     names = reserved_uids(reservations)
     start = _random(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
@@ -352,7 +352,7 @@ def _sweep(reservations: str, fd: int, own: int) -> None:
 
 
 def _shuffled(first: int, last: int) -> Iterable[int]:
-    """Each uid once, from a random start: runners starting together rarely ask for the same one."""
+    """Each uid once, from a random start: runners that start together rarely try the same one."""
     return _from(_random(last - first + 1), first, last)
 
 

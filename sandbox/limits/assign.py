@@ -1,8 +1,9 @@
-"""Which means holds a plugin to which of its limits, on this machine, under this policy.
+"""Which mechanism enforces each limit of a plugin, on this machine, under this policy.
 
-A limit is held in full, or by something weaker (an rlimit, which counts each process on its own), or not at
-all. Less than in full stops the launch unless the policy prefers it only; then explain and report say so. The
-clocks of a protocol are for who speaks it: `exec` hands them on, as it does the streams.
+A limit is enforced in full, or by something weaker (an rlimit, which counts each process on its own), or not
+at all. Anything less than full stops the launch unless the policy sets mode "prefer"; then explain and report
+show it. `exec` passes a protocol's clocks on, as it does the streams: only a
+host that speaks the protocol can enforce them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from sandbox.spec import Grant, Limits
 from sandbox.value import NamedTuple
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
-# Since then every user namespace counts its processes itself. Before, those of one uid were one number, and
-# a plugin of an ordinary user would be counted with all else that user runs.
+# Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
+# number, and an ordinary user's plugin would be counted with everything else that the user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
 _PER_PROCESS = "for each process separately"
 _NO_CAGE = "the plugin runs without a cage"
@@ -31,7 +32,7 @@ class AssignedLimit(NamedTuple):
     name: str
     requested: float
     decided_by: str  # manifest, policy, command line
-    enforced_by: str  # in a word or two; empty: by nothing
+    enforced_by: str  # in a word or two; empty: not enforced
     effective: float | None
     degraded: bool = False
     detail: str = ""
@@ -39,11 +40,11 @@ class AssignedLimit(NamedTuple):
 
 class AssignedLimits(NamedTuple):
     all: tuple[AssignedLimit, ...] = ()
-    sites: tuple[Site, ...] = ()  # where groups are to be made
-    fallbacks: frozenset[str] = frozenset()  # held by an rlimit instead
+    sites: tuple[Site, ...] = ()  # where groups are made
+    fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
 
     def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
-        """With the numbers the kernel has really taken."""
+        """With the numbers that the kernel has accepted."""
         return self._replace(
             all=tuple(
                 limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
@@ -52,38 +53,38 @@ class AssignedLimits(NamedTuple):
         )
 
     def in_session(self) -> AssignedLimits:
-        """Where the runner itself speaks the protocol: then what `exec` hands on is held as well."""
+        """Where the runner itself speaks the protocol: it then enforces what `exec` passes on."""
         return self._replace(all=tuple(_in_session(limit) for limit in self.all))
 
     def inspected(self) -> AssignedLimits:
-        """Where the runner reads what it passes on: of the clocks of a protocol that shows the first."""
+        """Where the runner reads the stream that it passes on: it sees the first of the protocol's clocks."""
         return self._replace(all=tuple(_inspected(limit) for limit in self.all))
 
 
-_SPOKEN = ("handshake", "call", "idle")
-_SAID = ("output", "output_lines")
+_SESSION_CLOCKS = ("handshake", "call", "idle")
+_OUTPUT_LIMITS = ("output", "output_lines")
 
 
 def _inspected(limit: AssignedLimit) -> AssignedLimit:
     if limit.name == "handshake":
         return limit._replace(enforced_by="clock", effective=limit.requested, detail="")
-    if limit.name in _SAID:
+    if limit.name in _OUTPUT_LIMITS:
         return limit._replace(detail="of stdout and stderr together")
     return limit
 
 
 def _in_session(limit: AssignedLimit) -> AssignedLimit:
-    if limit.name in _SPOKEN:
+    if limit.name in _SESSION_CLOCKS:
         return limit._replace(enforced_by="session", effective=limit.requested, detail="")
-    if limit.name in _SAID:
+    if limit.name in _OUTPUT_LIMITS:
         return limit._replace(enforced_by="session", detail="of stdout and stderr together")
     return limit
 
 
 def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> AssignedLimits:
-    """A means for each limit of `grant`. Raises LayerUnavailable for what is required and cannot be held.
+    """Choose a mechanism for each limit of `grant`. Raises LayerUnavailable if a required one has none.
 
-    `disks`: those the plugin's files are on; without one there is nothing for an io limit to hold to.
+    `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
     found: list[AssignedLimit] = []
@@ -101,7 +102,7 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
                 fallbacks.add(name)
                 limit = _within(limit)
         elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
-            # Not refused, whatever its mode: a policy that allows to run without a cage has said so itself.
+            # Not refused, whatever its mode: the policy itself allows the plugin to run without a cage.
             limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
             limit = _by_other(limit, limits, grant)
@@ -114,7 +115,7 @@ def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) ->
     if name == "cpu_time":
         if (site := survey.counts_cpu) is not None:
             return limit._replace(enforced_by=f"cgroup v{site.version}", detail="checked by the runner")
-        whole = math.ceil(limit.requested)  # seconds, and no part of one
+        whole = math.ceil(limit.requested)  # RLIMIT_CPU takes whole seconds only
         return limit._replace(enforced_by="RLIMIT_CPU", effective=whole, degraded=True, detail=_PER_PROCESS)
     site = survey.site(name)
     if site is not None and name == "io" and not list(disks):
@@ -169,7 +170,7 @@ def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLim
 
 
 def _within(limit: AssignedLimit) -> AssignedLimit:
-    """Nobody can be given more than the runner itself may have."""
+    """A plugin cannot be given more than the runner itself may have."""
     import resource
 
     kinds = {
@@ -190,7 +191,7 @@ def _within(limit: AssignedLimit) -> AssignedLimit:
 
 
 def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
-    """Those whose controllers are needed and, if there are any, one to count, freeze and kill by."""
+    """The sites whose controllers are needed and, if there is one, a site to count, freeze and kill by."""
     needed = [name for name in _CGROUPS if getattr(limits, name) is not None]
     sites = [site for name in needed if (site := survey.site(name)) is not None]
     if (sites or limits.cpu_time is not None or limits.disk is not None) and (counting := survey.counts_cpu):
@@ -212,7 +213,7 @@ def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
 
 
 def _release() -> tuple[int, ...]:
-    """Of the kernel: 6.1.0-13-arm64, 5.10-rc7."""
+    """The kernel's version, from texts such as 6.1.0-13-arm64 and 5.10-rc7."""
     found = []
     for word in os.uname().release.split(".")[:2]:
         digits = word[: len(word) - len(word.lstrip("0123456789"))]

@@ -24,7 +24,7 @@ from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
-_NEARLY_FULL_SHARE = 0.95  # the kernel takes memory in batches, and some cores may have some in hand
+_NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve
 _REMOVE_SECONDS = 2.0
 _NAMES_TRIED = 100
 
@@ -35,20 +35,20 @@ class CgroupFault(Exception):
     def __init__(self, site: Site, controllers: Iterable[str], path: str, code: int) -> None:
         super().__init__(f"{path}: {os.strerror(code)}")
         self.site = site
-        self.controllers = frozenset(controllers)  # that cannot be had there
+        self.controllers = frozenset(controllers)  # the controllers that the site cannot give
 
 
 class Counters(NamedTuple):
-    """What the kernel counted. None: not counted on this machine."""
+    """The kernel's counters. None: not counted on this machine."""
 
-    oom_kills: int | None = None  # by anybody: also for the machine's memory, or that of a group around us
+    oom_kills: int | None = None  # also for the memory of the machine, or of a group around us
     pids_refused: int | None = None
-    throttled: int | None = None  # periods in which it was made to wait
+    throttled: int | None = None  # periods in which the processes had to wait
     cpu_user: float | None = None
     cpu_system: float | None = None
     memory_peak: int | None = None
-    pids_peak: int | None = None  # without the cage's own
-    own_oom: bool = False  # its own limit was the reason
+    pids_peak: int | None = None  # without the cage's own processes
+    own_oom: bool = False  # the group's own limit was the reason
 
 
 class CgroupDirectory:
@@ -98,13 +98,13 @@ class Cgroup:
 
     @property
     def holds(self) -> tuple[int, ...]:
-        """The locks. As long as one of these is open in a process, no runner sweeps the group."""
+        """The locks. While one of these descriptors is open in a process, no runner sweeps the group."""
         return tuple(group.fd for group in self.groups)
 
     @contextmanager
     def doors(self) -> Iterator[CgroupDoors]:
-        """The ways in. The kernel asks for the rights of the process that opened a file, so the child may
-        join with its uid dropped."""
+        """Descriptors to join by. The kernel checks the rights of the process that opened a file, so the
+        child may join with its uid dropped."""
         with ExitStack() as stack:
 
             def opened(path: str) -> int:
@@ -129,7 +129,7 @@ class Cgroup:
         return self.groups[0].processes() if self.groups else []
 
     def cpu(self) -> float | None:
-        """Seconds of processor time, of the living and the dead."""
+        """Seconds of processor time, of living and of ended processes."""
         user, system = self._cpu()
         return None if user is None or system is None else user + system
 
@@ -163,8 +163,8 @@ class Cgroup:
         return None, None
 
     def memory_with_sockets(self) -> int | None:
-        """What its processes have allocated, and what waits in their TCP sockets. Only for v1, which counts
-        and limits the latter on its own. Without the page cache, which makes room for others."""
+        """Memory that its processes have allocated, plus memory in their TCP sockets. Only for v1, which
+        counts and limits sockets separately. Without the page cache, which the kernel can reclaim."""
         memory = self._by.get("memory")
         if memory is None or memory.site.version == 2:
             return None
@@ -175,8 +175,8 @@ class Cgroup:
         return sockets + stat.get("total_rss", 0) + stat.get("total_shmem", 0)
 
     def oom_event(self) -> int | None:
-        """A descriptor that becomes readable when memory runs out, where the kernel does not kill all of the
-        group by itself: v1. To be closed by the caller."""
+        """A descriptor that becomes readable when memory runs out. Only on v1, where the kernel does not
+        kill the whole group by itself. The caller closes it."""
         memory = self._by.get("memory")
         if memory is None or memory.site.version == 2:
             return None
@@ -187,7 +187,7 @@ class Cgroup:
                 memory.write("cgroup.event_control", f"{told} {control}")
             finally:
                 os.close(control)
-        except OSError:  # an emulation of cgroups, as containers have them: the counter is looked at anyway
+        except OSError:  # an emulation of cgroups, as in some containers: the counter is read anyway
             os.close(told)
             return None
         return told
@@ -207,7 +207,7 @@ class Cgroup:
         return self._unified is not None and os.path.exists(f"{self._unified.path}/cgroup.freeze")
 
     def lift_cpu(self) -> None:
-        """Remove the cpu limit: dying takes processor time, too."""
+        """Remove the cpu limit: a process needs processor time to die, too."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
             try:
@@ -239,8 +239,8 @@ class Cgroup:
 
 
 class OomAround:
-    """OOM kills in the group that the runner itself is in: where a plugin has no memory group of its own, it
-    shares this one. In a container its limit is the container's."""
+    """OOM kills in the runner's own group, which a plugin without a memory group shares. In a container the
+    limit of this group is the container's."""
 
     def __init__(self, hierarchies: Iterable[Hierarchy]) -> None:
         self._file = ""
@@ -259,7 +259,7 @@ class OomAround:
         try:
             with open(self._file, encoding="ascii") as file:
                 words = file.read().split()
-        except OSError:  # no such group, or the highest one, in which nothing is counted
+        except OSError:  # no such group, or the root group, which has no counters
             return None
         told = dict(zip(words[::2], words[1::2], strict=False))
         return int(told["oom_kill"]) if "oom_kill" in told else None
@@ -283,9 +283,9 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
 def make_cgroup(
     sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int]] = ()
 ) -> Iterator[Cgroup]:
-    """A group in each of `sites`, limited as far as their controllers go. Raises CgroupFault.
+    """Make a group in each of `sites`, limited as far as their controllers go. Raises CgroupFault.
 
-    `devices`: the disks the io limit is about.
+    `devices`: the disks that the io limit applies to.
     """
     with ExitStack() as stack:
         groups: list[CgroupDirectory] = []
@@ -317,7 +317,7 @@ def _make(site: Site) -> CgroupDirectory:
             held = _made_and_locked(f"{site.directory}/{name}")
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # of ours, and passing: no reason to do without
+                raise  # a passing shortage of our own: no reason to go without the group
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
             return CgroupDirectory(site, name, held)
@@ -325,10 +325,10 @@ def _make(site: Site) -> CgroupDirectory:
 
 
 def _made_and_locked(path: str) -> int | None:
-    """A new directory's descriptor with the lock on it; None if somebody was faster, to make it or to sweep
-    it away before it was locked."""
+    """Make a directory and lock it; its descriptor, or None if another runner made it first, or swept it away
+    before it was locked."""
     try:
-        os.mkdir(path, 0o700)  # a user who can open it could lock it, and keep it from being swept
+        os.mkdir(path, 0o700)  # a user who can open it could lock it, and no runner would sweep it
     except FileExistsError:
         return None
     fd = -1
@@ -345,15 +345,15 @@ def _made_and_locked(path: str) -> int | None:
 
 
 def _identity() -> str:
-    """This process, and no other that ever has its number: for people; what counts is the lock."""
+    """A name that no other process ever has, even with the same pid. For people: only the lock counts."""
     with open("/proc/self/stat", "rb") as file:
         started = file.read().rpartition(b") ")[2].split()[19].decode("ascii")
     return f"{os.getpid()}-{started}"
 
 
 def _remove(group: CgroupDirectory) -> None:
-    """Bounded: members that were just reaped count for a moment longer, and what cannot be killed stays. The
-    next runner tries again."""
+    """Bounded: members that were just reaped count for a moment longer, and a process that cannot be killed
+    keeps its group. The next runner tries again."""
     until = time.monotonic() + _REMOVE_SECONDS
     while not _rmdir(group.path) and time.monotonic() < until:
         time.sleep(0.002)
@@ -371,15 +371,15 @@ def _rmdir(path: str) -> bool:
     return True
 
 
-# The groups this process has moved to, with the locks on them: held until it ends.
+# The groups this process has moved to, with their locks, which are held until it ends.
 _left_for: dict[str, int] = {}
 
 
 def _hand_down(site: Site) -> None:
     """v2 hands controllers down only from a group without processes: if we are in it, we move to a leaf.
 
-    Not undone in the end: taking controllers back would lift the limits of whoever else uses them by then.
-    The leaf goes when its group does, or with the next runner.
+    Never undone: taking controllers back would lift the limits of any other process that uses them by then.
+    The leaf is removed with its group, or by the next runner.
     """
     try:
         if site.leave:
@@ -408,12 +408,12 @@ def sweep(directory: str) -> None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            continue  # gone since it was listed, or another user's
+            continue  # removed since it was listed, or another user's
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _rmdir(path) and not name.endswith(LEAF):
                 Cgroup([CgroupDirectory(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
-                _rmdir(path)  # or the next runner: its members need a moment
+                _rmdir(path)  # if it fails, the next runner removes it: its members take a moment to end
         except OSError:
             pass  # its runner lives
         finally:
@@ -421,7 +421,7 @@ def sweep(directory: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """runner-PID-START-NUMBER, or -self. Others call theirs runner-something too: those of build farms."""
+    """runner-PID-START-NUMBER, or -self. Others (build farms) use names that begin with runner-, too."""
     words = name.removeprefix(PREFIX).split("-")
     numbered = name.startswith(PREFIX) and len(words) == 3 and all(word.isdecimal() for word in words)
     return numbered or is_leaf(name)

@@ -1,5 +1,5 @@
-"""What a cgroup counts and does not enforce by itself: processor time in all, and on v1 the end of all when
-memory ran out."""
+"""Limits that a cgroup counts but does not enforce: total processor time, and on v1 killing all processes
+when memory has run out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.meter import Meter
 
 _SHORTEST_PAUSE_SECONDS = 0.02
-_OOM_KILL_SECONDS = 0.01  # the event comes before the counter
+_OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter
 _OOM_LOOKS = 100
 
 
 class CpuTimeMeter(Meter):
-    """Total processor time. The next look is when all cores together could have used up what is left."""
+    """Total processor time. The next look is when all cores together could have used up the rest."""
 
     def __init__(self, cgroup: Cgroup, limit: float) -> None:
         self._cgroup = cgroup
@@ -37,15 +37,15 @@ class CpuTimeMeter(Meter):
 
 
 class MemoryMeter(Meter):
-    """v1 kills one process when memory runs out and lets the others go on without it. We end them all, as v2
-    does by itself: a plugin that lost a part of itself is not the plugin any more."""
+    """v1 kills one process when memory runs out, and the others run on. The runner then ends them all, as v2
+    does by itself: a plugin that lost one of its processes cannot be relied on."""
 
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup
         self._event = cgroup.oom_event()
         self._looks = 1
         if self._event is not None:
-            self.due = 0.0  # something may have happened before the event was asked for
+            self.due = 0.0  # memory may have run out before the event was registered
 
     def interest(self) -> Mapping[int, int]:
         return {} if self._event is None else {self._event: select.POLLIN}

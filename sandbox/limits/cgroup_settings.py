@@ -1,4 +1,4 @@
-"""Limits as a cgroup takes them: what is written to which file, and what the kernel made of it."""
+"""Limits as cgroup files: which value is written to which file, and the value the kernel made of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sandbox.spec import Limits
 CAGE_PROCESSES = 2
 
 
-_MOST_PIDS = 1 << 22  # more the kernel does not have
+_MOST_PIDS = 1 << 22  # PID_MAX_LIMIT: the kernel accepts no more
 
 
-_CPU_PERIOD_MICROSECONDS = 100_000  # microseconds; the kernel's default
+_CPU_PERIOD_MICROSECONDS = 100_000  # the kernel's default
 
 
 _SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
@@ -25,7 +25,7 @@ _SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
 def settings(
     site: Site, limits: Limits, devices: Iterable[tuple[int, int]] = ()
 ) -> Iterator[tuple[str, str, str]]:
-    """(controller, file, what to write), in order."""
+    """(controller, file, value to write), in order."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
         if v2:
@@ -35,7 +35,7 @@ def settings(
         else:
             yield "memory", "memory.limit_in_bytes", str(limits.memory)
             yield "memory", "memory.memsw.limit_in_bytes", str(limits.memory)  # memory and swap together
-            # v1 counts what waits in network sockets apart, and without this not at all.
+            # v1 counts memory in network sockets separately, and without this setting not at all.
             yield "memory", "memory.kmem.tcp.limit_in_bytes", str(limits.memory)
     if limits.pids is not None and "pids" in has:
         most = limits.pids + CAGE_PROCESSES
@@ -57,8 +57,8 @@ def settings(
 
 
 def is_optional(file: str, error: OSError) -> bool:
-    """Swap is not counted by every kernel; where there is none, nothing is missing. Nor are sockets where the
-    kernel has no network."""
+    """Not every kernel counts swap; without swap there is nothing to limit. A kernel without network has no
+    sockets to count."""
     if file == "memory.kmem.tcp.limit_in_bytes":
         return error.errno == errno.ENOENT
     if file not in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
@@ -82,7 +82,7 @@ def as_number(text: str | None) -> int | None:
 def effective_limits(
     site: Site, limits: Limits, read: Callable[[str], str | None]
 ) -> Iterator[tuple[str, float]]:
-    """The limits in force, by name: the kernel rounds what is written. `read` gives a file of the group."""
+    """The limits in force, by name: the kernel rounds written values. `read` reads a file of the group."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
         value = as_number(read("memory.max" if v2 else "memory.limit_in_bytes"))
@@ -101,8 +101,8 @@ def effective_limits(
 
 
 def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The disks behind some st_dev, as (major, minor). A partition has no limits of its own; a filesystem
-    that is on no single disk (overlay, btrfs, tmpfs) has none to find."""
+    """The disks behind some st_dev, as (major, minor). A partition has no limits of its own. A filesystem
+    that is on no single disk (overlay, btrfs, tmpfs) gives none."""
     found: dict[tuple[int, int], None] = {}
     for device in devices:
         place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"

@@ -1,8 +1,8 @@
-"""Where this process stands in the cgroup hierarchies, and where groups of its own can be made.
+"""Where this process is in the cgroup hierarchies, and where it can make groups of its own.
 
-Looked at and not changed: explain and doctor ask as well. One answer per controller, because hosts mix: v1
-for some controllers, v2 for others, or a v2 tree without any controller, which still can freeze, kill and
-count processor time.
+Read-only: explain and doctor ask as well. The answer is per controller, because hosts mix: v1 for some
+controllers, v2 for others, or a v2 tree without any controller, which still can freeze, kill and count
+processor time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Literal
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.value import NamedTuple
 
-# What limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
+# The controllers that limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
-PREFIX = "runner-"  # of the name of every group a runner makes
+PREFIX = "runner-"  # of the name of every group that a runner makes
 LEAF = "-self"  # end of the name of the group to which a runner moves itself
 _UNITS = (".service", ".scope")
-# With one of these systemd marks what it has handed over (Delegate=yes); a user's own systemd may not.
+# systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
 
 DELEGATE = (
@@ -30,7 +30,7 @@ DELEGATE = (
 
 
 _SERVICE = "in a systemd service: ProtectControlGroups=no"
-# What to do where cgroups are mounted read-only, by version.
+# Remedies where cgroups are mounted read-only, by version.
 READ_ONLY = {
     1: f"{_SERVICE}; in a container: on a host with cgroup v2 it can be given groups of its own",
     2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
@@ -50,11 +50,11 @@ class Site(NamedTuple):
     """A directory in which groups can be made."""
 
     version: Literal[1, 2]
-    controllers: frozenset[str]  # that groups made here can have
+    controllers: frozenset[str]  # the controllers that groups made here can have
     directory: str
     line: str  # how /proc/PID/cgroup names it, without a slash at the end
-    enable: tuple[str, ...] = ()  # v2: controllers that must be handed down first
-    leave: bool = False  # and for that we must leave it ourselves
+    enable: tuple[str, ...] = ()  # v2: controllers that must be enabled in cgroup.subtree_control first
+    leave: bool = False  # to enable them, we must leave the group ourselves
 
 
 class Lack(NamedTuple):
@@ -66,7 +66,7 @@ class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
     delegated: bool  # we are root, or a group was delegated to us: limits can be expected to work
-    own: tuple[Hierarchy, ...] = ()  # where this process itself is
+    own: tuple[Hierarchy, ...] = ()  # the groups of this process itself
 
     def site(self, controller: str) -> Site | None:
         return next((site for site in self.sites if controller in site.controllers), None)
@@ -81,7 +81,7 @@ class Survey(NamedTuple):
         return self.unified or self.site("cpuacct")
 
     def without(self, directory: str, controllers: frozenset[str], lack: Lack) -> Survey:
-        """What is left when a site turned out not to give some of what it promised."""
+        """The survey after a site failed to give some of its controllers."""
         sites = []
         for site in self.sites:
             if site.directory == directory:
@@ -98,11 +98,11 @@ class Survey(NamedTuple):
 
 
 def survey(mounts: Mounts) -> Survey:
-    """Where groups can be made, as this process, now."""
+    """Where this process can make groups now."""
     found = own_hierarchies(mounts)
     sites: list[Site] = []
     lacks: dict[str, Lack] = {}
-    bound: set[str] = set()  # to a v1 hierarchy: then v2 cannot have them
+    bound: set[str] = set()  # controllers of a v1 hierarchy: v2 cannot have them
     for legacy in (h for h in found if h.version == 1):
         bound |= legacy.controllers
         if not legacy.controllers & {*CONTROLLERS, "cpuacct"}:
@@ -128,7 +128,7 @@ def survey(mounts: Mounts) -> Survey:
 
 
 def _read_only(own: Hierarchy) -> Lack | None:
-    """Not refused by owner or mode but by how the tree is mounted, as container engines do."""
+    """Not refused by owner or mode but by a read-only mount, as container engines make it."""
     try:
         if not os.statvfs(own.directory).f_flag & os.ST_RDONLY:
             return None
@@ -145,7 +145,7 @@ def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
             told = file.read()
     except OSError:
         return ()  # a kernel without cgroups
-    for raw in filter(None, told.split(b"\n")):  # a name may hold any other end of a line
+    for raw in filter(None, told.split(b"\n")):  # a name may contain any other line separator
         line = os.fsdecode(raw)
         _, names, path = line.split(":", 2)
         places[frozenset(filter(None, names.split(",")))] = line, path
@@ -179,7 +179,7 @@ def _not_handed_down(directory: str, name: str) -> Lack:
 
 
 def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, Lack]:
-    """The group in which groups with the most of `wanted` can be made, and why there are not more."""
+    """The group in which groups with the most of `wanted` can be made, and why there are no more."""
     best: Site | None = None
     why = Lack(f"{own.directory} is not ours: nothing was delegated", DELEGATE)
     for directory, ours in _candidates(own):
@@ -192,7 +192,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
         if ours and not others and os.access(f"{directory}/cgroup.subtree_control", os.W_OK):
             usable |= available
         elif ours and available - enabled:
-            # The kernel's rule: a group hands controllers down only while no process is in it.
+            # The kernel's rule: a group hands controllers down only while it has no process.
             why = Lack(
                 f"{directory} cannot hand its controllers down while processes are in it: {_named(others)}",
                 "move them to a group below it (DelegateSubgroup= does that for a service), "
@@ -216,14 +216,14 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
 def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     """Groups to try, best first, and whether we may change what they hand down.
 
-    First our own unit. A service in which its host runs too cannot hand anything down; then a group above it
-    that does so already will do, if that leaves no bounds behind which were set for us. Root goes there at
-    once where its unit was not delegated: systemd would answer an OOM kill in it by stopping it.
+    Our own unit is first. A service whose group also holds its host cannot hand anything down. Then a group
+    above that already does is used, unless that would leave limits behind that were set for us. Root goes
+    there at once if its unit was not delegated: systemd would stop the unit after an OOM kill in it.
     """
     start = own.directory
     if is_leaf(os.path.basename(start)) and start != own.root:
-        # This process, or its parent, was alone in the group above and has moved here so that it hands down.
-        # Taken for a group of its own, the leaf would get a leaf, and that one too: deeper at each launch.
+        # This process, or its parent, was alone in the group above and moved here so that it can hand down.
+        # If the leaf were taken for an own group, it would get a leaf too: one level deeper at each launch.
         start = os.path.dirname(start)
     chain = list(_upwards(start, own.root))
     unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)
@@ -245,8 +245,8 @@ def is_leaf(name: str) -> bool:
 
 
 def _is_unbounded(directory: str) -> bool:
-    """Whether nobody has limited the memory or the processor of a group as a whole. A limit of processes is
-    no sign: systemd gives every unit one."""
+    """Whether the memory and the processor time of a group as a whole are unlimited. A pids limit is no sign:
+    systemd sets one for every unit."""
     files = ("memory.max", "memory.high", "cpu.max")
     return all(_words(f"{directory}/{file}")[:1] in ([], ["max"]) for file in files)
 
@@ -269,12 +269,12 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _writable(directory: str) -> bool:
-    """Whether groups can be made here and processes moved into them from here."""
+    """Whether we can make groups here and move processes into them."""
     return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
 def _others(directory: str) -> list[int]:
-    """The other processes in a group. The real root group may have any: the rule does not apply to it."""
+    """The other processes in a group. Empty for the real root group, to which the rule does not apply."""
     if not os.path.exists(f"{directory}/cgroup.type"):
         return []
     return [int(word) for word in _words(f"{directory}/cgroup.procs") if int(word) != os.getpid()]

@@ -1,7 +1,7 @@
 """Files without a name that processes hold open: deleted, or never named (O_TMPFILE).
 
-They take space in a folder and are found nowhere in it. The kernel shows them only beside who holds them:
-in the table of descriptors, which each *thread* can have for itself, in the mappings, and as its program.
+They take space in a folder, but no walk finds them there. The kernel shows them only in the process that
+holds them: in its descriptor table (each *thread* can have its own), in its mappings, and as its program.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 _DELETED = " (deleted)"
 _STEP_ENTRIES = 32
-_TABLES_COMPARED = 4  # a thread's table with those of so many others, before it is read again
+_TABLES_COMPARED = 4  # compare a thread's table with at most this many others before reading it again
 
 
 class File(NamedTuple):
-    device: int | None  # st_dev; None: not known, and more may be taken than is said
+    device: int | None  # st_dev; None: not known, and the file may take more than `taken`
     inode: int
     taken: int  # bytes on its filesystem
     length: int
-    path: str | None  # where it was, as its holder sees it; None: the path is too long for the kernel to show
+    path: str | None  # where it was, as its process sees it; None: too long for the kernel to show
 
 
 class Findings(NamedTuple):
     files: tuple[File, ...]
-    # Something may be held where we cannot look: descriptors on their way through a socket, or given to an
-    # io_uring, or of a process that does not let us.
+    # A file may be held where we cannot look: by a descriptor in transit through a socket, by an io_uring,
+    # or by a process that we may not inspect.
     unseen: bool
-    blind: bool  # not one process lets us look: we have not the right to
+    blind: bool  # we may inspect none of the processes
 
 
 def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
-    """All that these processes hold. In steps: between two of them the caller may do something else."""
+    """All files that these processes hold. A generator: the caller may do other work between steps."""
     found = _DeletedFileSearch()
     for pid in pids:
         yield from found.process(pid)
@@ -54,7 +54,7 @@ def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Once: each CDLL makes a class of its own, a cycle that only the collector ends."""
+    """Made once: each CDLL makes a class of its own, a cycle that only the collector frees."""
     return ctypes.CDLL(None)
 
 
@@ -77,7 +77,7 @@ class _DeletedFileSearch:
                 if not any(self._same_table(thread, other) for other in read[:_TABLES_COMPARED]):
                     read.append(thread)
                     yield from self._descriptors(f"/proc/{pid}/task/{thread}")
-                # One memory for all of them. Only a thread that has ended shows none.
+                # All threads share one memory. Only a thread that has ended shows none.
                 mapped = mapped or (yield from self._mappings(pid, thread))
             self.looked += 1
         except PermissionError:
@@ -86,14 +86,14 @@ class _DeletedFileSearch:
             pass  # it has ended
 
     def _same_table(self, one: str, other: str) -> bool:
-        """A program with forty threads shows one table of descriptors forty times. kcmp fails where the
-        kernel was built without it: then each is read."""
+        """A program with forty threads shows one descriptor table forty times. kcmp fails where the kernel
+        was built without it: then each is read."""
         if self._kcmp is None:
             return False
         return int(self._libc.syscall(self._kcmp, int(one), int(other), _KCMP_FILES, 0, 0)) == 0
 
     def _program(self, pid: int) -> None:
-        """The file it executes is held by the process as such, also if it has unmapped all of it."""
+        """The file it executes is held by the process as such, even if it has unmapped all of it."""
         link = f"/proc/{pid}/exe"
         try:
             status = os.stat(link)
@@ -144,8 +144,8 @@ class _DeletedFileSearch:
         try:
             status = os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}")
         except OSError:
-            # Only root may ask, and not for who has threads but no main thread any more. The file is at least
-            # as long as what is mapped of it.
+            # Only root may read it, and not for a process whose main thread has ended. The file is at least
+            # as long as its mapped part.
             key = (None, int(inode))
             length = int(offset, 16) + end - start
             if key not in self.files or self.files[key].taken < length:

@@ -1,34 +1,34 @@
 """The disk limit: how many bytes a plugin may hold in each folder it may write.
 
-A quota would be the kernel's to enforce, but a folder has none unless its administrator has set one up. So
-the folder is measured, and a plugin that holds more than the limit is ended. Measuring all the time would
-cost more than most plugins do. So we watch a number that costs a microsecond: what the whole filesystem has
-left. As long as the loss since the last measurement leaves the limit unbroken, whoever took it, nothing needs
-to be measured.
+The kernel could enforce a quota, but a folder has none unless its administrator has set one up. So the
+folder is measured, and a plugin that holds more than the limit is ended. Measuring all the time would cost
+more than most plugins do. So we watch a number that costs a microsecond: the free space of the whole
+filesystem. As long as its loss since the last measurement could not break the limit, even if the plugin took
+all of it, nothing needs to be measured.
 
-When to look at that number again is one fixed rule (`_pause`): as long as the fastest writer would take to
+When to look at that number again is one fixed rule (`_pause`): as long as the fastest writer would need to
 fill the room that is left, a quarter of that while the filesystem is losing space, and always between 1 and
 250 ms. When to measure is another (`_needed`): at once when the limit may be broken, and otherwise once a
 second, or every 50 ms while the number cannot be trusted.
 
-How far over the limit a plugin can get: as far as it writes between two looks, which near the limit are 1 ms
-apart. That is mostly a few megabytes. It is more only
-- on a machine with more to do than processors: what is written while we wait for our turn;
-- where the filesystem tells late what it has left (btrfs, ZFS, networks): what is written in 50 ms,
+A plugin can exceed the limit by as much as it writes between two looks, which near the limit are 1 ms apart.
+That is mostly a few megabytes. It is more only
+- on a machine with more runnable threads than processors: by what is written while we wait for our turn;
+- where the filesystem updates its free space late (btrfs, ZFS, networks): by what is written in 50 ms,
   or in ten times the time that a measurement takes;
-- while somebody else frees as much on the same filesystem: the same.
+- while others free as much on the same filesystem: by the same amount.
 The kernel holds a single file to RLIMIT_FSIZE meanwhile, and space cannot be allocated without writing it:
 see sandbox/seccomp/preallocation.py.
 
-What counts: blocks, not lengths, so holes are free; each file once, whatever the number of its names; each
+Counted are: blocks, not lengths, so holes are free; each file once, whatever the number of its names; each
 name for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped.
 A folder that cannot be measured (a directory closed to us that the plugin can open, one nested without end)
 counts as full.
 
-What cannot be seen: deleted files whose descriptors wait in a unix socket, belong to an io_uring or to a
-process that does not let us look. While such things exist for half a second on end, everything that the
-filesystem has lost and that nobody can explain counts as the plugin's. If no process lets us look (root in a
-container without CAP_SYS_PTRACE), deleted files do not count at all: `blind` is then true.
+Not visible are: deleted files whose descriptors wait in a unix socket, belong to an io_uring or to a
+process that we may not inspect. While such things exist for half a second without a break, all space that
+the filesystem has lost and that we cannot explain counts as the plugin's. If we may inspect no process (root
+in a container without CAP_SYS_PTRACE), deleted files do not count at all: `blind` is then true.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from sandbox.limits.meter import Meter
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
-# A single writer was seen to write 5 GB/s into the page cache.
+# A single writer was measured at 5 GB/s into the page cache.
 _FASTEST_BYTES_PER_SECOND = 6 << 30
 # Between two looks. poll(2) counts milliseconds.
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
 # A plugin that is writing is looked at this much more often, because we may be woken late.
 _WRITING_FACTOR = 4
-# Nothing is measured for a loss smaller than this part of the limit. Otherwise a plugin that has filled its
+# A loss smaller than this part of the limit starts no measurement. Otherwise a plugin that has filled its
 # folder could make us measure it for every byte that is written elsewhere.
 _SMALLEST_LOSS_PARTS = 100
 _QUICK_SECONDS = 0.001  # a measurement this short leaves no time to change anything
 _SLICE_SECONDS = 0.01  # of a longer one, before the caller's other meters have their turn
 
-# How often to measure in any case, because others may free what the plugin takes: in seconds, and at most in
-# this multiple of what a measurement takes. The first pair holds while the number we watch cannot be trusted.
+# How often to measure in any case, because others may free the space that the plugin takes: in seconds, and
+# at least this multiple of the duration of a measurement. The first pair: while that number is doubtful.
 _DOUBTFUL_SECONDS, _DOUBTFUL_SHARE = 0.05, 10
 _REGULAR_SECONDS, _REGULAR_SHARE = 1.0, 50
 _HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
-_UNSEEN_SECONDS = 0.5  # after this, what cannot be seen counts
+_UNSEEN_SECONDS = 0.5  # after this time, missing space that no file explains counts
 _UNCOUNTED = "it keeps files open where nobody can count them, and the filesystem has lost as much since"
 
 _EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
-# What these have left is true at once, also for what is written and not yet placed.
+# The free space of these is correct at once, including delayed allocations.
 _PROMPT = (_EXT, _XFS, _TMPFS)
 
 
 class _Left(NamedTuple):
-    """What a filesystem has left, in bytes. An empty file takes an inode and no space, and counts."""
+    """The free space of a filesystem, in bytes. An empty file takes an inode and no space, and counts."""
 
     space: int
-    inodes: int  # less than nothing: those in use, since not every filesystem knows how many there could be
+    inodes: int  # negative: the number in use, since not every filesystem knows how many there could be
 
 
 class _Folder:
@@ -84,17 +84,17 @@ class _Folder:
         self.path = path
         self.fd = os.dup(fd)
         self.device = os.fstat(fd).st_dev
-        self.devices = frozenset((self.device,))  # also those of what is mounted below
+        self.devices = frozenset((self.device,))  # also of the mounts below
         kind = _filesystem(fd)
         self.ahead = kind == _XFS
         self.prompt = kind in _PROMPT and os.fstatvfs(fd).f_blocks > 0
-        self.used = 0  # when it was last measured
-        # When the measurement began that is going on: what it had before, and with all that was lost since.
+        self.used = 0  # bytes, at the last measurement
+        # At the start of the current measurement: bytes before it, and those plus all that was lost since.
         self.at_least = self.at_most = 0
 
     @property
     def late(self) -> bool:
-        """Whether the number we watch is the wrong one, or lags behind."""
+        """Whether the watched number is the wrong one, or lags behind."""
         return not self.prompt or len(self.devices) > 1
 
     def left(self) -> _Left:
@@ -102,7 +102,7 @@ class _Folder:
         return _Left(status.f_bfree * status.f_frsize, (status.f_ffree - status.f_files) * disk_usage.ENTRY)
 
     def had(self, file: deleted_files.File) -> bool:
-        """Whether a deleted file was in here. Its path tells: the caller's standard streams and updated
+        """Whether a deleted file was in here, by its path: the caller's standard streams and updated
         libraries are deleted files on the same device, too."""
         if file.device is not None and file.device not in self.devices:
             return False
@@ -110,20 +110,20 @@ class _Folder:
 
 
 class _Reference(NamedTuple):
-    """What was left and what was used when all could be seen, by device."""
+    """Free and used space at a time when every file could be seen, by device."""
 
     left: Mapping[int, _Left]
     used: Mapping[int, int]
 
     def lost(self, device: int, left: Mapping[int, _Left], used: Mapping[int, int]) -> int:
-        """Bytes that went since, and not into what we have counted."""
+        """Bytes lost since then that no counted file explains."""
         return (self.left[device].space - left[device].space) - (used[device] - self.used[device])
 
 
 class DiskMeter(Meter):
     """Measures folders, given by their path in the cage and a descriptor, which stays the caller's.
 
-    `processes`: the plugin's, at the moment. `freeze`: holds them still (True) and lets them go on (False);
+    `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
     without it they are sent SIGSTOP and SIGCONT.
     """
 
@@ -135,8 +135,8 @@ class DiskMeter(Meter):
         freeze: Callable[[bool], None] | None = None,
     ) -> None:
         self.limit = limit
-        self.where: str | None = None  # the folder that has run out
-        self.why = ""  # if not because it is full: why it could not be measured
+        self.where: str | None = None  # the folder that is full
+        self.why = ""  # why it could not be measured, if it is not full
         self.blind = False
         self.due = 0.0 if folders else math.inf
         self._peak = 0
@@ -146,18 +146,18 @@ class DiskMeter(Meter):
 
         self._measuring: Generator[None, None, None] | None = None
         self._began = 0.0
-        self._still = False  # the plugin is held
+        self._still = False  # the plugin is frozen
         self._alarmed = False
-        self._quiet_until = 0.0  # no alarm before
-        self._free_until = 0.0  # not held before
+        self._quiet_until = 0.0  # no measurement for a loss before this time
+        self._free_until = 0.0  # no freeze before this time
         self._measured = False
-        self._ended = 0.0  # the last measurement
-        self._cost = 0.0  # and how long it took
+        self._ended = 0.0  # when the last measurement ended
+        self._cost = 0.0  # how long it took, in seconds
 
         self._left: dict[int, _Left] = {}  # at the last look, by device
         self._lost: dict[int, _Left] = {}  # since the last measurement began
-        self._given = 0  # bytes given back, by anybody, since then
-        self._moved = False  # anything, since then
+        self._given = 0  # bytes freed, by any process, since then
+        self._moved = False  # any change since then
         self._loss = 0  # at the last look, since then
         self._reference: _Reference | None = None
         self._unseen_since: float | None = None
@@ -181,7 +181,7 @@ class DiskMeter(Meter):
         return "disk" if self._is_full() else None
 
     def measure(self) -> bool:
-        """Measure at once, however long it takes. Whether a folder is full, or cannot be measured."""
+        """Measure at once, however long it takes. Returns whether a folder is full, or cannot be measured."""
         if self._folders and not self._is_full():
             if not self._measures():
                 self._begin(hold=False)
@@ -211,7 +211,7 @@ class DiskMeter(Meter):
     # --- when to measure ---
 
     def _needed(self, now: float) -> bool:
-        """Look at what is left. Whether to measure now; if not, `due` says when to look again."""
+        """Read the free space. Returns whether to measure now; if not, `due` says when to look again."""
         if not self._measured:
             return True
         self._watch()
@@ -232,8 +232,8 @@ class DiskMeter(Meter):
         return loss * _SMALLEST_LOSS_PARTS >= self.limit
 
     def _is_doubtful(self) -> bool:
-        """Whether the space left on the filesystems does not show what the plugin has taken: some of it is
-        not seen there, or so much was freed meanwhile that the plugin's writing could hide behind it."""
+        """Whether the free space does not show what the plugin has taken: some of it is missing there, or so
+        much was freed meanwhile that the plugin's writes could be hidden."""
         least = min(self.limit - each.used for each in self._folders)
         return self._is_unwatched() or self._given > least
 
@@ -244,14 +244,14 @@ class DiskMeter(Meter):
         return self._moved or self._is_unwatched()
 
     def _next_measurement(self) -> float:
-        """When to measure in any case."""
+        """When to measure next in any case."""
         if self._is_doubtful():
             return self._ended + max(_DOUBTFUL_SECONDS, self._cost * _DOUBTFUL_SHARE)
         return self._ended + max(_REGULAR_SECONDS, self._cost * _REGULAR_SHARE)
 
     def _watch(self) -> None:
-        """Add up what the filesystems have lost. Space that was freed is not subtracted: it may have been
-        somebody else's."""
+        """Add up the losses of the filesystems. Freed space is not subtracted: it may have been another
+        program's."""
         left = self._read()
         for device, now in left.items():
             was, lost = self._left[device], self._lost[device]
@@ -266,7 +266,7 @@ class DiskMeter(Meter):
         for each in self._folders:
             try:
                 left[each.device] = each.left()
-            except OSError as error:  # a server that is gone
+            except OSError as error:  # a server that does not answer any more
                 left[each.device] = _Left(0, 0)
                 self._judge(each, each.used, f"it cannot be read: {error.strerror}")
         return left
@@ -293,8 +293,8 @@ class DiskMeter(Meter):
     def _advance(self, now: float) -> None:
         """Go on with the measurement for one slice.
 
-        Most folders are measured in less time than it takes to freeze a process. If this one takes longer, or
-        the folder seems full, the plugin is held still and measured again: it could have moved files away
+        Most folders are measured in less time than it takes to freeze a process. If this one takes longer,
+        or the folder seems full, the plugin is frozen and measured again: it could have moved files away
         before we counted them, or deleted files that we had counted.
         """
         try:
@@ -323,14 +323,14 @@ class DiskMeter(Meter):
             self._alarmed = over and self._is_worth_it(loss) and self._began >= self._quiet_until
 
     def _is_doubted(self) -> bool:
-        """Whether the plugin, if it runs yet, had time to change what we measured."""
+        """Whether the plugin, if it is not frozen, had time to change the measured files."""
         return self._measured and time.monotonic() - self._began > _QUICK_SECONDS
 
     def _may_hold(self) -> bool:
         return self._alarmed and not self._still and time.monotonic() >= self._free_until
 
     def _step(self, seconds: float) -> bool:
-        """Whether the measurement has ended."""
+        """Returns whether the measurement has ended."""
         assert self._measuring is not None
         until = time.monotonic() + seconds
         return all(time.monotonic() < until for _ in self._measuring)
@@ -349,13 +349,13 @@ class DiskMeter(Meter):
         try:
             self._freeze(on)
         except OSError:
-            pass  # there is no group any more
+            pass  # the group does not exist any more
 
     def _settle(self, ended: float, still: bool) -> None:
         """After a measurement: decide when the next one, and the next freeze, may come."""
         cost = ended - self._began
-        # Where the loss went to others, their writing must not make us measure, and hold the plugin, all the
-        # time.
+        # If other programs took the space, their writing must not make us measure, and freeze the plugin,
+        # all the time.
         loss = max(each.at_most - each.at_least for each in self._folders)
         theirs = max(each.used - each.at_least for each in self._folders) * 2 < loss
         if still:
@@ -390,7 +390,7 @@ class DiskMeter(Meter):
             used[each.device] += each.used
         now = time.monotonic()
         if not unseen or self._reference is None:
-            # Read again, because `left` is from before the measurement: what came in between is no loss.
+            # Read again: `left` is from before the measurement, and space taken during it is no loss.
             self._reference = _Reference(self._read(), used)
         self._unseen_since = (self._unseen_since or now) if unseen else None
         if self._unseen_since is None or now - self._unseen_since < _UNSEEN_SECONDS:
@@ -399,7 +399,7 @@ class DiskMeter(Meter):
             lost = self._reference.lost(each.device, left, used)
             if lost * _SMALLEST_LOSS_PARTS > self.limit:
                 taken = each.used + lost
-                # Somebody else may have taken it, so the message says only what we know.
+                # Another program may have taken it, so the message states only what is known.
                 self._judge(each, taken, _UNCOUNTED if taken > self.limit else "")
 
     def _judge(self, each: _Folder, used: int, fault: str = "") -> None:
@@ -417,7 +417,7 @@ def _pause(room: int, writing: bool) -> float:
 
 
 def _filesystem(fd: int) -> int:
-    """The magic number of statfs(2), which Python does not offer."""
+    """The magic number from statfs(2), which Python does not offer."""
     answer = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).fstatfs(fd, answer) != 0:
         return 0

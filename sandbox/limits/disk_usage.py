@@ -1,9 +1,9 @@
-"""How much lies in a folder that a stranger is filling.
+"""How much lies in a folder while an untrusted program fills it.
 
-Whoever owns the folder may rename, remove, nest and hide while we count. So: descriptors and no paths, no
-link is followed, no recursion, a bounded number of descriptors, and an end: every name counts for something,
-so the number of names that are looked at is bounded by what the folder may hold. What cannot be looked into
-is no smaller for that: it is a fault, and whoever counts decides what it means.
+The owner of the folder may rename, remove, nest and hide files while we count. So we use descriptors and no
+paths, follow no link, do not recurse, and hold a bounded number of descriptors. The count ends: every name
+counts for something, so the number of names is bounded by the limit of the folder. A directory that cannot be
+read is a fault, and the caller decides what the fault means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Generator
 
 from sandbox.value import NamedTuple
 
-# A name takes a directory entry and mostly an inode, which no file owns.
+# A name takes a directory entry and mostly an inode, which are part of no file's blocks.
 ENTRY = 4096
 # One descriptor is held for each level, as when a folder is scanned before it is shown.
 DEPTH_LIMIT = 200
@@ -27,9 +27,9 @@ _SPECULATION_BYTES = 64 << 10
 
 
 class Size(NamedTuple):
-    used: int  # bytes; more than was asked to count to: at least
+    used: int  # bytes; if more than `enough`: a lower bound
     devices: frozenset[int]  # st_dev of all that was seen
-    fault: str = ""  # why it may be more
+    fault: str = ""  # why `used` may be too small
 
 
 class _Fault(Exception):
@@ -41,10 +41,10 @@ class _Enough(Exception):
 
 
 def size(fd: int, enough: int, *, ahead: bool = False) -> Generator[None, None, Size]:
-    """Count what lies in the directory, or the file, `fd`, until it is more than `enough`. In steps: between
-    two of them the caller may do something else.
+    """Count the bytes in the directory, or the file, `fd`, until they are more than `enough`. A generator:
+    between two steps the caller may do something else.
 
-    `ahead`: the filesystem reserves for files that grow; see `occupied`.
+    `ahead`: the filesystem reserves space for growing files; see `occupied`.
     """
     count = _Count(enough, ahead)
     fault = ""
@@ -62,10 +62,10 @@ def size(fd: int, enough: int, *, ahead: bool = False) -> Generator[None, None, 
 
 
 def occupied(taken: int, length: int, ahead: bool) -> int:
-    """Of what a file takes on its filesystem, the bytes that count. A hole takes none.
+    """The bytes that count, of those a file takes on its filesystem. A hole takes none.
 
-    XFS takes as much again as a growing file has, and gives it back later. Nobody asked for that: it does not
-    count. More than that somebody has asked for.
+    XFS reserves up to the size of a growing file on top of it, and frees that later. The plugin did not ask
+    for it, so it does not count. A larger reservation was asked for, and counts.
     """
     if ahead and length < taken <= 2 * length + _SPECULATION_BYTES:
         return -(-length // ENTRY) * ENTRY
@@ -115,11 +115,11 @@ class _Count:
             return  # moved while we counted
         self._seen.add(identity)
         if status.st_dev not in self.devices:
-            # A mount, which is in the cage as well; or a subvolume, which on btrfs everybody can make.
+            # A mount, which is in the cage as well; or a subvolume, which on btrfs any user can make.
             if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
                 return
             self.devices.add(status.st_dev)
-        self._spend(max(0, status.st_blocks * 512 - ENTRY))  # its name has been counted
+        self._spend(max(0, status.st_blocks * 512 - ENTRY))  # its name is counted already
         yield
         yield from self._list(fd, names)
 
@@ -139,7 +139,7 @@ class _Count:
                 except FileNotFoundError:
                     continue
                 except PermissionError as error:
-                    # A directory that can be listed and not entered. Its owner can, after a chmod.
+                    # The directory can be listed but not entered. Its owner can enter it after a chmod.
                     if _ours(os.fstat(fd)):
                         raise _Fault(f"{self.path()} cannot be entered: {error.strerror}") from None
                     self._spend(ENTRY)
@@ -147,7 +147,7 @@ class _Count:
     def _add(self, status: os.stat_result) -> None:
         taken = occupied(status.st_blocks * 512, status.st_size, self.ahead)
         if status.st_nlink > 1 or taken > ENTRY:
-            # Another name of a file that was counted, or the same one, moved while we counted.
+            # Another name of a counted file, or the same name, moved while we counted.
             identity = (status.st_dev, status.st_ino)
             if identity in self._seen:
                 taken = 0
@@ -161,8 +161,8 @@ class _Count:
             raise _Enough
 
     def _closed(self, error: OSError, above: int, name: str) -> None:
-        """A directory that cannot be listed. What the plugin can neither enter nor make enterable cannot hold
-        anything of its: it is at most as privileged as we are."""
+        """A directory that cannot be listed. If the plugin can neither enter it nor make it enterable, it
+        holds nothing of the plugin's: the plugin has no more rights than we have."""
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and self._open:
             return  # removed or replaced meanwhile
         if error.errno == errno.EACCES:
@@ -175,7 +175,7 @@ class _Count:
         raise _Fault(f"{self.path(name)} cannot be listed: {error.strerror}")
 
     def path(self, *last: str) -> str:
-        """For a message; in ASCII, since a stranger chose the names."""
+        """For a message; in ASCII, since the plugin chose the names."""
         names = [name for _, name, _ in self._open if name != "."]
         return ascii("/".join((*names, *last))) if names or last else "it"
 

@@ -1,4 +1,4 @@
-"""Holding a plugin still without a cgroup that can: by SIGSTOP to each of its processes."""
+"""Freezing a plugin without a cgroup freezer: by SIGSTOP to each of its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_PROCESSES = 256  # one descriptor is held for each
 class Halt:
     """Stops the processes when called with True, and continues those it has stopped when called with False.
 
-    A process that was stopped before stays stopped. Our own child is never stopped: it is the cell's init,
+    A process that was already stopped stays stopped. Our own child is never stopped: it is the cell's init,
     and its clock must go on if we ourselves are stopped half-way.
     """
 
@@ -34,7 +34,7 @@ class Halt:
                 os.close(fd)
 
     def _stop(self) -> bool:
-        """Whether there were processes that had not been stopped."""
+        """Returns whether it found processes that were not stopped yet."""
         opened: dict[int, int] = {}
         try:
             for pid in self._processes():
@@ -54,7 +54,7 @@ class Halt:
         finally:
             for fd in opened.values():
                 os.close(fd)
-        # The others as well: a process that was not stopped yet may have continued them.
+        # The stopped ones as well: a process that was not stopped yet may have continued them.
         for fd in self._held.values():
             _send(fd, signal.SIGSTOP)
         return bool(new)
@@ -64,7 +64,7 @@ def _send(pidfd: int, number: int) -> None:
     try:
         signal.pidfd_send_signal(pidfd, number)
     except OSError:
-        pass  # gone
+        pass  # it has ended
 
 
 def _goes_on(pid: int) -> bool:

@@ -1,11 +1,11 @@
-"""What can run out while a plugin runs, as the loop that waits for its end sees it."""
+"""Limits that can run out while a plugin runs, as seen by the loop that waits for its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-# What `look` may return besides the name of a limit: the plugin broke its contract.
+# `look` returns the name of a limit, or this: the plugin broke its contract.
 VIOLATION = "violation"
 
 
@@ -13,7 +13,7 @@ class Meter:
     """One limit that the runner itself has to check.
 
     The loop asks `interest` and `due` before it waits and `look` after: when one of the descriptors is ready,
-    or the time has come. Nothing here may block: a plugin decides when there is something to look at.
+    or the time has come. Nothing here may block: the plugin decides when there is something to look at.
     """
 
     due: float = math.inf  # on the monotonic clock, when to look again even if no descriptor is ready
@@ -23,13 +23,12 @@ class Meter:
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that has run out (a field of Limits), or VIOLATION; None while there is
-        nothing to say."""
+        """The name of the limit that has run out (a field of Limits), or VIOLATION; None if neither."""
         return None
 
     def peaks(self) -> Mapping[str, float]:
-        """The most that was seen of each limit this looks at, by its name."""
+        """The highest value seen of each limit this checks, by its name."""
         return {}
 
     def close(self) -> None:
-        """Give descriptors back."""
+        """Close the descriptors."""

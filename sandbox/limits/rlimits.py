@@ -10,13 +10,13 @@ from sandbox.spec import Limits
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
-# Where processes are counted by user namespace, those of the cage count too: init, bwrap and its init.
+# Where processes are counted per user namespace, the cage's own count too: its init, bwrap and bwrap's init.
 COUNTED_BESIDE = 3
 
 
 def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...]:
-    """What every process of a plugin is held to: hygiene, the limits that are resource limits by nature, and
-    the `fallbacks`, limits for which this machine has nothing better."""
+    """The resource limits of every process of a plugin: hygiene, the limits that are resource limits by
+    nature, and the `fallbacks`, for which this machine has nothing better."""
     found = [
         _both(resource.RLIMIT_CORE, 0),
         _both(resource.RLIMIT_RTPRIO, 0),
@@ -28,17 +28,17 @@ def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...
         found.append((resource.RLIMIT_NOFILE, 1024, 4096))
     else:
         found.append(_both(resource.RLIMIT_NOFILE, limits.open_files))
-    # A single file cannot be larger than all of them together may be.
+    # A single file cannot be larger than the limit of all files together.
     sizes = [size for size in (limits.file_size, limits.disk) if size is not None]
     if sizes:
         found.append(_both(resource.RLIMIT_FSIZE, min(sizes)))
     if limits.cpu_time is not None:
-        # Whole seconds, and each process on its own. Where somebody counts all of them this is for the case
-        # that he is stopped, and comes second. Soft before hard: SIGXCPU says why, SIGKILL does not.
+        # Whole seconds, and each process on its own. If a cgroup counts the total, this applies only when
+        # the runner is stopped, so it comes second. Soft before hard: only SIGXCPU tells the reason.
         seconds = math.ceil(limits.cpu_time) + (0 if "cpu_time" in fallbacks else 1)
         found.append((resource.RLIMIT_CPU, seconds, seconds + 1))
     if limits.memory is not None and "memory" in fallbacks:
-        # Not RLIMIT_AS: what is reserved and never touched (node: a gigabyte) would count.
+        # Not RLIMIT_AS: memory that is reserved and never touched (node: a gigabyte) would count.
         found.append(_both(resource.RLIMIT_DATA, limits.memory))
     if limits.pids is not None and "pids" in fallbacks:
         found.append(_both(resource.RLIMIT_NPROC, limits.pids + COUNTED_BESIDE))

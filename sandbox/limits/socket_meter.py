@@ -1,8 +1,8 @@
-"""Memory that waits in TCP and UDP sockets, where the kernel does not hold a plugin to its limit.
+"""Memory in TCP and UDP sockets, where the kernel does not hold a plugin to its limit.
 
-cgroup v2 charges it like all other memory. v1 counts it on its own, and a plugin with many sockets passes
-that limit: each of them may keep a little more. Without a cgroup nothing counts it but the machine's own
-tcp_mem and udp_mem, which all programs share. So the runner looks.
+cgroup v2 charges it like all other memory. v1 counts it separately, and a plugin with many sockets passes
+that limit, because each may keep a little more. Without a cgroup only the machine's tcp_mem and udp_mem limit
+it, which all programs share. So the runner reads the kernel's socket tables.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from sandbox.limits.meter import Meter
 # A plugin that fills sockets as fast as it can, in bytes a second.
 _FASTEST_BYTES_PER_SECOND = 1 << 30
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
-# Of the time between two looks, the part that looking should take. How many sockets there are to look at is
-# the plugin's choice, so the next look is at most this many times later for it.
+# The part of the time between two looks that a look should take. The plugin decides how many sockets there
+# are to look at, so this delays the next look at most by the factor below.
 _LOOKING_SHARE = 0.05
 _LATER_FACTOR = 4
 
-# What a socket takes with nothing in it: the kernel's structures for it, its file and its inode.
+# An empty socket takes this much: the kernel's structures for it, its file and its inode.
 _EMPTY_SOCKET_BYTES = 4096
-# What is left of a connection that was closed, and what there is of one that is not made yet. They belong to
-# no process: a program that makes many short connections has thousands of them.
+# A closed connection, or one not yet established, takes this much. These belong to no process: a program that
+# makes many short connections has thousands of them.
 _EMPTY_CONNECTION_BYTES = 512
 _CONNECTIONS_ONLY = ("03", "06", "0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = "0A"
-# Where the machine's counters show that the sockets hold no more than this part of the limit, the tables are
+# If the machine's counters show that the sockets hold no more than this part of the limit, the tables are
 # read once in _LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
 # kernel walks through the table of all its namespaces. Its counters cost microseconds.
 _SPARE_SHARE = 0.5
-# Of one table, a hundred thousand sockets. What does not fit is not looked at, so more is too much.
+# For one table: a hundred thousand sockets. A larger table counts as over the limit.
 _TABLE_BYTES = 16 << 20
 
 
 class SocketMeter(Meter):
-    """`held`: the bytes that count now; None if that cannot be told (yet)."""
+    """`held`: the bytes that count now; None if not known (yet)."""
 
     def __init__(self, limit: int, held: Callable[[], float | None]) -> None:
         self._limit = limit
@@ -49,7 +49,7 @@ class SocketMeter(Meter):
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
-        began = thread_time()  # not on the wall's clock, which a plugin can slow down by being busy
+        began = thread_time()  # not the wall clock, which runs on while a busy plugin delays us
         held = self._held() or 0
         took = thread_time() - began
         filled = max(0, self._limit - held) / _FASTEST_BYTES_PER_SECOND
@@ -61,13 +61,13 @@ class SocketMeter(Meter):
 class SocketTables:
     """The sockets of a cage's own network namespace, as the kernel lists them for a process in it.
 
-    `limit`: of the meter. 0: the tables are read at every look.
+    `limit`: the meter's limit. 0: the tables are read at every look.
     """
 
     def __init__(self, member: Callable[[], int | None], limit: int = 0) -> None:
         self._member = member
         self._spare = limit * _SPARE_SHARE
-        self._fds: tuple[int, ...] = ()  # they name the namespace: its processes may come and go
+        self._fds: tuple[int, ...] = ()  # they keep the namespace open: its processes may come and go
         self._counters: int | None = None
         self._read_at = -math.inf
 
@@ -83,7 +83,7 @@ class SocketTables:
         return sum(_held(fd) for fd in self._fds)
 
     def _most(self) -> int | None:
-        """No more than this can be held. None: the kernel does not tell."""
+        """An upper bound of the bytes held. None: the kernel does not show it."""
         if self._counters is None:
             return None
         return most_in(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
@@ -128,16 +128,16 @@ def held_in(table: str) -> int:
         if len(words) < 5:
             continue  # cut short
         total += _EMPTY_CONNECTION_BYTES if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET_BYTES
-        if words[3] != _LISTENING:  # which counts connections there, not bytes
+        if words[3] != _LISTENING:  # for a listening socket the column counts connections, not bytes
             sent, _, received = words[4].partition(":")
             total += int(sent, 16) + int(received, 16)
     return total
 
 
 def most_in(counters: str) -> int | None:
-    """Bytes that the sockets of a /proc/net/sockstat can take at most. It has the sockets of one namespace,
-    but the memory in queues (in pages) of the whole machine. Since 6.0 up to 1 MiB for each processor is
-    counted late."""
+    """An upper bound of the bytes that the sockets of a /proc/net/sockstat take. It lists the sockets of one
+    namespace, but the memory in queues (in pages) of the whole machine. Since 6.0 up to 1 MiB for each
+    processor is counted late."""
     found: dict[tuple[str, str], int] = {}
     for line in counters.splitlines():
         name, _, rest = line.partition(":")

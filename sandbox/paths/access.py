@@ -1,4 +1,4 @@
-"""Whether a uid can get at a file: asked before a launch, so that what is missing can be named."""
+"""Whether a uid can access a file. Asked before a launch, so that the message can name the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandbox.paths.mounts import ancestry
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
-    """The first folder on the way that keeps `uid` out, or `path` itself; None if it can be had.
+    """The first folder on the way that keeps `uid` out, or `path` itself; None if nothing does.
 
     bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
     """
@@ -22,11 +22,11 @@ def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
 def _may(path: str, uid: int, gid: int, bits: int) -> bool:
     """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
     if uid == os.geteuid():
-        return os.access(path, bits)  # ourselves: the kernel knows, groups and all
+        return os.access(path, bits)  # our own uid: the kernel knows all our groups
     try:
         held = os.stat(path)
     except OSError:
-        return True  # gone meanwhile: bwrap will say so
+        return True  # removed meanwhile: bwrap reports it
     shift = 6 if held.st_uid == uid else 3 if held.st_gid == gid else 0
     if (held.st_mode >> shift) & bits == bits:
         return True
@@ -34,11 +34,11 @@ def _may(path: str, uid: int, gid: int, bits: int) -> bool:
         os.getxattr(path, "system.posix_acl_access")
     except OSError:
         return False
-    return True  # an ACL decides, and only the kernel can evaluate it for somebody else
+    return True  # an ACL decides, and only the kernel can evaluate it for another uid
 
 
 class Unreadable(Exception):
-    """A file the plugin needs and its uid cannot get at."""
+    """A file the plugin needs and its uid cannot access."""
 
     def __init__(self, path: str, uid: int, remedy: str, what: str = "read") -> None:
         super().__init__(f"{path} cannot be {what} by the plugin, which runs as uid {uid}")
@@ -48,8 +48,8 @@ class Unreadable(Exception):
 def require_access(needed: Iterable[tuple[str, int]], uid: int, gid: int, own: Container[str | None]) -> None:
     """Raise Unreadable for the first path whose permission bits the uid does not have.
 
-    `needed`: real paths, each with the bits it takes. `own`: paths that came with the plugin, which its owner
-    can simply open to others.
+    `needed`: real paths, each with the permission bits it needs. `own`: paths that came with the plugin;
+    their owner can simply open them to others.
     """
     for path, bits in needed:
         blocked = unreachable(path, uid, gid, bits)

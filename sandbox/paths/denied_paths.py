@@ -1,6 +1,6 @@
 """Paths that no policy can allow, as constants, and how a path is judged by its name alone.
 
-A policy adds to these and cannot take one away. What a name leads to is judged in denylist.py.
+A policy adds to these and cannot remove one. denylist.py judges the file that a name leads to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOST_PATHS: tuple[str, ...] = (
 )
 
 
-# Where the kernel keeps limits. An ordinary user's plugin has the uid that owns its memory.max, so it must
+# The kernel keeps limits here. An ordinary user's plugin has the uid that owns its memory.max, so it must
 # not see these filesystems, wherever they are mounted.
 CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
 
@@ -95,8 +95,8 @@ HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
 WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *HOME_BASES)
 
 
-# Denied for writing: what the host itself runs or obeys. A plugin that can write there leaves its cage at the
-# next login, cron job or package trigger.
+# Denied for writing: files that the host itself runs or obeys. A plugin that can write them leaves its cage
+# at the next login, cron job or package trigger.
 HOST_WRITE_PATHS: tuple[str, ...] = (
     "/usr",
     "/bin",
@@ -213,8 +213,8 @@ class NameHit(NamedTuple):
 
 
 def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> NameHit | None:
-    """What of the denylist `path` touches, judged by name alone. `homes`: whose credentials count, too;
-    `extra`: what the policy denies."""
+    """The entry of the denylist that `path` touches, judged by name alone. `homes`: home directories whose
+    credentials are denied too; `extra`: paths that the policy denies."""
     wanted = normal(path)
     groups: tuple[tuple[Origin, Iterable[str]], ...] = (
         ("host", HOST_PATHS),

@@ -1,9 +1,9 @@
-"""The denylist by identity: what no policy can allow, found under any name.
+"""The denylist by identity: paths that no policy can allow, found under any name.
 
-The paths below are constants: a policy adds to them and has no way to take one away. Each is refused in
-three directions (itself, what is below it, what is above it, since a bind shows everything below) and by
-what it *is* rather than by how it is written: device and inode for renames, links and hard links, and the
-path inside the filesystem for bind mounts, which share neither name nor parents with what they show.
+The paths are constants: a policy adds to them and cannot remove one. Each is refused in three directions:
+the path itself, everything below it, and everything above it, since a bind shows all that is below. A file
+is recognised by device and inode (renames, links, hard links) and by its path inside the filesystem (bind
+mounts, which share neither name nor parents with the directory they show).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Identity = tuple[int, int]  # st_dev, st_ino
 class Entry(NamedTuple):
     path: str
     origin: Origin
-    whole_only: bool = False  # what lies below is not refused
+    whole_only: bool = False  # paths below it are not refused
     write_only: bool = False  # reading is not refused
 
     def applies(self, relation: Relation, access: Access) -> bool:
@@ -80,7 +80,7 @@ class Hit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Everything an opened source is known by."""
+    """All names and identities of an opened source."""
 
     names: tuple[str, ...]  # as asked and as resolved, both normal
     identity: Identity
@@ -134,9 +134,8 @@ class Denylist:
         deciding: Iterable[str] = (),
         runtime_dir: str | None = None,
     ) -> None:
-        """`policy` and `runner` are denied like the constants; `protected` only for writing, as the runner's
-        own code and bwrap are, and so are the `deciding` files, manifest and policy. `runtime_dir` is
-        $XDG_RUNTIME_DIR."""
+        """`policy` and `runner` are denied like the constants. `protected` (the runner's own code, bwrap) and
+        `deciding` (manifest and policy) are denied only for writing. `runtime_dir` is $XDG_RUNTIME_DIR."""
         self.mounts = mounts
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
@@ -181,7 +180,7 @@ class Denylist:
                 self._place(real, entry)
             self._at.setdefault((status.st_dev, status.st_ino), []).append(entry)
             walked = not entry.whole_only and not entry.write_only
-            if stat.S_ISDIR(status.st_mode) and walked and entry.origin != "cgroups":  # which has no links
+            if stat.S_ISDIR(status.st_mode) and walked and entry.origin != "cgroups":  # no hard links there
                 self._roots.setdefault(real, entry)
             for identity in _directories_above(fd, status, real, seen):
                 self._above.setdefault(identity, []).append(entry)
@@ -197,17 +196,17 @@ class Denylist:
                 self._names.add("", name, entry)
 
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
-        """Judged by name alone: for a path that was not opened yet, or does not exist."""
+        """Judge by name alone: for a path that is not opened yet, or does not exist."""
         for found, entry in self._names.related("", normal(name)):
             if entry.applies(found, access):
                 return Hit(entry, found, "name")
         return None
 
     def hit(self, place: Place, access: Access = "read", *, own_state: bool = False) -> Hit | None:
-        """What of the denylist this source is, lies below of, or shows.
+        """The entry of the denylist that this source is, lies below, or shows.
 
-        `own_state`: the source is the asking plugin's own state directory, which lies below a directory
-        that is the runner's. Only the runner's own entries make way for it.
+        `own_state`: the source is the plugin's own state directory, which lies below a directory of the
+        runner. Only the runner's own entries are skipped for it.
         """
         for found in self._hits(place):
             if not found.denied.applies(found.relation, access):
@@ -244,7 +243,7 @@ class Denylist:
                 if entry.origin != "sockets":
                     yield Hit(entry, found, how)
 
-    # Hard links. A file below a denied directory may have a second name anywhere on its filesystem.
+    # Hard links: a file below a denied directory may have a second name anywhere on its filesystem.
 
     def file_hit(self, identity: Identity, access: Access) -> Hit | None:
         """A denied *file* under another name: no walk needed."""
@@ -262,7 +261,7 @@ class Denylist:
         most once per launch and only when a source holds such files, comparing the inode numbers that
         getdents gives without a stat. Raises Unproven beyond `limit` entries.
         A directory the runner may not list is left out: link(2) needs search permission on the path to
-        the file, so whoever could have made such a link is not the one the runner is protecting from.
+        the file, so a user who could make such a link is not one that the runner protects against.
         """
         numbers = {inode for _, inode in wanted}
         for root, entry in self._outermost(frozenset(devices)):
@@ -302,7 +301,7 @@ class Denylist:
 
 
 def _cgroup_places(mounts: Mounts) -> Iterator[str]:
-    """The usual place, and where there is a mount elsewhere. By name each stands for all below it."""
+    """The usual place, and every other mount point. By name each stands for all below it."""
     yield from CGROUP_PATHS
     for mount in mounts.all:
         if mount.fstype in CGROUP_FILESYSTEMS and not any(contains(p, mount.point) for p in CGROUP_PATHS):
@@ -354,8 +353,8 @@ def _identities(paths: Iterable[str]) -> list[Identity]:
     return found
 
 
-# Reasons to leave a directory out: not ours to list, or gone. Any other failure (too many open files)
-# would make "found nothing" a lie.
+# Errors for which a directory is left out: no permission to list it, or removed. After any other error
+# (too many open files) "found nothing" would be false.
 _NOT_LISTED = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 

@@ -1,4 +1,4 @@
-"""An executable file as the kernel will take it: its head, its `#!` line or its ELF loader."""
+"""An executable file as the kernel reads it: its head, its `#!` line or its ELF loader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_executable(path: str) -> bool:
 
 def read_head(path: str, real: str) -> bytes:
     try:
-        held = os.stat(real)  # before opening: opening a device can do things
+        held = os.stat(real)  # before opening: opening a device can have effects
         if stat.S_ISDIR(held.st_mode):
             raise ProgramFault(
                 f"{path} is a directory", "name an executable file in the manifest", found=True
@@ -64,7 +64,7 @@ def read_head(path: str, real: str) -> bytes:
 _PHENTSIZE = 56  # of ELF64; the kernel runs no other
 
 
-_MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # nor a larger table
+_MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # the kernel reads no larger table
 
 
 def read_loader(path: str, real: str, head: bytes) -> str | None:
@@ -84,6 +84,6 @@ def read_loader(path: str, real: str, head: bytes) -> str | None:
                     return os.fsdecode(os.pread(fd, min(length, 4096), start).rstrip(b"\0"))
         finally:
             os.close(fd)
-    except (OSError, OverflowError):  # an offset beyond what a file can have
+    except (OSError, OverflowError):  # an offset beyond the largest file size
         raise damaged from None
     return None

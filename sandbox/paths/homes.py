@@ -40,8 +40,8 @@ def _is_person(account: _Account) -> bool:
 
 
 def _looked_up(who: int | str) -> list[str]:
-    """The home of an account that is not in /etc/passwd: of a directory server, or systemd's. Asked only for
-    the one or two accounts that matter: to list all of them could take for ever."""
+    """The home of an account that is not in /etc/passwd but from a directory server or systemd. Asked only
+    for the one or two accounts that matter: listing all of them could hang."""
     import pwd
 
     try:
@@ -64,9 +64,9 @@ def homes(
     passwd: str = "/etc/passwd",
     bases: Sequence[str] = HOME_BASES,
 ) -> tuple[str, ...]:
-    """The homes to protect: of the runner's user and of the user who called sudo; for root, everybody's.
+    """The homes to protect: those of the runner's user and of the user who called sudo; for root, all.
 
-    Both the written and the resolved form of each, since /home/u may be a link to /data/u.
+    Each in its written and its resolved form, since /home/u may be a link to /data/u.
     """
     uid = os.geteuid() if euid is None else euid
     accounts = _accounts(passwd)
@@ -76,7 +76,7 @@ def homes(
     if sudo_user:
         found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
     if uid == 0:
-        # Those that exist: each costs half a millisecond, and an empty account has nothing to protect.
+        # Only homes that exist: each costs half a millisecond, and a missing home has nothing to protect.
         found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
         # Not every account is in /etc/passwd; each directory there is taken for a home.
         found += [home for base in bases for home in _directories_in(base)]

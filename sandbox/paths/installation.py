@@ -10,10 +10,10 @@ import stat
 
 
 def package_of(script: str) -> str:
-    """The folder a script belongs to: the nearest one that says it is a package, else its own."""
+    """The folder a script belongs to: the nearest one that is a package by its files, else its own."""
     before, among, _ = script.partition("/node_modules/")
     if among:
-        # A package among others, whatever files of its own say: it needs its neighbours and theirs.
+        # A package among others needs its neighbours and their dependencies, whatever its own files say.
         return f"{before}/node_modules"
     own = folder = os.path.dirname(script)
     while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
@@ -27,7 +27,7 @@ def package_of(script: str) -> str:
 
 
 def home_of(executable: str) -> str | None:
-    """The tree a program was installed as, if it is one: a virtual environment or a language's prefix."""
+    """The virtual environment or language prefix that a program was installed in; None if neither."""
     prefix, last = os.path.split(os.path.dirname(executable))
     if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
         return None
@@ -36,7 +36,7 @@ def home_of(executable: str) -> str | None:
     return None
 
 
-# Of a prefix only what programs are made of. Beside it people keep projects (conda), a token (nvm's
+# Only these parts of a prefix hold programs. Beside them people keep projects (conda), a token (nvm's
 # etc/npmrc), or the data of services (Linuxbrew's var).
 _PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
 
@@ -60,7 +60,7 @@ def parts_of(prefix: str) -> tuple[str, ...]:
 
 def is_runtime(prefix: str) -> bool:
     """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
-    # The root itself looks like one: /lib/python3 is the system's.
+    # The root directory looks like one too: /lib/python3 is the system's.
     return prefix != "/" and (_has_node(prefix) or _has_python(prefix))
 
 

@@ -1,8 +1,8 @@
-"""What is mounted where: /proc/self/mountinfo as values.
+"""The mount table: /proc/self/mountinfo as values.
 
 A bind mount gives a directory a second name whose parents are not the first one's parents, so walking
-".." from it never meets the directory it was taken from. What both names share is the filesystem and
-the path inside of it; mountinfo is the only place where an unprivileged process can read those.
+".." from it never meets the directory it was taken from. Both names share the filesystem and the path
+inside it. mountinfo is the only place where an unprivileged process can read those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOUNTINFO = "/proc/self/mountinfo"
 
 
 class Inside(NamedTuple):
-    """A place named by its filesystem: the same whatever name it was reached by."""
+    """A place named by its filesystem: the same under every name that leads to it."""
 
     device: str  # "major:minor" of the superblock, not always st_dev (btrfs has one st_dev per subvolume)
     path: str
@@ -28,13 +28,13 @@ class Mount(NamedTuple):
     id: int
     parent: int
     device: str
-    root: str  # which directory (or file) of the filesystem is mounted
-    point: str  # where
+    root: str  # the directory (or file) of the filesystem that is mounted
+    point: str  # where it is mounted
     fstype: str
     source: str
     writable: bool = True
     options: str = ""  # of the filesystem, not of this mount of it
-    layers: tuple[str, ...] = ()  # the directories an overlay is made of; "": one that nobody can name
+    layers: tuple[str, ...] = ()  # the directories an overlay is made of; "": one whose path is not known
 
     def inside(self, path: str) -> Inside:
         """The filesystem's own name for `path`, which must be at or below this mount's point."""
@@ -53,7 +53,7 @@ class Mounts:
         for mount in self.all:
             self._by_point.setdefault(mount.point, []).append(mount)
         self.devices: dict[str, str] = {mount.device: mount.fstype for mount in self.all}
-        # Not those of the root itself: in a container they are names of the host, and mean nothing here.
+        # Not for an overlay at the root: in a container its layers are names of the host.
         roots = {mount.device for mount in self.all if mount.point == "/"}
         self._layers = {m.device: m.layers for m in self.all if m.layers and m.device not in roots}
 
@@ -65,15 +65,15 @@ class Mounts:
         return self._by_id.get(mount_id(fd))
 
     def covering(self, path: str) -> Iterator[Mount]:
-        """Every mount at or above `path`, hidden ones too: what lies under a later mount is still there
-        for whoever has the filesystem elsewhere."""
-        # By name, because hosts full of containers have thousands of mounts and we ask for fifty paths.
+        """Every mount at or above `path`, hidden ones too: a directory under a later mount may still be
+        visible where its filesystem is mounted a second time."""
+        # By name, because hosts full of containers have thousands of mounts, and a launch asks fifty times.
         for point in ancestry(path):
             yield from self._by_point.get(point, ())
 
     def layered(self, inside: Inside) -> Iterator[str]:
-        """The paths that a place on an overlay is made of: the same files under other names and numbers. Of
-        layers that lie on overlays themselves, theirs too."""
+        """The paths that a place on an overlay is made of: the same files under other names and numbers. A
+        layer that lies on an overlay itself is resolved in turn."""
         open_ends, seen = [(inside, frozenset((inside.device,)))], {inside}
         while open_ends:
             place, above = open_ends.pop()
@@ -83,8 +83,8 @@ class Mounts:
                 path = join(layer, place.path.lstrip("/"))
                 yield path
                 for below in {mount.inside(path) for mount in self.covering(path)} - seen:
-                    # A layer was there before its overlay. One that covers its own layers (/d made of /d/low)
-                    # would else lead to /d/low/low, and so on without an end.
+                    # A layer existed before its overlay. An overlay that covers its own layers (/d made of
+                    # /d/low) would otherwise lead to /d/low/low, and so on without end.
                     if below.device not in above:
                         seen.add(below)
                         open_ends.append((below, above | {below.device}))
@@ -99,7 +99,7 @@ class Mounts:
         )
 
     def below(self, path: str) -> tuple[Mount, ...]:
-        """Mounts strictly below `path`: a recursive bind, which is what bwrap makes, takes them along."""
+        """Mounts strictly below `path`. bwrap makes a recursive bind, which shows them too."""
         return tuple(m for m in self.all if m.point != path and contains(path, m.point))
 
 
@@ -128,15 +128,14 @@ def join(directory: str, rest: str) -> str:
 
 def _unescape(field: bytes) -> str:
     if b"\\" in field:
-        import re  # here and below: most mounts need none, and compiling costs a launch half a millisecond
+        import re  # late: most mounts need none, and compiling costs a launch half a millisecond
 
         field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
     return os.fsdecode(field)
 
 
 def parse_mountinfo(raw: bytes) -> Mounts:
-    """proc_pid_mountinfo(5). Lines that do not have its shape are an error, never skipped: a mount we
-    cannot read could be the alias we look for."""
+    """Parse proc_pid_mountinfo(5). A malformed line is an error, never skipped: it could hide an alias."""
     return Mounts(_parse_line(line) for line in raw.split(b"\n") if line)
 
 
@@ -193,7 +192,7 @@ def mount_id(fd: int) -> int:
 
 
 def fd_path(fd: int) -> str:
-    """Where an open file is now. The kernel follows renames; a removed one has " (deleted)" at its end."""
+    """Where an open file is now. The kernel follows renames; a removed file's path ends in " (deleted)"."""
     return os.readlink(f"/proc/self/fd/{fd}")
 
 

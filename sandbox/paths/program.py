@@ -1,8 +1,8 @@
-"""From a plugin's command to the files it needs: its program, its interpreter, their homes.
+"""From a plugin's command to the files it needs: its program, its interpreter, their installations.
 
 Everything appears inside under its own host path, because that is how virtual environments, node_modules
-and scripts find their parts. So the question is only which trees to show: the command is followed link by
-link and `#!` by `#!`, and each stop that no tree shown so far covers brings its own.
+and scripts find their parts. So the only question is which trees to show. The command is followed link by
+link and `#!` by `#!`. Each step that no tree shown so far covers adds its own tree.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
 from sandbox.value import NamedTuple
 
-# What execvp(3) falls back to, and where distributions put programs.
+# The fallback of execvp(3), and the folders where distributions put programs.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_MAX_INTERPRETERS = 4  # binfmt_script recurses that often
-_SHEBANG_SIZE = 256  # the kernel reads no more of a #! line
+_MAX_INTERPRETERS = 4  # the recursion limit of binfmt_script
+_SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 
 
 class Program(NamedTuple):
@@ -32,21 +32,21 @@ class Program(NamedTuple):
     path_dirs: tuple[str, ...]  # directories to put in front of PATH
     files: tuple[str, ...]  # real paths that must be executable for anything to run
     scripts: tuple[str, ...]  # real paths that must be readable
-    notes: tuple[str, ...]  # what a person should know about the choice
+    notes: tuple[str, ...]  # facts about the choice that a person should know
 
 
 class Sight(NamedTuple):
-    """What may be shown: the two questions a search asks about a real path it did not get from the cage."""
+    """Two questions that a search asks about each real path the cage does not show yet."""
 
     denied: Callable[[str], str | None]  # the reason why no plugin may be shown it; None if there is none
     allowed: Callable[[str], bool]  # whether the policy lets a plugin read it on request
 
 
 class _ProgramSearch:
-    """What has been found so far. `roots` are real paths shown anyway.
+    """The state of one search. `roots` are real paths shown anyway.
 
-    A command may be a stranger's word, and a #! line, an ELF header or a pyvenv.cfg mostly is. Untrusted ones
-    get no further than a language's own installation: else any folder could be named as a program and read.
+    A command may come from an untrusted project, and a #! line, an ELF header or a pyvenv.cfg mostly does. An
+    untrusted one adds no more than a language's own installation: else it could name any folder and read it.
     """
 
     def __init__(self, roots: Sequence[str], sight: Sight, search_path: str) -> None:
@@ -70,7 +70,7 @@ class _ProgramSearch:
         if any(contains("/proc", passed) for passed in (path, *(link.path for link in links), real)):
             raise _in_proc(path)
         for link in links:
-            # A virtual environment's bin/python is a link out of it: the link's home is needed too.
+            # A virtual environment's bin/python is a link out of it: the folder of the link is needed too.
             if not self.covered(link.path):
                 home = home_of(link.path)
                 if home is None:
@@ -80,13 +80,13 @@ class _ProgramSearch:
         home = home_of(real)
         if home is not None and not self.covered(real):
             self.add(home, path, trusted=trusted)
-        if not self.covered(real):  # in sbin, which is no part of an installation that all programs need
+        if not self.covered(real):  # for example in sbin, which is not among the parts of an installation
             self.add(real, path, trusted=trusted)
         self.files.append(real)
         return real
 
     def add(self, tree: str, what: str, *, trusted: bool) -> None:
-        """Show a file, a folder, or of an installation the parts that its programs need."""
+        """Show a file, a folder, or the parts of an installation that its programs need."""
         parts = parts_of(tree)
         hint = "use a program below /usr or /opt, or in the plugin's own folder"
         reason = None
@@ -113,7 +113,7 @@ class _ProgramSearch:
             self.prefixes.add(tree)
         base = venv_base(tree)
         if base is not None and not self.covered(base):
-            # Never trusted: pyvenv.cfg came with the environment, and may name any folder.
+            # Never trusted: pyvenv.cfg comes with the environment and may name any folder.
             self.add(base, f"the virtual environment {tree}", trusted=False)
 
 
@@ -137,7 +137,7 @@ def follow(path: str) -> tuple[str, tuple[Link, ...]]:
             "remove the loop, or name the program's real path",
             found=True,
         ) from None
-    except OSError:  # a component that cannot be opened: the rest is taken as it is written
+    except OSError:  # a component that cannot be opened: the rest is taken as written
         return os.path.realpath(path), tuple(passed)
     try:
         return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
@@ -155,7 +155,7 @@ def resolve(
     sight: Sight,
     trusted: bool,
 ) -> Program:
-    """What must be shown so that `command` runs as it does outside.
+    """Find the trees that must be shown so that `command` runs as it does outside.
 
     `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
     """
@@ -181,13 +181,13 @@ def resolve(
                 shims.remedy(os.path.basename(path), manager),
                 found=True,
             )
-    # The folders on the way may be links of the operator's; the last component stays as it is named,
-    # because a virtual environment's python finds its home by its own name.
+    # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
+    # environment's python finds its home by that name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if contains("/proc", path):
         raise _in_proc(command)
-    # What stands in a program found on PATH is the operator's as well; what stands in one that a command line
-    # names may have come with the project.
+    # The content of a program found on PATH is the operator's as well. The content of a program that a
+    # command line names may have come with the project.
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
@@ -195,13 +195,13 @@ def resolve(
         _show_neighbours(path, search)
     script = _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
     if script is not None and not search.covered(os.path.realpath(directory)):
-        # The program is started elsewhere, from where a relative name leads nowhere.
+        # The program starts in another folder, where a relative name would lead nowhere.
         number, name = script
         args = (*args[:number], name, *args[number + 1 :])
     return Program(
         (path, *args),
         tuple(_outermost(search.trees)),
-        # Not those of a folder that was found to be needed later: they are in it.
+        # Links inside a folder that was added later are left out: they are shown with it.
         tuple(dict.fromkeys(link for link in search.links if not search.covered(link.path))),
         tuple(dict.fromkeys(search.path_dirs)),
         tuple(dict.fromkeys(search.files)),
@@ -211,13 +211,13 @@ def resolve(
 
 
 def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
-    """The first usable program of that name. One that may not be shown, or would find nothing of its own in
-    a cage, is passed over, and named."""
+    """The first usable program of that name. A program that may not be shown, or that would not find its
+    files in a cage, is skipped; the message names it."""
     refused: list[tuple[str, str]] = []
     hint = f"install {command} below /usr or /opt, or name one there in the manifest"
     for folder in search_path.split(":"):
         if not folder.startswith("/"):
-            continue  # "" and "." mean the caller's directory: not a place to take programs from
+            continue  # "" and "." mean the caller's directory: programs are never taken from there
         path = os.path.join(folder, command)
         if not is_executable(path):
             continue
@@ -246,7 +246,7 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
 
 
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
-    """`trusted`: the path was not chosen by a stranger. `deep`: nor is what stands in the file."""
+    """`trusted`: the operator chose the path. `deep`: the content of the file is the operator's as well."""
     real = search.show(path, trusted=trusted)
     head = read_head(path, real)
     if head.startswith(b"\x7fELF"):
@@ -268,7 +268,7 @@ def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: 
 
 
 def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep: bool, depth: int) -> None:
-    line = os.fsdecode(head[2:_SHEBANG_SIZE].split(b"\n", 1)[0]).strip()
+    line = os.fsdecode(head[2:_SHEBANG_BYTES].split(b"\n", 1)[0]).strip()
     words = line.split()
     if not words or not words[0].startswith("/"):
         raise ProgramFault(
@@ -277,7 +277,7 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
             found=True,
         )
     interpreter = words[0]
-    if head[2:_SHEBANG_SIZE].split(b"\n", 1)[0].endswith(b"\r"):
+    if head[2:_SHEBANG_BYTES].split(b"\n", 1)[0].endswith(b"\r"):
         raise ProgramFault(
             f"{script}: its #! line ends with a carriage return, which the kernel takes as part of the "
             "interpreter's name",
@@ -294,7 +294,7 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
     if os.path.basename(interpreter) == "env":
         name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
         if name is not None and "/" not in name:
-            # Inside, env looks on the PATH that we set: the system's first, then where it was found.
+            # Inside, env searches the PATH that we set: the system's first, then the folder of this program.
             path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
             _show_executable(path, search, trusted=True, deep=True, depth=depth)
             if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
@@ -302,9 +302,9 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
 
 
 def _show_loader(path: str, real: str, head: bytes, search: _ProgramSearch, *, trusted: bool) -> None:
-    """An ELF program: of this machine, and with a loader that will exist inside.
+    """Check an ELF program: built for this machine, and with a loader that exists inside.
 
-    execve says "No such file" of a program whose loader is missing, which nobody understands.
+    For a missing loader execve reports "No such file", which does not name the loader.
     """
     machine = os.uname().machine
     if len(head) < 64 or head[4] != 2 or head[5] != 1:
@@ -330,12 +330,12 @@ def _show_loader(path: str, real: str, head: bytes, search: _ProgramSearch, *, t
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
-# Options that may stand before a script. No others: `python -c CODE /their/app.py` would have the folder of
-# app.py shown to CODE, and a configuration that came with a project is a stranger's.
+# Options that may stand before a script. No others: `python -c CODE /their/app.py` would show the folder of
+# app.py to CODE, and a configuration that came with a project is untrusted.
 _HARMLESS_OPTIONS = frozenset(("-u", "-B", "-E", "-I", "-s", "--no-warnings", "--enable-source-maps", "-jar"))
 
 
-# By name, and only if it is the real one: anything else could do with the folder what it likes.
+# By name, and only if it is the real one: any other program could do anything with the folder.
 _INTERPRETERS = (
     "python",
     "pypy",
@@ -361,8 +361,8 @@ def _is_interpreter(path: str, real: str) -> bool:
 def _show_script(
     args: Sequence[str], directory: str, search: _ProgramSearch, *, trusted: bool
 ) -> tuple[int, str] | None:
-    """The program behind an interpreter: `node /opt/server/dist/index.js`. Which argument that is, and its
-    path, if it is shown."""
+    """Show the script that an interpreter runs: `node /opt/server/dist/index.js`. Returns which argument it
+    is and its path, if it is shown."""
     number, arg = next(((n, arg) for n, arg in enumerate(args) if arg not in _HARMLESS_OPTIONS), (0, ""))
     path = os.path.normpath(os.path.join(directory, arg))
     if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
@@ -379,8 +379,8 @@ def _show_script(
 
 
 def _show_neighbours(path: str, search: _ProgramSearch) -> None:
-    """A program that came with npm and others: node_modules/.bin/server, a link or a script, gets what
-    `node` with the file behind it gets."""
+    """For a program installed by npm, such as node_modules/.bin/server, a link or a script: show the same as
+    for `node` with the file behind it."""
     real = search.files[0]
     passed = (path, real, *(link.path for link in follow(path)[1]))
     if not any("/node_modules/" in each for each in passed):

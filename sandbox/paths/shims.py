@@ -1,6 +1,6 @@
-"""Stand-ins that version managers put on PATH: python3, node and the like, which start the real one.
+"""Shims of version managers on PATH: python3, node and others, which start the real program.
 
-They find it by files in the manager's own folder, which no cage shows, so in a cage they start nothing.
+A shim finds that program by files in the manager's own folder. No cage shows it, so a shim fails there.
 """
 
 from __future__ import annotations
@@ -8,27 +8,27 @@ from __future__ import annotations
 import os
 import stat
 
-# Programs that are what they were called as: shims of theirs are links to them.
+# Programs that act by the name they are called with: their shims are links to them.
 _BY_TARGET = {"mise": "mise", "rtx": "rtx", "volta-shim": "volta", "proto-shim": "proto", "asdf": "asdf"}
-# What the script of a shim hands over to, after `exec`.
+# The programs that the script of a shim runs with `exec`.
 _BY_SCRIPT = ("pyenv", "nodenv", "rbenv", "goenv", "jenv", "plenv", "asdf", "mise", "rtx")
-_SCRIPT_SIZE = 4096
+_SCRIPT_BYTES = 4096
 
 
 def manager_of(path: str) -> str:
     """The version manager whose shim `path` is; empty if it is none."""
     try:
-        real = os.path.realpath(path)  # of a link that we may not read it is an error
+        real = os.path.realpath(path)  # raises for a link that we may not read
         target = _BY_TARGET.get(os.path.basename(real), "")
         if target and os.path.basename(path) != os.path.basename(real):
             return target
         if not stat.S_ISREG(os.stat(real).st_mode):
-            return ""  # opening a device can do things
+            return ""  # opening a device can have effects
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return ""
     try:
-        head = os.read(fd, _SCRIPT_SIZE)
+        head = os.read(fd, _SCRIPT_BYTES)
     except OSError:
         return ""
     finally:

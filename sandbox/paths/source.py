@@ -1,8 +1,8 @@
-"""A host path becomes an open file that may be shown to a plugin, or a refusal that says why.
+"""Open a host path so that it can be shown to a plugin, or refuse it with the reason.
 
-The path is walked one component at a time, following nobody's links but the system's own, and what was
-opened stays open: everything is decided on that descriptor and the same descriptor is what gets mounted.
-Swapping the path afterwards changes a name, not what the plugin sees.
+The path is walked one component at a time, and only the system's own links are followed. Every decision is
+made on the open descriptor, and the same descriptor is mounted. Swapping the path afterwards changes a name,
+not the files that the plugin sees.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sandbox.spec import Access
 from sandbox.value import NamedTuple
 
 SCAN_LIMIT = 200_000
-# Names below denied directories that are looked at before "no hard link" counts as unproven, in units of
+# Names below denied directories that are read before "no hard link" counts as unproven, as a multiple of
 # the scan limit: getdents alone costs about a third of what a scanned file costs.
 LINK_WALK_FACTOR = 5
 # One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
 DEPTH_LIMIT = 200
-# At most so many other owners of files in a folder are named.
+# At most this many other owners of files in a folder are named.
 MOST_STRANGERS = 8
 
 # Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
@@ -40,7 +40,7 @@ KERNEL_FILESYSTEMS = frozenset({
 })
 # fmt: on
 
-# What the runner itself lacks is no fault of the path's.
+# A shortage of the runner itself is not a fault of the path.
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -108,7 +108,7 @@ def open_source(
 ) -> OpenSource:
     """Open `path` for binding. Raises Refused or Missing; the caller closes it.
 
-    `trusted` leaves out the scan (the system's runtime, the plugin's own state), never the denylist.
+    `trusted` skips the scan (the system's runtime, the plugin's own state), never the denylist.
     `own_state` marks the asking plugin's own state directory, see Denylist.hit. `mounts` is the denylist's
     reading unless the caller has a newer one.
     """
@@ -118,7 +118,7 @@ def open_source(
     if fault is not None:
         raise Refused("path", path, f"the path {fault}", "use an absolute path without '..'")
     asked = normal(path)
-    # By name first: the message is clearer, and a denied path is refused even if it does not exist.
+    # By name first: its message is clearer, and a denied path is refused even if it does not exist.
     named = denylist.name_hit(asked, access)
     if named is not None and not (
         own_state and named.denied.origin == "runner" and named.relation == "below"
@@ -147,7 +147,7 @@ def _walk(asked: str, mounts: Mounts) -> list[Step]:
     """Open `asked` and every directory it is reached through, outermost first, links resolved."""
 
     def refuse_kernel(steps: list[Step], last: bool) -> None:
-        # /dev/shm is an ordinary directory behind a devtmpfs; behind the others nothing is.
+        # /dev/shm is an ordinary directory behind a devtmpfs; the others have none behind them.
         fstype = mounts.devices.get(_device(steps[-1].status.st_dev))
         if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or last):
             raise _kernel(asked, real_path(steps), fstype or "")
@@ -254,7 +254,7 @@ def _judged(
             scan.directory(last.fd, ".", "", 0)
         else:
             scan.file(status, "")
-        # Names counted twice through a mount below would pass for all the names there are.
+        # A mount below could count a name twice, and then the file would seem to have no other names.
         scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
         scanned, strangers = scan.count, tuple(scan.strangers.items())
     return OpenSource(
@@ -281,8 +281,8 @@ class _Linked:
 
 
 class _Scan:
-    """Looks at everything below one source: a read-only bind stops neither connect() to a unix socket nor
-    opening a FIFO or a device, and a hard link is a secret's second name."""
+    """Look at everything below one source. A read-only bind stops neither connect() to a unix socket nor
+    opening a FIFO or a device, and a hard link can be another name of a denied file."""
 
     __slots__ = ("access", "asked", "count", "denylist", "limit", "links", "owner", "strangers")
 
@@ -341,7 +341,7 @@ class _Scan:
                         continue
                     if self.owner >= 0:
                         self._note_owner(status, f"{path}/{item.name}" if path else item.name)
-                    # The directory's own word for the kind (d_type) is that of what a mount may hide.
+                    # d_type describes the entry itself, which a mount may cover. So stat decides.
                     if status.st_nlink != 1 or status.st_mode & kind != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
         self.count = count
@@ -376,7 +376,7 @@ class _Scan:
             self.links.setdefault(identity, _Linked(name, status.st_nlink)).seen += 1
 
     def settle_links(self, devices: frozenset[str], *, whole: bool) -> None:
-        """Files with names outside of this source are looked up among the files of the denied directories."""
+        """Look up files that have names outside this source among the files of the denied directories."""
         wanted = {i: link.name for i, link in self.links.items() if not whole or link.seen < link.total}
         if not wanted:
             return
@@ -415,8 +415,8 @@ class _Scan:
         )
 
     def _unlisted(self, error: OSError, parent: int, name: str, path: str) -> None:
-        """A directory we may neither list nor enter is closed to the plugin too: it is at most as privileged
-        as we are. One we may enter but not list could hold a socket whose name is known."""
+        """A directory that we may neither list nor enter is closed to the plugin too, which has no more
+        rights than we have. One that we may enter but not list could hold a socket whose name is known."""
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path:
             return  # removed or replaced meanwhile
         if error.errno in _SHORTAGES:

@@ -1,8 +1,8 @@
-"""The one way in which this package follows symbolic links: one component at a time, from the root.
+"""How this package follows symbolic links: one component at a time, from the root.
 
-Every directory on the way stays open, so what was judged is what is used. Whoever may change a link, or put
-one in the place of a directory, decides where a path leads. So links are followed only where nobody but root
-(or, if asked for, the caller) could have made them; "all" is for callers that judge the result instead.
+Every directory on the way stays open, so the judged file is the used file. A user who may change a link, or
+put one in the place of a directory, decides where a path leads. So links are followed only where nobody but
+root (or, on request, the caller) could have made them; "all" is for callers that judge the result instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Which links are followed. "system": root's, in directories that only root can change. "own": also the links
-# of an ordinary user, for places that the user's own environment names. "none": not one. "all": each one.
+# of an ordinary user, for places that the user's own environment names. "none": no link. "all": every link.
 Follow = Literal["system", "own", "none", "all"]
 
 
 class Link(NamedTuple):
-    """A symbolic link, and what is written in it."""
+    """A symbolic link and its target text."""
 
     path: str
     target: str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     name: str
     fd: int  # O_PATH
     status: os.stat_result
-    system: bool  # a directory only root can change, and so is every one above it
+    system: bool  # only root can change this directory and every one above it
     made: bool = False  # by this walk
 
 
@@ -46,7 +46,7 @@ class LinkRefused(Exception):
         super().__init__(f"{link} is a symbolic link to {target}, which users other than root could change")
         self.link = link
         self.target = target
-        # For messages only. What the link points to is whatever its owner wants it to be by then.
+        # For messages only: the owner of the link may have changed its target by then.
         self.leads_to = os.path.realpath("/".join((link, *rest)))
 
 
@@ -68,10 +68,10 @@ def walk(
 ) -> list[Step]:
     """Open absolute `path` and every directory it is reached through, outermost first, links resolved.
 
-    `check` is called with the steps after each one, and whether it was the last. `missing` receives the
-    components from the first that does not exist on. `make` is the mode of directories that are made where
-    there are none; the last one is made with 0700. `passed` receives each link that was followed. Raises
-    OSError, LinkRefused and TooManyLinks; the caller closes the steps.
+    `check` is called with the steps after each one, and with whether it was the last. `missing` receives the
+    components from the first that does not exist on. `make` is the mode of missing directories, which are
+    then created; the last one gets 0700. `passed` receives each link that was followed. Raises OSError,
+    LinkRefused and TooManyLinks; the caller closes the steps.
     """
     steps: list[Step] = []
     todo = parts(path)
@@ -136,7 +136,7 @@ def unmake(steps: list[Step]) -> None:
 
 
 def resolve(path: str, *, follow: Follow = "system") -> str:
-    """Where `path` is, without links; what does not exist yet is taken as it is written.
+    """Where `path` is, without links; components that do not exist yet are kept as written.
 
     A relative path is one below the working directory. Raises as `walk` does.
     """
@@ -168,7 +168,7 @@ def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
         return True
     if above.system and owner == 0:
         return follow != "none"
-    # In a directory that others can change, a link of root's may have been moved there by them.
+    # In a directory that others can change, they may have moved a link of root's there.
     return follow == "own" and os.geteuid() != 0 and owner in (0, os.geteuid())
 
 
@@ -188,12 +188,12 @@ def _made(name: str, above: Step, mode: int) -> Step:
         os.mkdir(name, 0o700, dir_fd=above.fd)
         made = True
     except FileExistsError:
-        made = False  # by another runner, this moment
+        made = False  # by another runner at the same moment
     step = _step(name, above, made=made)
     if not made or mode == 0o700:
         return step
     try:
-        # Independent of the umask. Not by its name, which may lead to another directory now.
+        # Independent of the umask. Through a descriptor, because the name may lead to another directory now.
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=step.fd)
         try:
             if os.fstat(fd).st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""A manifest's wishes laid over a policy: what it gets, and which rule cut what it does not."""
+"""A manifest's requests under a policy: what the plugin gets, and which rule cut the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sandbox.value import NamedTuple
 
 
 class Overrides(NamedTuple):
-    """What the operator said on the command line, for this launch."""
+    """The operator's options on the command line, for this launch."""
 
     env: tuple[tuple[str, str], ...] = ()
     pass_env: tuple[str, ...] = ()
@@ -62,10 +62,10 @@ def grant(
 ) -> Grant:
     """What `spec` gets under `policy`.
 
-    `bare_environment`: its contract promises exactly the variables it lists, so what a policy passes on to
-    everybody is left out; what the operator sets is not.
-    A path above the ceiling refuses the launch even where the manifest calls it optional: optional is about
-    what exists, not about what is allowed. `homes` adds their credentials to the paths refused by name here.
+    `bare_environment`: the contract promises exactly the variables it lists. Variables that the policy passes
+    to every plugin are then left out; those that the operator sets are not.
+    A path above the ceiling refuses the launch even where the manifest calls it optional: an optional path
+    may be missing, not forbidden. `homes` adds their credentials to the paths refused by name here.
     `host_network_by` and `sandbox_required_by` name the variable by which the operator asks for the host's
     network, or requires a sandbox of every plugin; empty where it is not set.
     """
@@ -85,8 +85,8 @@ def grant(
                     where=at,
                 )
             )
-        # Without its sandbox section in force a manifest asks for nothing beyond the plain cage and the
-        # folder of its own that its arguments may name.
+        # With its sandbox section disabled a manifest asks for nothing beyond the plain cage and its own
+        # folder, which its arguments may name.
         own = tuple(path for path in spec.paths if path.path.startswith(STATE_DIR_TOKEN))
         spec = SandboxSpec(enabled=False, paths=own, env=spec.env, limits=spec.limits, where=spec.where)
     limits, decided_by = _limits(spec, policy, said, denials)
@@ -126,7 +126,7 @@ def _paths(
     for access, rule in rules:
         for path in rule.default:
             expanded = expand(path, state_dir)
-            if expanded is not None:  # a default says "where there is one"
+            if expanded is not None:  # a default means "if it exists"
                 give(expanded, access, False, "policy", ())
     for request in spec.paths:
         denial = _path_denial(request, policy, state_dir, homes)
@@ -262,7 +262,7 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
         return Denial(
             "env_name", quoted(name), "this cannot be the name or value of an environment variable", where=at
         )
-    passed = request.value is None and name in rule.passed  # the operator gives it to everybody anyway
+    passed = request.value is None and name in rule.passed  # the operator gives it to every plugin anyway
     if steers(name) and not passed and not matches(rule.steering, name):
         return Denial(
             "env_steering",
@@ -297,8 +297,8 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
 def _limits(
     spec: SandboxSpec, policy: Policy, overrides: Overrides, denials: list[Denial]
 ) -> tuple[Limits, tuple[tuple[str, str], ...]]:
-    """The lowest of what manifest, command line and ceiling say. The policy's default is for silence only, so
-    the command line can lift it, up to the ceiling."""
+    """The lowest of manifest, command line and ceiling. The policy's default applies only if the first two
+    are silent, so the command line can raise it, up to the ceiling."""
     values: dict[str, float] = {}
     decided: list[tuple[str, str]] = []
     rules = dict(policy.limits)

@@ -1,4 +1,4 @@
-"""Where the policy in force comes from, and whether that place can be trusted."""
+"""Where the policy in force comes from, and whether that file can be trusted."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _packaged_directory() -> str:
 
 
 def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
-    """The policy in force: as told, else $RUNNER_POLICY, else the system's, else "default".
+    """The policy in force: as named, else $RUNNER_POLICY, else the system's, else "default".
 
-    Raises DocumentError. A policy that was named and cannot be used is never replaced by another one.
+    Raises DocumentError. A named policy that cannot be used is never replaced by another one.
     """
     told = name_or_path or environ.get(ENVIRONMENT_NAME) or None
     if told is None:
@@ -65,7 +65,7 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
         path = os.path.join(_packaged_directory(), told + ".toml")
         if not os.path.exists(path):
             raise DocumentError(_unknown_name(told))
-        # The runner's own files are as trustworthy as the code beside them: no check could add to that.
+        # The runner's own files are as trustworthy as the code beside them: a check could add nothing.
         return _read(path, told)
     path = os.path.abspath(told)
     fault = untrustworthy(path)
@@ -76,7 +76,7 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
 
 
 def _read(path: str, name: str) -> Policy:
-    """Parsed, or remembered from the last time the same bytes were: parsing costs as much as the cage."""
+    """Parse the policy, or take it from the cache for the same bytes: parsing costs as much as the cage."""
     raw = read_bounded(path)
     key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), raw)
     remembered = _remembered(key)
@@ -101,7 +101,7 @@ def _remembered(key: str) -> Policy | None:
 
 
 def _account_stays(policy: Policy) -> bool:
-    """Whether the account of `run_as` may still be used. If not, parsing tells what is wrong, and where."""
+    """Whether the account of `run_as` may still be used. If not, parsing reports what is wrong, and where."""
     if not policy.run_as:
         return True
     from sandbox.identity.accounts import UnknownAccount, find_account
@@ -113,7 +113,7 @@ def _account_stays(policy: Policy) -> bool:
 
 
 def position(policy: Policy, keys: KeyPath) -> tuple[int, int]:
-    """Where something stands in a policy's file, (0, 0) if it is not there. Reads it again: for people."""
+    """The position of a key in a policy's file, (0, 0) if it has none. Parses again: only for messages."""
     try:
         return parse(policy.file, read_bounded(policy.file), "toml").where(keys)
     except DocumentError:
@@ -129,11 +129,11 @@ def _unknown_name(told: str) -> Diagnostic:
 
 
 def untrustworthy(path: str) -> tuple[str, str] | None:
-    """Why others than root and the runner's user could change what stands at `path`: (reason, remedy).
+    """Why users other than root and the runner's own could change the file at `path`: (reason, remedy).
 
-    Every directory above counts, as whoever may write to one can put another tree in its place, and so does
-    every link on the way, with the directories above it. A sticky directory such as /tmp lets nobody replace
-    what others own; what stands in it, its owner can.
+    Every directory above counts, since a user who may write to one can put another tree in its place. So does
+    every link on the way, with the directories above it. In a sticky directory such as /tmp nobody can
+    replace files of other owners, but each owner can change their own.
     """
     try:
         real, links = follow(path)
@@ -143,7 +143,7 @@ def untrustworthy(path: str) -> tuple[str, str] | None:
                 if fault is not None:
                     return fault
     except (OSError, ProgramFault):
-        return None  # reading it will say so, with the reason
+        return None  # reading it reports the reason
     return None
 
 
@@ -158,7 +158,7 @@ def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str]
         remedy = f"chown -h {os.geteuid()} {place}, or copy the policy to a directory of your own"
         return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
     if stat.S_ISLNK(status.st_mode):
-        return None  # whose mode means nothing
+        return None  # the mode of a link means nothing
     if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return f"{what} can be written by its group or by everybody", f"chmod go-w {place}"
     return None

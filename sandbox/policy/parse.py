@@ -1,4 +1,4 @@
-"""A policy's text: read with every fault at once, each at its place."""
+"""A policy's text, parsed; reports all faults at once, each with its position."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sandbox.units import parse_limit
 
 
 class _PolicyTable:
-    """One table of the file. Values are taken from it; what is left over was a mistake."""
+    """One table of the file. Values are taken from it; a key that is left over is a mistake."""
 
     def __init__(self, document: Document, faults: list[Diagnostic], value: object, keys: KeyPath) -> None:
         self.document = document
@@ -92,7 +92,7 @@ class _PolicyTable:
     def texts(
         self, key: str, check: Callable[[str], str | None], default: Sequence[str] = ()
     ) -> tuple[str, ...]:
-        """A list of texts for which `check` has nothing to say; it answers with half a sentence."""
+        """A list of texts that pass `check`, which returns a fault as half a sentence, or None."""
         value = self.take(key)
         if value is None:
             return tuple(default)
@@ -187,7 +187,7 @@ def _ceiling_fault(path: str) -> str | None:
     if path == "*" or _place_fault(path) or path.startswith("$"):
         return None if path == "*" else _place_fault(path)
     hit = lexical_hit(path)
-    # A ceiling above a denied path is useful for what else lies below it.
+    # A ceiling above a denied path is useful for the other folders below it.
     return hit.clause() if hit is not None and hit.relation != "above" else None
 
 
@@ -210,7 +210,7 @@ def _host_fault(host: str) -> str | None:
 
 
 def _network_rule(table: _PolicyTable) -> NetworkRule:
-    # No default of "allowlist": a list nobody asked for would have no hosts.
+    # "allowlist" cannot be the default: without a manifest's list it would have no hosts.
     default = table.choice("default", ("none", "host"), "none")
     ceiling = table.choice("ceiling", NETWORK_ORDER, default)
     hosts = table.texts("hosts", _host_fault)
@@ -275,7 +275,7 @@ def _env_rule(table: _PolicyTable) -> EnvRule:
 
 
 def _capability_fault(pattern: str) -> str | None:
-    # Words of protocols: whatever a plugin can call a capability or a method can be named here.
+    # Words of protocols: any name that a plugin can give a capability or a method can be written here.
     if pattern and len(pattern) <= 256 and pattern.isprintable() and " " not in pattern:
         return None
     return "must be a capability or a method, in which * and ? stand for anything"

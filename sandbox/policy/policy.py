@@ -1,7 +1,7 @@
-"""What the operator allows: for each thing a default, and a ceiling for manifests that ask for more.
+"""The operator's rules: for each thing a default, and a ceiling for manifests that ask for more.
 
-A policy cannot give what the denylist refuses: that is decided again, on the opened files, when the plan is
-made. Where policies come from: load.py; what a manifest gets under one: grant.py.
+A policy cannot give what the denylist refuses: that is checked again, on the opened files, when the plan is
+made. load.py says where policies come from, grant.py what a manifest gets under one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sandbox.paths.source import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
 from sandbox.value import NamedTuple
 
-# The read-only runtime of every cage, where it exists. Asking for it, or for a part of it, asks for nothing.
-# Of /etc/ssl only what is public: /etc/ssl/private holds the host's keys.
+# The read-only runtime of every cage, where it exists. A request for it, or for a part of it, needs no grant.
+# Only the public part of /etc/ssl: /etc/ssl/private holds the host's keys.
 RUNTIME_PATHS: tuple[str, ...] = (
     "/usr",
     "/bin",
@@ -50,7 +50,7 @@ LAYERS: tuple[str, ...] = ("seccomp", "uid", "user_namespace_lock", "cgroup_name
 # Variables that make a loader or an interpreter run code or configuration of the setter's choice before the
 # program's own. From glibc's list for setuid programs and the manuals of the interpreters.
 # Not NODE_PATH and CLASSPATH: they are searched after the program's own modules and replace none of them.
-# Not ENV: only interactive shells read it, and many programs call their stage so (ENV=production).
+# Not ENV: only interactive shells read it, and many programs use it for their stage (ENV=production).
 STEERING: tuple[str, ...] = (
     "LD_*",
     "GLIBC_TUNABLES",
@@ -98,7 +98,7 @@ STEERING: tuple[str, ...] = (
     "GTK_MODULES",
     "QT_PLUGIN_PATH",
 )
-# Of PYTHON*, those that change how a program runs but not which code.
+# The PYTHON* variables that change how a program runs but not which code.
 NOT_STEERING = frozenset(
     (
         "PYTHONUNBUFFERED",
@@ -114,14 +114,14 @@ NOT_STEERING = frozenset(
 )
 
 Mode = Literal["require", "prefer"]
-ProjectAccess = Literal["none", "read"]  # to the folder a program is at work on
+ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 HookFailure = Literal["continue", "abort"]
 LimitMode = Literal["require", "prefer", "delegated"]
 LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
 LIMIT_NAMES: tuple[str, ...] = Limits._fields
 FRACTIONAL_LIMITS = DURATIONS | {"cpu"}  # the others are whole numbers
-# The memory behind these has no other bound: a policy that does not speak of them must not mean "all of it".
+# The memory behind these has no other bound, so a policy that omits them must not mean "unlimited".
 ALWAYS_SIZED: dict[str, float] = {"tmp": 256 << 20, "shm": 64 << 20}
 
 
@@ -143,7 +143,7 @@ class NetworkRule(NamedTuple):
 
 
 class EnvRule(NamedTuple):
-    set: tuple[tuple[str, str], ...] = ()  # the operator's word: manifests cannot change it
+    set: tuple[tuple[str, str], ...] = ()  # set by the operator: manifests cannot change it
     passed: tuple[str, ...] = ()
     ceiling: tuple[str, ...] = ()
     steering: tuple[str, ...] = ()
@@ -155,10 +155,10 @@ class SeccompRule(NamedTuple):
 
 
 class CapabilityRule(NamedTuple):
-    """Patterns of words between a plugin and its host. The cage gives none of them any meaning."""
+    """Patterns for protocol words between a plugin and its host. The sandbox does not interpret them."""
 
-    declare: tuple[str, ...] = ()  # what a plugin may say of itself when it shakes hands
-    host: tuple[str, ...] = ()  # methods it may ask of its host
+    declare: tuple[str, ...] = ()  # capabilities that a plugin may declare in its handshake
+    host: tuple[str, ...] = ()  # methods that it may call on its host
 
 
 class LimitRule(NamedTuple):
@@ -169,8 +169,8 @@ class LimitRule(NamedTuple):
     def required(self, delegated: bool) -> bool:
         """Whether a machine that cannot enforce this limit in full must not start the plugin.
 
-        `delegated`: the runner is root, or its cgroup was handed to it, so whoever set this machine up meant
-        limits to hold. Elsewhere a user has no means to enforce them, and mode "delegated" makes do.
+        `delegated`: the runner is root, or its cgroup was delegated to it, so this machine was set up for
+        limits. Elsewhere a user has no means to enforce them, and mode "delegated" accepts that.
         """
         return delegated if self.mode == "delegated" else self.mode != "prefer"
 
@@ -192,7 +192,7 @@ class Policy(NamedTuple):
     uids: tuple[int, int] = DEFAULT_RANGE
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
-    on_hook_failure: HookFailure = "continue"  # what a hook is taken to have answered that failed
+    on_hook_failure: HookFailure = "continue"  # the answer assumed for a hook that failed
     run_as: str = (
         ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
     )
@@ -201,14 +201,14 @@ class Policy(NamedTuple):
         return dict(self.limits).get(name, LimitRule())
 
     def layer(self, name: str) -> Mode:
-        """What to do where this machine cannot enforce `name`. Silence means: do not launch."""
+        """What to do where this machine cannot enforce `name`. No entry means: do not launch."""
         return dict(self.layers).get(name, "require")
 
     def admits_network(self, mode: NetworkMode) -> bool:
         return NETWORK_ORDER.index(mode) <= NETWORK_ORDER.index(self.network.ceiling)
 
     def may_read(self, path: str, state_dir: str | None = None) -> bool:
-        """Whether a plugin gets `path` for reading if it asks. The denylist has a word of its own."""
+        """Whether a plugin gets `path` for reading if it asks. The denylist decides separately."""
         wanted = normal(path)
         if any(contains(runtime, wanted) for runtime in RUNTIME_PATHS):
             return True

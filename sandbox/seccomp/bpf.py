@@ -1,12 +1,12 @@
 """Classic BPF for seccomp: an assembler that builds programs from their end.
 
-Only what seccomp accepts and what the kernel's per-call verdict cache can emulate (Linux 5.11: loads of
-the number and the architecture, comparisons with constants, AND, RET): calls decided by number alone
-then cost no filter run at all.
+It emits only what seccomp accepts and the kernel's per-call verdict cache can emulate (Linux 5.11: loads of
+the number and the architecture, comparisons with constants, AND, RET). Calls decided by number alone then
+cost no filter run at all.
 
 Conditional jumps in classic BPF go forward only and at most 255 instructions far. Building from the end
-makes every target known when the jump to it is written, so one that is too far gets a nearer stand-in at
-once and no second pass is needed.
+makes every target known when the jump to it is written, so a jump that is too far gets an intermediate jump
+at once, and no second pass is needed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OFFSET_ARCH = 4
 MAX_INSTRUCTIONS = 4096
 
 _SOCK_FILTER = struct.Struct("<HBBI")
-# Two stand-ins may slip in between a jump and its targets while both are made reachable.
-_REACH = 255 - 2
+# Up to two intermediate jumps may be inserted between a jump and its targets.
+_REACH_INSTRUCTIONS = 255 - 2
 
 
 def argument_offset(index: int) -> int:
-    """Of the low half of an argument: struct seccomp_data holds them as little-endian 64-bit words."""
+    """The offset of the low half of an argument: struct seccomp_data holds little-endian 64-bit words."""
     return 16 + 8 * index
 
 
@@ -50,7 +50,7 @@ class Instruction(NamedTuple):
 
 
 class Assembler:
-    """A program in the making. A place is counted from the end, so it stays true as the program grows."""
+    """A program under construction. Places count from the end, so they stay valid as it grows."""
 
     def __init__(self) -> None:
         self._reversed: list[Instruction] = []
@@ -65,7 +65,7 @@ class Assembler:
         return len(self._reversed) - place - 1
 
     def _near(self, place: int) -> int:
-        if self._distance(place) <= _REACH:
+        if self._distance(place) <= _REACH_INSTRUCTIONS:
             return place
         target = self._reversed[place]
         if target.code == RET:
@@ -75,7 +75,7 @@ class Assembler:
     def ret(self, value: int) -> int:
         """A place that returns this value; an earlier one is used again while it is within reach."""
         place = self._returns.get(value)
-        if place is None or self._distance(place) > _REACH:
+        if place is None or self._distance(place) > _REACH_INSTRUCTIONS:
             place = self._returns[value] = self._prepend(RET, value)
         return place
 
@@ -89,7 +89,7 @@ class Assembler:
         return self._prepend(AND, bits)
 
     def branch(self, code: int, k: int, if_true: int, if_false: int) -> int:
-        # The first may be pushed one further away by the second's stand-in: _REACH leaves room for it.
+        # The second target's jump may push the first one away: _REACH_INSTRUCTIONS leaves room.
         if_true = self._near(if_true)
         if_false = self._near(if_false)
         return self._prepend(code, k, self._distance(if_true), self._distance(if_false))

@@ -1,10 +1,10 @@
 """The compiled system call filters: which one this machine needs, and its bytes for bubblewrap.
 
-This is all of seccomp that a launch pays for. Reading a profile and compiling it takes 9 ms in a fresh
+A launch uses only this module of seccomp. Reading a profile and compiling it takes 9 ms in a fresh
 process, as long as all of bubblewrap, and 2 ms more to import the code that does it; reading the compiled
-program takes 0.05 ms. So the programs are compiled beforehand from the profiles (sandbox/seccomp/profile.py,
-scripts/seccomp-filters) and committed beside them; a test compiles again and compares every byte. Being the
-same everywhere, a filter can be named by its digest in a report.
+program takes 0.05 ms. So the programs are compiled in advance from the profiles (sandbox/seccomp/profile.py,
+scripts/seccomp-filters) and committed beside them; a test compiles again and compares every byte. The bytes
+are the same everywhere, so a report names a filter by its digest.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sandbox import CODE_ROOT
 PROFILES: tuple[str, ...] = ("strict", "default", "compat")
 PROFILE_DIRECTORY = os.path.join(CODE_ROOT, "policies", "seccomp")
 
-# AUDIT_ARCH_* as seccomp reports it: the ELF machine, with the bits for 64-bit and little-endian. The
-# kernel takes calls through a second door with other numbers on both (i386 is 0x40000003, AArch32
-# 0x40000028); a program that uses it is not one the profile was written for.
+# AUDIT_ARCH_* as seccomp reports it: the ELF machine, with the bits for 64-bit and little-endian. On both,
+# the kernel also accepts calls of a second architecture with other numbers (i386 is 0x40000003, AArch32
+# 0x40000028); no profile is written for programs that use it.
 AUDIT_ARCH: dict[str, int] = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
 
 
@@ -51,7 +51,7 @@ def filter_bytes(profile: str, arch: str | None = None) -> bytes:
             program = file.read()
     except OSError as error:
         raise SeccompUnavailable(f"{path}: {error.strerror}; install the runner again") from None
-    # An empty file must not pass for a filter: bubblewrap would hand the kernel a program of no instructions.
+    # An empty file must not count as a filter: bubblewrap would pass the kernel a program of no instructions.
     if not program or len(program) % 8:
         raise SeccompUnavailable(f"{path}: damaged ({len(program)} bytes); install the runner again")
     return program

@@ -1,11 +1,11 @@
 """Small filters beside the main one: for plugins with a disk limit, and for plugins that write others' files.
 
-What a plugin writes it writes at the speed of memory, and the runner can watch it. Space that is only asked
-for comes at once, a whole disk of it, and beyond the end of a file RLIMIT_FSIZE does not count it. So there
-is no asking: programs that ask (databases, downloads) know filesystems that cannot, and write.
+A plugin writes data at the speed of memory, and the runner can watch that. Preallocated space comes at once,
+a whole disk of it, and RLIMIT_FSIZE does not count it beyond the end of a file. So preallocation is refused:
+programs that use it (databases, downloads) know filesystems without it, and write instead.
 
-The numbers are written out: to read the tables and load the assembler would cost a launch more than all else
-about it. A test compares them with the tables.
+The numbers are written out: reading the tables and loading the assembler would cost a launch more than all
+else about it. A test compares them with the tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBER, _ARCH, _REQUEST = (
     24,
 )  # where struct seccomp_data has them; of an ioctl's second argument the low half
 
-# Each filesystem that knows fallocate knows it by these names as well: RESVSP, RESVSP64 and ZERO_RANGE. With
+# Filesystems with fallocate also accept it as these ioctls: RESVSP, RESVSP64 and ZERO_RANGE. With
 # FSSETXATTR a file on XFS gets an extent size: then one byte written takes a gigabyte.
 REQUESTS = (0x40305828, 0x4030582A, 0x40305839, 0x401C5820)
 
@@ -35,8 +35,8 @@ class Numbers(NamedTuple):
     ioctl: int
     fallocate: int
     file_setattr: int  # FSSETXATTR as a call of its own
-    # It performs fallocate unseen by any filter, and holds files open where nobody finds them. The default
-    # profile has refused it already.
+    # io_uring performs fallocate unseen by any filter, and holds files open where no walk finds them. The
+    # default profile refuses it already.
     io_uring_setup: int
 
 
@@ -44,7 +44,7 @@ NUMBERS = {"x86_64": Numbers(16, 285, 469, 425), "aarch64": Numbers(29, 47, 469,
 
 
 def no_preallocation(arch: str) -> bytes:
-    """A program for the kernel. Calls through another architecture's door are the main filter's to judge."""
+    """A program for the kernel. The main filter judges calls of another architecture."""
     numbers = NUMBERS[arch]
     code = [
         (_LOAD, 0, 0, _ARCH),
@@ -64,8 +64,8 @@ def no_preallocation(arch: str) -> bytes:
 
 
 def no_io_uring(arch: str) -> bytes:
-    """For a plugin that may write files of somebody else's: through io_uring, which only the compat profile
-    allows, it could make set-user-id files that no filter sees. Programs fall back."""
+    """For a plugin that may write files of other owners: through io_uring, which only the compat profile
+    allows, it could make set-user-id files that no filter sees. Programs fall back to plain calls."""
     code = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 0, 3, AUDIT_ARCH[arch]),

@@ -1,4 +1,4 @@
-"""What a seccomp profile says, and how it becomes a program.
+"""Seccomp profiles, and how one is compiled.
 
     policies/seccomp/NAME.toml --load_profile--> Profile --compile_filter--> BPF program
 
@@ -78,8 +78,8 @@ def load_profile(name: str) -> Profile:
 def read_profile(name: str, document: dict[str, object], base: Profile | None) -> Profile:
     """A document's verdicts, on top of those of the profile it extends.
 
-    A name has one verdict. Stating one that the base already gives is refused: a difference that is none
-    means that somebody misread the base.
+    A name has one verdict. Repeating a verdict of the base is refused: the author of such a line probably
+    misread the base.
     """
     strangers = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
     if strangers:
@@ -148,8 +148,8 @@ def _read_action(where: str, action: object) -> str:
 def compile_filter(profile: Profile, arch: str) -> bytes:
     """The program, an array of struct sock_filter: architecture, then a binary search over the numbers.
 
-    The search runs over ranges of numbers with one verdict. What is not in the table, x32's numbers
-    (0x40000000 and up, and the 512 to 547 that old kernels also took without that bit) included, falls
+    The search runs over ranges of numbers with one verdict. Numbers that are not in the table, including
+    x32's (0x40000000 and up, and the 512 to 547 that old kernels also took without that bit) included, falls
     into ranges that answer ENOSYS.
     """
     table = syscalls.load(arch)

@@ -1,13 +1,13 @@
-"""The cell's init: a pid namespace of our own around bwrap, from its first instruction to the last report.
+"""The cell's init: a pid namespace of our own around bwrap, from its first instruction to the final report.
 
 It is the parent of bwrap and the init of a pid namespace one level outside the one bwrap makes. bwrap arms
 its own parent-death signal only after it has mounted everything. Killed before that, its child would carry
-on as an orphan, or wait for ever on an eventfd that nobody writes. With a namespace around all of it there is
-one process whose death ends everybody, from the first instruction on, and waiting for it waits for all. It
-stays, because bwrap does not wait for its own child: only the process that reaps all of them knows what they
-used.
+on as an orphan, or wait for ever on an eventfd that nobody writes. With a namespace around all of it, the
+death of one process ends every process, from the first instruction on, and waiting for it waits for all.
+It outlives bwrap, because bwrap does not wait for its own child: only the process that reaps all of them
+knows what they used.
 
-Everything here runs in the clone. Standard library only; nothing may raise out of it, because below it is the
+Everything here runs in the clone. Standard library only. No exception may leave this module: below it is the
 stack of the process that cloned it.
 """
 
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
 KEYCTL_JOIN_SESSION_KEYRING = 1
-_MOVE_MOUNT = 429  # of every architecture
+_MOVE_MOUNT = 429  # the same number on every architecture
 _AT_FDCWD = -100
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 
@@ -48,7 +48,7 @@ CAPABILITIES = struct.Struct("=6I")
 
 
 class SyscallNumbers(NamedTuple):
-    """The only calls for which libc offers no function we can use."""
+    """The calls for which libc offers no function we can use."""
 
     clone: int
     keyctl: int
@@ -58,22 +58,22 @@ class SyscallNumbers(NamedTuple):
 
 SYSCALLS = {"x86_64": SyscallNumbers(56, 250, 436, 435), "aarch64": SyscallNumbers(220, 219, 436, 435)}
 
-# struct clone_args up to and with `cgroup`, eleven 64-bit words; all but these three stay zero.
+# struct clone_args up to and including `cgroup`, eleven 64-bit words; all but these three stay zero.
 _CLONE_ARGS_WORDS, _CLONE_ARGS_FLAGS, _CLONE_ARGS_SIGNAL, _CLONE_ARGS_CGROUP = 11, 0, 4, 10
 
 
 # The message of a child that failed: errno, then the name of its stage.
 FAULT_CODE = struct.Struct("=i")
 FAULT_SIZE = 256
-# What it does next, and what that is called: "could not NAME: ERRNO" is what people read.
+# The name of a step and the step itself. Messages read "could not NAME: ERRNO".
 Stage = tuple[str, Callable[[], Any]]
 
 
 def become_init(
     order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int
 ) -> NoReturn:
-    """In the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
-    stage = "open its account"  # named where something is raised
+    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
+    stage = "open its account"  # for the message if the next line raises
     try:
         account = _open_account()
         for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, account):  # noqa: B007
@@ -81,8 +81,8 @@ def become_init(
         stage = "start a process"
         program, born_inside = fork_into(order.cgroups)
         if program == 0:
-            # The cell's init stays outside of the cgroups: it must not be throttled with, or killed for,
-            # the processes that it has to end.
+            # The cell's init stays outside the cgroups: it must not be throttled with, or killed for, the
+            # processes that it has to end.
             for stage, step in _program_stages(order, libc, born_inside):  # noqa: B007
                 step()
         stage = "drop root's access to files"
@@ -90,12 +90,12 @@ def become_init(
         stage = "forbid new privileges"
         _forbid_privileges(libc)
         stage = "follow the runner's death"
-        _follow_runner(libc, fault_w)  # again: changing an id has disarmed it
+        _follow_runner(libc, fault_w)  # again: changing an id has reset it
         os.close(fault_w)
         os._exit(_stay(program, order, account))
     except OSError as error:
         _report_fault(fault_w, stage, error.errno or errno.EIO)
-    except BaseException:  # noqa: BLE001 -- nothing may get out: below us is the parent's own stack
+    except BaseException:  # noqa: BLE001 -- no exception may leave: below us is the parent's own stack
         _report_fault(fault_w, stage, errno.EINVAL)
     finally:
         os._exit(125)
@@ -112,21 +112,21 @@ def read_fault(fd: int) -> tuple[str, int] | None:
 
 
 def _open_account() -> int:
-    """Where the kernel counts the bytes that we and all reaped children have read and written.
+    """Open the file in which the kernel counts bytes read and written by us and all reaped children.
 
-    Opened while we still have root's access to files: in a process that changed its uid this file is root's.
+    Opened while we still have root's access to files: after a change of uid this file belongs to root.
     """
     try:
         return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return -1  # a kernel that does not count
+        return -1  # the kernel was built without these counters
 
 
 def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), "")
-    # getppid() is 0 in a pid namespace's init. A runner that died before the call above shows only as a pipe
-    # without a reader.
+    # getppid() is 0 in a pid namespace's init. If the runner died before the call above, only a pipe without
+    # a reader shows it.
     watch = select.poll()
     watch.register(fault_w, 0)
     if watch.poll(0):
@@ -146,7 +146,7 @@ def _forbid_privileges(libc: ctypes.CDLL) -> None:
 def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
     """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
 
-    The program does this, after it has dropped root's file system uid: in a user namespace nobody can write
+    The program does this after it has dropped root's file system uid: in a user namespace nobody can write
     to a file of a uid that has no mapping.
     """
     if not order.folders and not order.mounts:
@@ -182,7 +182,7 @@ def _read_account(fd: int) -> tuple[int, int]:
 
 
 def _stay(program: int, order: SpawnOrder, account: int) -> int:
-    """Wait until nothing is left, report what it used, and return the status to exit with."""
+    """Wait until no process is left, report what they used, and return the status to exit with."""
     mounts = (fd for fd, _ in order.mounts)
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     for fd in held - {order.ending, *order.hold}:
@@ -196,7 +196,7 @@ def _stay(program: int, order: SpawnOrder, account: int) -> int:
             break
         if pid == program:
             status = ended
-            # bwrap's own namespace dies with it if it got that far. We do not rely on it.
+            # bwrap's own namespace dies with it, if it got that far. We do not rely on it.
             _kill_all()
         if pid:
             continue
@@ -225,7 +225,7 @@ def _kill_all() -> None:
 def _init_stages(
     order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
 ) -> Sequence[Stage]:
-    """What the cell's init does before it starts the program, in this order."""
+    """The steps of the cell's init before it starts the program, in this order."""
 
     def call(result: int) -> None:
         if result < 0:
@@ -237,8 +237,8 @@ def _init_stages(
         os.close(go_r)
 
     def make_mounts_private() -> None:
-        # bwrap keeps its mounts as slaves of the host's: what the host mounts later below a shown folder
-        # would appear in the cage, writable. A private copy receives nothing and passes nothing on.
+        # bwrap keeps its mounts as slaves of the host's: a later mount of the host below a shown folder would
+        # appear in the cage, writable. A private copy neither receives nor propagates mounts.
         call(libc.unshare(_CLONE_NEWNS))
         call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
 
@@ -259,7 +259,7 @@ def _init_stages(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
 
-    # The maker dropped groups, gid and uid before there was a namespace. Here we check that it worked.
+    # The maker dropped groups, gid and uid before there was a namespace. These steps check that it worked.
     def check_groups() -> None:
         if order.drop and os.getgroups():
             raise OSError(errno.EPERM, "")
@@ -306,13 +306,14 @@ def _init_stages(
 
 
 def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> Sequence[Stage]:
-    """What the process that becomes bwrap does, in this order."""
+    """The steps of the process that becomes bwrap, in this order."""
 
     def start() -> NoReturn:
-        for number, fd in enumerate(order.stdio):  # each is its own number, or above 2
+        for number, fd in enumerate(order.stdio):  # each has its final number, or one above 2
             if fd != number:
                 os.dup2(fd, number)
-        # If the cell's init dies before bwrap has armed its death signal, the namespace ends, and we with it.
+        # If the cell's init dies before bwrap has set its parent-death signal, the namespace ends, and we
+        # with it.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # An empty environment, because bwrap's own stays readable in /proc/1/environ inside.
         os.execve(order.program, order.argv, {})
@@ -355,7 +356,7 @@ def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
         pid: int = libc.syscall(numbers.clone3, ctypes.byref(arguments), ctypes.sizeof(arguments))
         if pid >= 0:
             return pid, True
-        # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other obstacle shows
+        # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other cause shows up
         # when the child joins through cgroup.procs.
     return os.fork(), False
 
@@ -375,7 +376,7 @@ def require_membership(membership: Sequence[bytes]) -> None:
 
 
 def set_rlimits(rlimits: Sequence[tuple[int, int, int]]) -> None:
-    """(kind, soft, hard) each, as far as this process's own limits allow."""
+    """Set each (kind, soft, hard), as far as this process's own limits allow."""
     for kind, soft, hard in rlimits:
         _, ceiling = resource.getrlimit(kind)
         if ceiling != resource.RLIM_INFINITY:

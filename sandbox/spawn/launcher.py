@@ -1,17 +1,17 @@
 """The last program before the plugin: it connects the plugin's streams, and reports whether exec worked.
 
-bwrap stays with two processes, and both hold whatever it was started with as 0, 1 and 2. If these were the
-plugin's pipes, nobody could see that the plugin has closed one. Both close everything above 2, so the streams
-pass bwrap under higher numbers, and a program inside has to move them.
+bwrap leaves two processes running, and both keep the descriptors 0, 1 and 2 that it was started with. If
+these were the plugin's pipes, nobody could see that the plugin has closed one. Both close everything above
+2. So the streams pass bwrap under higher numbers, and a program inside has to move them.
 
-A shell could do that. But a shell adds variables to the environment (PWD, SHLVL), drops those whose names it
-does not like, runs as a script what the kernel does not execute, cannot mark a descriptor close-on-exec, and
-may not be in the cage. So it is a program of our own: 50 instructions, without a library or a loader. bwrap
-gets it as a descriptor without a name, and nothing of it is left when the plugin starts. Only where nothing
-without a name may be executed (vm.memfd_noexec=2) it is a read-only file in the cage.
+A shell could do that. But a shell adds variables to the environment (PWD, SHLVL), drops those with names it
+does not accept, runs as a script what the kernel does not execute, cannot mark a descriptor close-on-exec,
+and may not be in the cage. So the launcher is a program of our own: 50 instructions, without a library or a
+loader. bwrap gets it as a descriptor without a name, and nothing of it is left when the plugin starts. Only
+where a nameless file may not be executed (vm.memfd_noexec=2) it is a read-only file in the cage.
 
-It says "exec" on a pipe that the exec closes. An errno after that means: the exec has failed. Nothing at all
-means: it did not come to that.
+It writes "exec" to a pipe that the exec closes. An errno after that means that the exec has failed. An empty
+pipe means that the launcher did not get as far as the exec.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import struct
 
 from sandbox.value import NamedTuple
 
-# Its own name in the cage, by the number of its descriptor.
+# Its name in the cage, by the number of its descriptor.
 PATH = "/proc/self/fd/{}"
 
 _MFD_EXEC = 0x10
 _ABOUT_TO_EXEC = b"exec"
-_FAILURE = struct.Struct("=Ii")  # errno of execve, and what faccessat said of the same path
+_FAILURE = struct.Struct("=Ii")  # errno of execve, and the result of faccessat for the same path
 
-# Instructions and what an assembler makes of them; the tests compare the two. What they do:
+# Instructions and their assembled bytes; the tests compare the two. The program:
 #     for i in 0, 1, 2: dup3(table[i], i, 0)                  else exit(125)
 #     for i in 0, 1, 2, 3: close(table[i])                    the streams' old numbers, and its own file
 #     fcntl(table[4], F_SETFD, FD_CLOEXEC)                    else exit(125)
@@ -171,7 +171,7 @@ _BASE = 0x400000
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _START = _HEADER.size + 2 * _SEGMENT.size
-_PAGE = 0x10000  # the largest page of both machines
+_PAGE_BYTES = 0x10000  # the largest page size of both machines
 
 
 def instructions(listing: str) -> bytes:
@@ -181,8 +181,8 @@ def instructions(listing: str) -> bytes:
 def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "") -> bytes:
     """The program for one launch, as an ELF file.
 
-    The numbers are those of its descriptors: the streams to be put in place, its own file, and the pipe on
-    which it tells how far it came. Raises OSError on a machine it was not written for.
+    The numbers are those of its descriptors: the streams to move, its own file, and the pipe on which it
+    reports its progress. Raises OSError on a machine without a listing.
     """
     machine = machine or os.uname().machine
     if machine not in _MACHINES:
@@ -197,7 +197,7 @@ def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "")
         *(_HEADER.size, _SEGMENT.size, 2, 0, 0, 0),
     )
     # One segment to read and execute, and a stack that is not executable.
-    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE)
+    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE_BYTES)
     segments += _SEGMENT.pack(0x6474E551, 6, 0, 0, 0, 0, 0, 16)
     return header + segments + code
 
@@ -206,8 +206,8 @@ class Verdict(NamedTuple):
     """Its report, read after it has ended or has become the plugin."""
 
     executed: bool  # the plugin runs, or ran
-    errno: int = 0  # why it could not be executed; 0: it did not come to that
-    found: bool = False  # the file was there. ENOENT then is about its interpreter or loader
+    errno: int = 0  # why it could not be executed; 0: it did not get that far
+    found: bool = False  # the file exists. ENOENT is then about its interpreter or loader
 
 
 def verdict(told: bytes) -> Verdict:
@@ -226,7 +226,7 @@ def failure(number: int, *, found: bool) -> bytes:
 
 
 def executable() -> int:
-    """An empty file without a name, that may be executed. PermissionError: none may be, here."""
+    """An empty, nameless file that may be executed. PermissionError: this machine allows none."""
     flags = os.MFD_CLOEXEC
     try:
         # Linux 6.3 and later: where vm.memfd_noexec is set, an executable memfd must be asked for.

@@ -1,7 +1,7 @@
 """The spawner's input and output: values only.
 
-Like all of this package it imports nothing but the standard library and sandbox/value.py: parts of it run
-between a clone and an exec.
+Like all of this package it imports only the standard library and sandbox/value.py: parts of it run between a
+clone and an exec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ending(NamedTuple):
     """How a cell ended, as its init saw it."""
 
     status: int  # as wait(2) gives it
-    expired: bool  # the clock of the cell's init ended it
+    expired: bool  # the deadline of the cell's init passed
     user: float  # seconds
     system: float
     max_rss: int  # bytes, of the largest single process
@@ -51,11 +51,11 @@ class SpawnError(Exception):
 
 
 class CgroupDoors(NamedTuple):
-    """Descriptors by which a single-threaded process gets into its cgroups.
+    """Descriptors by which a single-threaded process joins its cgroups.
 
     Writing to a cgroup.procs takes a lock of the whole machine and waits for an RCU grace period, some 11 ms
-    each. The kernel does without for a thread that moves itself on v1, and for a process born into its group
-    on v2.
+    each. The kernel skips both for a thread that moves itself on v1, and for a process born into its group on
+    v2.
     """
 
     tasks: tuple[int, ...] = ()  # v1: each a `tasks` file, opened for writing
@@ -64,29 +64,29 @@ class CgroupDoors(NamedTuple):
 
     @property
     def files(self) -> tuple[int, ...]:
-        """What the program writes to. The directory is among what the cell's init holds."""
+        """The files that the program writes to. The cell's init holds the directory."""
         return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
 
 
 class SpawnOrder(NamedTuple):
-    """Everything a child needs, decided beforehand: after the clone nothing is looked up or allocated."""
+    """All inputs of a child, decided in advance: after the clone nothing is looked up or allocated."""
 
     program: str
     argv: tuple[str, ...]
-    uid: int  # outside; the caller's own unless the caller is root
+    uid: int  # outside the cage; the caller's own unless the caller is root
     gid: int
     drop: bool  # change to uid/gid (the caller is root), or keep the caller's
     keep: tuple[int, ...]  # fds the program may inherit besides 0-2
     rlimits: tuple[tuple[int, int, int], ...]
     keyring: bool
-    ending: int = -1  # where the cell's init writes its Ending
-    hold: tuple[int, ...] = ()  # fds the cell's init holds open for as long as anything lives
+    ending: int = -1  # descriptor for the Ending that the cell's init writes
+    hold: tuple[int, ...] = ()  # fds the cell's init holds open as long as any process lives
     umask: int = 0o077
     cgroups: CgroupDoors = CgroupDoors()  # the program joins, the cell's init does not
-    membership: tuple[bytes, ...] = ()  # the lines of /proc/self/cgroup that must be there then
-    deadline: float | None = None  # on the monotonic clock: the cell's init ends everything then
-    stdio: tuple[int, int, int] = (0, 1, 2)  # what the program gets as these
-    folders: tuple[str, ...] = ()  # options of a tmpfs each, mounted at folder_path of its number
+    membership: tuple[bytes, ...] = ()  # lines that /proc/self/cgroup must then contain
+    deadline: float | None = None  # on the monotonic clock: the cell's init then ends everything
+    stdio: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
+    folders: tuple[str, ...] = ()  # tmpfs options, one for each folder, mounted at folder_path of its number
     # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.
     mounts: tuple[tuple[int, bool], ...] = ()
 

@@ -78,7 +78,7 @@ def spawn(order: SpawnOrder) -> int:
             os.write(go_w, b"g")
         except OSError as error:
             _reap(pid)
-            if fault := read_fault(fault_r):  # it died before, and said why
+            if fault := read_fault(fault_r):  # it died earlier and reported why
                 raise SpawnError(*fault) from None
             raise SpawnError(step, error.errno or errno.EIO) from error
         fault = read_fault(fault_r)
@@ -91,7 +91,7 @@ def spawn(order: SpawnOrder) -> int:
     return pid
 
 
-# The maker's message: its stage, errno if it went no further, the child's pid.
+# The maker's message: its stage, the errno if that stage failed, the child's pid.
 _MADE = struct.Struct("=iii")
 _MAKER_STAGES = ("drop the user id", "create a user and pid namespace", "map the plugin's ids")
 _DROPPING, _CLONING, _MAPPING = range(len(_MAKER_STAGES))
@@ -111,7 +111,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     open its own child in /proc, and let the child start the program in a cgroup that belongs to root. They
     give no capability, and both processes drop them before any other program runs.
     """
-    # Without CAP_KILL neither we nor our death could end a process of another uid.
+    # Without CAP_KILL, neither the runner nor its death could end a process of another uid.
     if not _effective_capabilities() & _CAP_KILL:
         raise SpawnError("end a process of another uid: CAP_KILL is missing", errno.EPERM)
     born_r, born_w = os.pipe2(os.O_CLOEXEC)
@@ -137,7 +137,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             if made < 0:
                 raise OSError(-made, "")
             stage = _MAPPING
-            os.write(born_w, _MADE.pack(stage, errno.EIO, made))  # should we be killed from here on
+            os.write(born_w, _MADE.pack(stage, errno.EIO, made))  # in case we are killed from here on
             _map_ids(made, order)
             code = 0
         except OSError as error:
@@ -146,10 +146,10 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             try:
                 os.write(born_w, _MADE.pack(stage, code, made))
             finally:
-                os._exit(0)  # also if the runner is dead: below us is its stack
+                os._exit(0)  # even if the runner is dead: below us is its stack
     os.close(born_w)
     os.waitpid(maker, 0)
-    answer = os.read(born_r, 2 * _MADE.size)  # its first word and its last, or one of them
+    answer = os.read(born_r, 2 * _MADE.size)  # its first message, its last, or both
     os.close(born_r)
     if len(answer) < _MADE.size:
         raise SpawnError("go on: a process on the way was killed", errno.EIO)
@@ -162,7 +162,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
 
 
 def _effective_capabilities() -> int:
-    """The low 32 bits."""
+    """The low 32 bits of the effective set."""
     held = ctypes.create_string_buffer(CAPABILITIES.size)
     if ctypes.PyDLL(None).capget(CAPABILITY_HEADER, held) < 0:
         return 0
@@ -182,7 +182,7 @@ def _keep_root_file_access(libc: ctypes.CDLL) -> None:
 
 
 def can_join_keyring() -> bool:
-    """Whether keyctl works here. This is tried: the calling process gets a session keyring of its own."""
+    """Whether keyctl works here. It is tried: the calling process gets a session keyring of its own."""
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return False
@@ -199,7 +199,7 @@ def _map_ids(pid: int, order: SpawnOrder) -> None:
     """Map one uid and one gid onto themselves.
 
     Written from outside, by a process that has these ids: the kernel lets it map them without a capability if
-    setgroups is given up first.
+    setgroups is denied first.
     """
     _write(f"/proc/{pid}/setgroups", b"deny")
     _write(f"/proc/{pid}/uid_map", b"%d %d 1" % (order.uid, order.uid))

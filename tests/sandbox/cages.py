@@ -91,7 +91,7 @@ def compiled(asked: PlanRequest, given: Grant | None = None, **more: Any) -> Lau
 
 
 def cage(given: dict[str, Any]) -> Iterator[Any]:
-    """Launch a request; to be wrapped with contextmanager(), where it runs. Nothing is leased, but as root it
+    """Launch a request; wrapped with contextmanager() where it runs. Nothing is leased, but as root it
     drops to a uid of the range. With "bare" it has no cage."""
     import os
     import shutil
@@ -137,7 +137,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
 
 
 def caged(given: dict[str, Any]) -> dict[str, Any]:
-    """Launch a request, wait for its end, and say how it ended and what it printed."""
+    """Launch a request and wait for its end. Returns how it ended and its output."""
     import os
     from contextlib import contextmanager
 
@@ -171,7 +171,7 @@ def order(
     search_path: str = SYSTEM_PATH,
     bare: bool = False,
 ) -> dict[str, Any]:
-    """What `cage` is to launch, as JSON can say it."""
+    """The input of `cage`, as JSON."""
     return {
         "request": asked._asdict(),
         "paths": list(paths),

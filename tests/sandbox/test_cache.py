@@ -1,4 +1,4 @@
-"""Which of our own files an entry of the cache depends on: found by their imports, not by a list."""
+"""The files of our own that a cache entry depends on: found by their imports, not by a list."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_module_that_does_not_exist_is_an_error() -> None:
         code_marks("sandbox.policy.parse", "sandbox.nothing")
 
 
-def test_a_file_that_changed_or_went_is_not_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_or_removed_file_is_not_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "CODE_ROOT", str(tmp_path))
     file = tmp_path / "sandbox.py"
     file.write_text("a = 1\n")

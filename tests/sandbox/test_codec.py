@@ -1,4 +1,4 @@
-"""Values through bytes and back: what comes back is equal, and of the same types all the way down."""
+"""Encoding values and decoding them: the result is equal, with the same types at every level."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def types(value: object) -> object:
 
 
 @given(values)
-def test_every_value_comes_back_as_it_was(value: object) -> None:
+def test_every_value_is_decoded_unchanged(value: object) -> None:
     again = codec.decode(codec.encode(value), CLASSES)
     assert again == value and types(again) == types(value)
 
 
-def test_what_is_written_is_ascii_and_json() -> None:
+def test_the_encoding_is_ascii_json() -> None:
     raw = codec.encode(Leaf(1, "n\udcffme"))
     assert raw.isascii() and json.loads(raw) == ["Leaf", 1, "n\udcffme"]
     assert codec.decode(codec.encode(math.inf), ()) == math.inf
 
 
 @pytest.mark.parametrize("value", [{1: 2}, [1], {1, 2}, object(), bytearray(b"x"), Leaf(1, [])])  # type: ignore[arg-type]
-def test_what_could_not_come_back_is_not_written(value: object) -> None:
+def test_values_that_could_not_be_decoded_are_not_encoded(value: object) -> None:
     with pytest.raises(TypeError):
         codec.encode(value)
 
@@ -91,7 +91,7 @@ def test_what_could_not_come_back_is_not_written(value: object) -> None:
         b"\xff",
     ],
 )
-def test_what_is_not_ours_is_refused(raw: bytes) -> None:
+def test_foreign_documents_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         codec.decode(raw, CLASSES)
 

@@ -1,4 +1,4 @@
-"""Every byte, also to who reads slowly."""
+"""Writing every byte, also to a slow reader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_slow_reader_of_a_descriptor_that_does_not_block(monkeypatch: pytest.M
     assert taken == data
 
 
-def test_a_reader_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_READER_SECONDS", 0.01)
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -63,7 +63,7 @@ def test_sizes(written: object, size: int) -> None:
         "9999999999P",
     ],
 )
-def test_what_is_not_a_size_is_refused_with_an_example(written: object) -> None:
+def test_an_invalid_size_is_refused_with_an_example(written: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(written)
 
@@ -105,12 +105,12 @@ def test_durations(written: object, seconds: float) -> None:
         DURATION_MAX * 2,
     ],
 )
-def test_what_is_not_a_duration_is_refused(written: object) -> None:
+def test_an_invalid_duration_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration(written)
 
 
-def test_refusals_are_short_whatever_was_written() -> None:
+def test_refusals_are_short_for_any_input() -> None:
     for parse in (parse_size, parse_duration):
         with pytest.raises(ValueError) as caught:  # noqa: PT011 (the length is the point)
             parse("9" * 100_000)
@@ -293,7 +293,7 @@ def test_a_limit_is_possible_or_refused_with_a_sentence(name: str, written: obje
 
 
 @given(st.sampled_from(Limits._fields), st.integers(1 << 20, 1 << 22))
-def test_a_number_and_its_text_are_one_limit(name: str, amount: int) -> None:
+def test_a_number_and_its_text_are_the_same_limit(name: str, amount: int) -> None:
     amount = amount % 10_000 + 16 if name in ("cpu", *COUNTS) else amount
     amount = min(amount, 9_999) if name == "cpu" else amount
     assert parse_limit(name, amount) == parse_limit(name, str(amount)) == amount

@@ -1,4 +1,4 @@
-"""Our named tuples against the standard ones: whatever is done to both has the same result."""
+"""Our named tuples compared with the standard ones: every operation has the same result."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_the_same_as_the_standard_one(act: str) -> None:
     assert outcome(ACTS[act], Ours) == outcome(ACTS[act], Standard)
 
 
-def test_a_field_that_is_not_there_is_not_replaced() -> None:
-    """A TypeError, as of the standard one since Python 3.13, by every Python."""
+def test_replacing_an_unknown_field_is_a_type_error() -> None:
+    """As the standard one does since Python 3.13; ours in every Python."""
     with pytest.raises(TypeError, match="Ours has no field z"):
         Ours(1)._replace(z=1)  # type: ignore[call-arg]
 
 
-def test_the_complaint_names_what_is_wrong() -> None:
+def test_the_error_names_the_fault() -> None:
     with pytest.raises(TypeError, match=r"Ours\(\) takes a, b, c; not right: a"):
         Ours(b="x")  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""MCP servers on stdio, from the configuration file people already have."""
+"""MCP servers on stdio, read from an existing `mcpServers` configuration file."""
 
 from __future__ import annotations
 

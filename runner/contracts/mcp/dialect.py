@@ -1,6 +1,6 @@
 """MCP over stdio, in its modern and its legacy versions.
 
-The handshake is in handshake.py; what a call is, and what its answer means, in pending_call.py.
+handshake.py has the handshake. pending_call.py has the calls and the meaning of their answers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FRAME_LIMIT: Final = 16 * 1024 * 1024
 
 CALL_SECONDS: Final = 60.0
 
-# After stdin was closed, and again after SIGTERM: what the official clients give a server.
+# After stdin was closed, and again after SIGTERM: the same time that the official clients give.
 EXIT_SECONDS: Final = 2.0
 TERMINATE_SECONDS: Final = 2.0
 
@@ -92,8 +92,8 @@ class McpDialect:
         self._catalogue = Catalogue(self._standing)
         self._pending: dict[int, PendingCall] = {}
         self._questions: dict[tuple[type, Any], int] = {}  # the plugin's id -> ticket
-        # Inputs that a modern server asks for are not requests. Their tickets count down, those of requests
-        # up.
+        # Inputs that a modern server asks for are not requests. Their tickets count down, tickets of
+        # requests up.
         self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
         self._tickets = 0
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
@@ -278,7 +278,7 @@ class McpDialect:
     # --- answers ------------------------------------------------------------------------------------------
 
     def _shaken(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
-        """The answer is kept while the server runs, so it counts for the memory of the session."""
+        """The answer is kept while the server runs, so it counts towards the memory of the session."""
         if self._standing.take(weight):
             return self._handshake.feed(incoming)
         text = f"its answer to the handshake takes more than {STANDING >> 20} MiB of memory"
@@ -372,7 +372,7 @@ class McpDialect:
             self._questions[key] = request.ticket
             return [HostCall(request.ticket, request.method, request.params)]
         else:
-            # Not in the words that servers use, which would look like an echo if their ids met.
+            # Not the usual text of servers: if their ids met ours, that would look like an echo.
             frame = self._peer.error(request.ticket, METHOD_NOT_FOUND, "the host has no such method")
         return [] if frame is None else [self._sent(frame, "reply")]
 
@@ -399,7 +399,7 @@ class McpDialect:
     def _progress(self, params: Mapping[str, Any]) -> list[Event]:
         token, progress = params.get("progressToken"), params.get("progress")
         if type(token) is not int or token not in self._pending or type(progress) not in (int, float):
-            self._counted["stray_progress"] += 1  # after a cancel, servers go on for a while
+            self._counted["stray_progress"] += 1  # after a cancel, servers continue for a while
             return []
         keys = ("progress", "total", "message")
         return [Progress(token, {key: params[key] for key in keys if params.get(key) is not None})]
@@ -415,7 +415,7 @@ class McpDialect:
         return [] if ticket is None else [HostCallCancelled(ticket)]
 
     def _unsubscribed(self, request_id: Any) -> list[Event]:
-        """The one use a modern server has for it: a subscription of ours is over."""
+        """A modern server uses it for one thing: a subscription of ours is over."""
         for token, started in self._pending.items():
             if started.method == _SUBSCRIPTION and self._peer.waits_for(token) == request_id:
                 self._peer.forget(token)
@@ -424,7 +424,7 @@ class McpDialect:
 
 
 def _glimpse(value: Any) -> str:
-    """The beginning of it, for people, without writing out the whole of a large one."""
+    """The beginning of a value, for messages; a large value is not written out."""
     if isinstance(value, dict):
         return f"a JSON object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'no keys'}"
     if isinstance(value, list):

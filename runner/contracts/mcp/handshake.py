@@ -22,7 +22,7 @@ from sandbox.document.diagnostic import printable, quoted
 
 # Time limit of the handshake. An interpreter that loads some hundred files from a cold disk starts slowly.
 SECONDS: Final = 30.0
-# Without an answer for so long, a server is taken for one that ignores unknown requests. Most servers start
+# After this time without an answer, a server counts as one that ignores unknown requests. Most servers start
 # faster and are asked once. A longer time would delay every start of a server that ignores the request.
 PATIENCE_SECONDS: Final = 3.0
 
@@ -126,7 +126,7 @@ class Handshake:
         self._refusal = Violation("handshake_failed", message, f"initialize:{error.code}")
         self._stage = "last"
         if self._peer.waits_for(DISCOVER) is not None:
-            return []  # a modern server may refuse it; its answer to server/discover will tell
+            return []  # a modern server may refuse it; wait for its answer to server/discover
         supported = _supported(error)
         if versions.common(versions.MODERN, supported) and self._probes < 2:
             return [self._discover()]

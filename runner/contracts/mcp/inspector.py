@@ -85,7 +85,7 @@ class Inspector:
 
 
 def _not_discovered(result: Any) -> str:
-    """What is wrong with the answer to server/discover; empty if nothing is."""
+    """The fault of the answer to server/discover; empty if it has none."""
     if not isinstance(result, dict):
         return "no object"
     versions = result.get("supportedVersions")

@@ -1,4 +1,4 @@
-"""MCP servers of an `mcpServers` configuration. `x-sandbox` says what a server asks of the cage."""
+"""MCP servers of an `mcpServers` configuration. `x-sandbox` holds a server's requests for the cage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sandbox.spec import (
 
 NAME_LIMIT = 128
 PROJECT_FILE = ".mcp.json"
-OPERATORS_FILE = "claude_desktop_config.json"  # always among the settings of a client, never in a project
+OPERATORS_FILE = "claude_desktop_config.json"  # always among a client's own settings, never in a project
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
@@ -96,7 +96,7 @@ class ServerTable(_Table):
     )
     url: str | None = Field(default=None, description="Servers with a URL cannot be hosted.")
     x_sandbox: XSandboxTable | None = Field(default=None, alias="x-sandbox")
-    # Keys that some clients know. The runner does not use them.
+    # Keys of some clients, which the runner does not use.
     description: Any = None
     disabled: Any = None
     timeout: Any = None
@@ -119,7 +119,7 @@ def servers(document: Document) -> tuple[str, ...]:
 def read(
     document: Document, *, server: str | None = None, home: str = ""
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """One server as a plugin (None if there is an error), and everything to say about it."""
+    """One server as a plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     chosen = _choose(faults, document, server)
     if chosen is None:
@@ -157,11 +157,11 @@ def read(
 
 
 def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project | None:
-    """The folder that the server works on: its `cwd`, or the folder of `.mcp.json`. Other configuration
-    files are in folders where clients keep their settings.
+    """The folder that the server works on: its `cwd`, or the folder of `.mcp.json`. Other configuration files
+    are in the folders of clients' settings.
 
     Most of these files can come with a project. Then the project's author wrote the file, and must not
-    choose a folder outside of it.
+    choose a folder outside the project.
     """
     folder, name = os.path.split(path)
     within = "" if name == OPERATORS_FILE else folder

@@ -1,4 +1,4 @@
-"""One open call: what is sent for it, and what an answer to it means.
+"""One open call: the requests sent for it, and the meaning of each answer.
 
 Most calls are one request. A list takes one request for each page. A modern server may answer "I need input
 first": then the request is sent again with the input. The server decides how often, so all of it is limited.
@@ -74,7 +74,7 @@ class Input(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The host has to answer these before the call goes on."""
+    """Inputs that the host has to supply before the call goes on."""
 
     inputs: tuple[Input, ...]
 
@@ -105,7 +105,7 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
             if call.input is not None and not isinstance(call.input, dict):
                 raise _unfit(token, "the params of a method have to be an object")
             if call.name == "ping" and modern:
-                return "server/discover", None  # the modern era has no ping, but every server has this
+                return "server/discover", None  # the modern era has no ping, but every server answers this
             return call.name, call.input
         case _:
             raise _unfit(token, f"MCP servers have no {call.kind}: tool, prompt, resource, method")
@@ -137,7 +137,7 @@ class PendingCall:
         return Refusal(self.token, str(code), message, _MEANINGS.get(code, ""), data)
 
     def result(self, value: Any, weight: int) -> Step:
-        """`weight`: of the value, in memory."""
+        """`weight`: bytes of memory that the value takes."""
         if not isinstance(value, dict):
             return self.malformed("bad_type", f"the result of {self._name} is not an object")
         if self._modern:
@@ -159,7 +159,7 @@ class PendingCall:
         return Reply(self.token, value)
 
     def answered(self, key: str, value: Any) -> More | None:
-        """An input that was asked for. The call is made again when it was the last."""
+        """Add an input that the server asked for. After the last one, the request is sent again."""
         if key not in self._open:
             return None
         self._open.discard(key)
@@ -167,12 +167,12 @@ class PendingCall:
         return None if self._open else self._again()
 
     def release(self) -> None:
-        """Nothing of it is kept any more."""
+        """Release the memory it keeps."""
         self._standing.give_back(self.weight)
         self.weight = 0
 
     def _keeps(self, weight: int) -> bool:
-        """Whether there is room for it. All calls of a session share what there is."""
+        """Whether there is room for it. All calls of a session share one limit."""
         if not self._standing.take(weight):
             return False
         self.weight += weight
@@ -249,8 +249,8 @@ class PendingCall:
         self._rounds += 1
         if self._rounds > MOST_ROUNDS:
             return self.malformed("too_many_rounds", f"{self._name} asked for input {self._rounds} times")
-        self.release()  # of the round before
-        if not self._keeps(2 * weight):  # what is kept is sent back
+        self.release()  # the memory of the round before
+        if not self._keeps(2 * weight):  # it is kept, and sent back
             most = self._standing.most >> 20
             message = (
                 f"the state that {self._name} wants the host to keep takes more than {most} MiB of memory"
@@ -297,7 +297,7 @@ def _objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def refused_input(token: int, method: str, code: int, message: str) -> Violation:
-    """The host refused, and the modern protocol has no way to tell the server so: the call has failed."""
+    """The host refused the input. The modern protocol cannot report that to the server, so the call fails."""
     return Violation(
         "capability_not_allowed",
         f"the server needs {method} for this call, which was refused: {code} {printable(message)}",

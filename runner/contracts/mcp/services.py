@@ -1,4 +1,4 @@
-"""What an MCP server may ask of its host: roots, sampling, elicitation."""
+"""The requests that an MCP server may send to its host: roots, sampling, elicitation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ METHODS: Final[Mapping[str, str]] = {
     "elicitation/create": "elicitation",
 }
 
-# The protocol has an error code for one refusal only.
+# The protocol has an error code for this refusal only.
 REJECTED: Final = -1
 
 BUSY: Final = "too many requests at once; ask again when one was answered"
 
 
 async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any:
-    """The result; raises HostError."""
+    """Serve one request and return its result. Raises HostError."""
     asked = params if isinstance(params, dict) else {}
     if method == "roots/list" and services.roots is not None:
         return {"roots": _roots(await services.roots.roots())}
@@ -40,7 +40,7 @@ async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any
 
 
 def refused(method: str, why: Why) -> Answer:
-    """The error of a client without that capability. Where the protocol has a way to decline, that."""
+    """The error of a client without that capability, or the protocol's way to decline where there is one."""
     if why == "busy":
         return Answer(error=(INTERNAL_ERROR, BUSY, None))
     if why == "denied" and method == "sampling/createMessage":

@@ -1,4 +1,4 @@
-"""The tools a server has listed, until it says that they changed."""
+"""The tools a server has listed, until it announces a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Catalogue:
-    """Empty until the list is asked for. From then on calls and results are checked against it."""
+    """Empty until the list is requested. From then on calls and results are checked against it."""
 
     def __init__(self, standing: Share) -> None:
         self._standing = standing
@@ -24,12 +24,12 @@ class Catalogue:
         self._unusable: set[str] = set()  # tools whose schema cannot be used
 
     def remember(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:
-        """`weight`: of the list in memory."""
+        """`weight`: bytes of memory that the list takes."""
         if name != "tools":
             return
         self._forget()
         if not self._standing.take(weight):
-            return  # other lists fill the share: the tools stay unknown and are not checked
+            return  # other lists fill the share: the tools stay unknown and unchecked
         self._weight = weight
         self._tools = {}
         for tool in items:
@@ -47,7 +47,7 @@ class Catalogue:
         self._weight = 0
 
     def find_missing(self, token: int, name: str) -> Violation | None:
-        """The fault of a call whose tool is known not to exist."""
+        """The violation of a call to a tool that a known list does not have."""
         if self._tools is None or name in self._tools:
             return None
         names = [printable(one) for one in list(self._tools)[:100]]

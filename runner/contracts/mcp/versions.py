@@ -1,4 +1,4 @@
-"""The two eras of MCP, and what each adds to a request.
+"""The two eras of MCP, and the fields each adds to a request.
 
 Modern (2026-07-28): the server remembers no handshake, so each request names the client and its capabilities.
 Legacy (2025-11-25 and before): the client names them once, in `initialize`.
@@ -45,7 +45,7 @@ def client_info() -> dict[str, str]:
 
 
 def capabilities(services: frozenset[str]) -> dict[str, Any]:
-    """What a server may ask of us: only services that the host offers."""
+    """The requests that a server may send to us: only for services that the host offers."""
     return {name: {} for name in SERVICES if name in services}
 
 
@@ -72,8 +72,8 @@ def common(ours: tuple[str, ...], theirs: Any) -> str | None:
 
 
 def discovered(plugin_id: str, result: Any) -> Identity | None:
-    """The server, from a DiscoverResult with a version we speak. None: it is no such result, or only offers
-    the legacy era."""
+    """The server's identity, from a DiscoverResult with a version we speak. None: it is no such result, or it
+    offers only the legacy era."""
     if not isinstance(result, dict) or result.get("resultType", "complete") != "complete":
         return None
     version = common(MODERN, result.get("supportedVersions"))
@@ -86,7 +86,7 @@ def discovered(plugin_id: str, result: Any) -> Identity | None:
 
 
 def initialized(plugin_id: str, result: Any) -> Identity | str:
-    """The server, from the answer to `initialize`; or what is wrong with the answer."""
+    """The server's identity, from the answer to `initialize`; or the fault of that answer."""
     if not isinstance(result, dict):
         return "it is not an object"
     info, said, version = result.get("serverInfo"), result.get("capabilities"), result.get("protocolVersion")

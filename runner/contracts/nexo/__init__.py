@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
-# The values that nexo's own host takes for yes. It takes anything else for no.
+# The values that nexo's own host reads as yes. It reads anything else as no.
 _YES = ("1", "true", "TRUE", "yes", "YES")
 _REQUIRE_SANDBOX = "NEXO_PLUGIN_SANDBOX_REQUIRE"
 _HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"

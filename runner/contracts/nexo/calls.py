@@ -1,4 +1,4 @@
-"""Which method of the contract a call means, and with which params.
+"""The contract's method and params for each kind of call.
 
     kind      name                       input
     tool      a tool                     its arguments
@@ -9,7 +9,7 @@
     memory    vector_upsert,             backend, collection, and records, query or ids
               vector_search,
               vector_delete
-    method    a method                   its params, as they are
+    method    a method                   its params, unchanged
 
 A channel, provider or backend need not be named if the manifest declares only one.
 """
@@ -49,7 +49,7 @@ class OpenCall(NamedTuple):
 
 
 def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
-    """What the manifest declares of a kind other than tools. Raises CallRefused."""
+    """The manifest's list of a kind other than tools. Raises CallRefused."""
     section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
     if section not in CONTRACT.declared:
         raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
@@ -102,7 +102,7 @@ def arguments(call: Call) -> Any:
 
 
 def method_of(call: Call) -> str:
-    """The method that a call means, valid or not. It decides the time limit."""
+    """The method of a call, valid or not. It decides the time limit."""
     if call.kind == "hook":
         return "hook.on_hook"
     if call.kind == "channel":
@@ -176,7 +176,7 @@ def _object(token: int, call: Call) -> dict[str, Any]:
 
 
 def _chosen(token: int, what: str, key: str, given: Mapping[str, Any], declared: tuple[str, ...]) -> str:
-    """The one the input names, or the only one that is declared."""
+    """The name in the input, or the only one that the manifest declares."""
     name = given.get(key)
     if name is None and len(declared) == 1:
         return declared[0]

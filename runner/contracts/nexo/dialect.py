@@ -61,9 +61,9 @@ _LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
 
-_SHOWN = 200  # bytes of a line that is not the protocol, for messages
+_SHOWN_BYTES = 200  # of a line that is not the protocol, for messages
 # Characters of text that fit into a frame even if each is escaped as six bytes.
-_CHUNK = FRAME_LIMIT // 8
+_CHUNK_CHARS = FRAME_LIMIT // 8
 
 _INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # tokens of our own requests
 
@@ -118,7 +118,7 @@ class NexoDialect:
         return frames.LineFramer(FRAME_LIMIT)
 
     def read(self, raw: bytes) -> Message:
-        shown = raw[:_SHOWN]
+        shown = raw[:_SHOWN_BYTES]
         if not raw.strip():
             return Message(fault="blank", raw=shown)
         value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
@@ -308,7 +308,7 @@ class NexoDialect:
 
     def _dropped(self, reason: str, topic: object, why: str = "") -> Events:
         self._count(f"dropped_{reason}")
-        shown = topic[:_SHOWN] if isinstance(topic, str) else ""
+        shown = topic[:_SHOWN_BYTES] if isinstance(topic, str) else ""
         return (Notice("dropped", {"reason": reason, "topic": shown, "why": why}),)
 
     def notify(self, method: str, params: Any) -> Events:
@@ -351,7 +351,7 @@ class NexoDialect:
         number = self._peer.waits_for(token) or 0
         family = request.method.partition(".")[0]
         if call.kind == "tool" and request.method != "tool.invoke":
-            family = "outbound_tool"  # whatever method the manifest names
+            family = "outbound_tool"  # for every method that a manifest can name
         self._open[token] = calls.OpenCall(family, number, hook)
         if request.streams:
             self._streams[number] = token
@@ -423,15 +423,15 @@ class NexoDialect:
         if not isinstance(value, str):
             return
         text = value.encode("utf-8", "replace").decode()  # a model may split a character in two
-        for at in range(0, len(text), _CHUNK):
+        for at in range(0, len(text), _CHUNK_CHARS):
             if ticket in self._questions:
-                params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK]}
+                params = {"request_id": self._peer.asked_as(ticket), "chunk": text[at : at + _CHUNK_CHARS]}
                 yield from self._spoken(self._peer.notification("llm.complete.delta", params))
 
     def _spoken(self, raw: bytes) -> Events:
         if len(raw) < FRAME_LIMIT:
             return (self._send(raw, "reply"),)
-        self._count("unanswerable")  # the id that the plugin chose fills a line by itself
+        self._count("unanswerable")  # the plugin's own id fills a line by itself
         return ()
 
     # --- the end --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What an error of a plugin means: the contract's error codes, by the method that was called.
+"""The meaning of a plugin's error: the contract's error codes, by the method that was called.
 
 The reference host looks for the code in the text of its own log line, where there is none. Here the code is
 read from the error object.
@@ -87,7 +87,7 @@ def make_refusal(call: int, family: str, code: int, message: str, data: Any) -> 
 
 
 def broken(why: str, detail: str, *, wired: bool) -> Violation | None:
-    """What is wrong with a message that is neither question nor answer. `wired`: after the handshake."""
+    """The fault of a message that is neither question nor answer. `wired`: after the handshake."""
     if why == "echo":
         text = f"it sends our own messages back: {detail}"
         code: Code = "malformed_response" if wired else "handshake_failed"

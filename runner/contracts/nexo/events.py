@@ -17,8 +17,8 @@ HOST = "host"
 
 
 class Stamp(NamedTuple):
-    """What only the host may set in an event. With these a plugin could forge another plugin's event, or an
-    event of another time."""
+    """The fields of an event that only the host may set. With these a plugin could forge another plugin's
+    event, or an event of another time."""
 
     id: str
     timestamp: str
@@ -67,7 +67,7 @@ def complete_event(given: object, topic: str, source: str, stamps: Stamps) -> di
     """The event of a plugin, completed. None: it is not an event.
 
     The scripting SDKs send neither id nor timestamp nor session; the Rust one sends all. Topic and source
-    are set by us, whatever the plugin says.
+    are set by us, whatever the plugin sends.
     """
     if not isinstance(given, dict) or "payload" not in given or not _is_session(given.get("session_id")):
         return None
@@ -85,7 +85,7 @@ def complete_event(given: object, topic: str, source: str, stamps: Stamps) -> di
 
 
 def _addressed_event(params: Mapping[str, Any], topic: str, stamps: Stamps) -> dict[str, Any]:
-    """An event for a plugin, from an `event` or just a `payload`. We fill in what is missing."""
+    """An event for a plugin, from an `event` or just a `payload`. Missing fields are filled in."""
     given = params.get("event")
     if not isinstance(given, Mapping):
         given = {name: value for name, value in params.items() if name != "topic"}

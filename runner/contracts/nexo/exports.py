@@ -1,7 +1,6 @@
 """Exports of the Plugin that hold more than names. Only this module writes and reads them.
 
-An export is a kind and a tuple of strings, so that the cache of manifests needs to know nothing of this
-contract.
+An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sandbox.value import NamedTuple
 
 PROTOCOL = "1.10"
 
-_MOST_CHARACTERS = 200  # of what a plugin says of itself
+_MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 
 
 class HandshakeFault(Exception):
@@ -33,7 +33,7 @@ class HandshakeFault(Exception):
 
 class Welcome(NamedTuple):
     identity: Identity
-    tools: Mapping[str, catalogue.Tool]  # with those of the manifest
+    tools: Mapping[str, catalogue.Tool]  # including those of the manifest
     missing: tuple[str, ...] = ()  # declared, but not advertised
 
 

@@ -1,4 +1,4 @@
-"""Hooks: what makes an answer no answer, and what stands for it then."""
+"""Hooks: which answers are invalid, and the answer used instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTINUE: Mapping[str, Any] = {"abort": False}
 
 
 def stand_in(token: int, hook: str, why: str, on_failure: Literal["continue", "abort"]) -> Events:
-    """The answer to a hook that failed, as the policy says."""
+    """The policy's answer for a hook that failed."""
     answer: dict[str, Any] = dict(CONTINUE)
     if on_failure == "abort":
         answer = {"abort": True, "reason": f"the hook {quoted(hook)} failed: {why}", "decision": "block"}
@@ -22,7 +22,7 @@ def stand_in(token: int, hook: str, why: str, on_failure: Literal["continue", "a
 
 
 def fault(value: Any) -> str:
-    """What is wrong with the answer of a hook; empty if nothing is."""
+    """The fault of a hook's answer; empty if it has none."""
     if not isinstance(value, dict):
         return "its answer is not an object"
     for name in ("abort", "do_not_reply_again"):

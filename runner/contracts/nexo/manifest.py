@@ -1,7 +1,7 @@
-"""nexo manifests (manifest_version 2): what they say about a plugin, and what they ask of the cage.
+"""nexo manifests (manifest_version 2): the plugin they describe, and its requests for the cage.
 
-tables.py says which keys exist and which types they have; rules.py says what their content has to be. Both
-run over the whole document, so one pass finds every fault.
+tables.py has the keys and their types; rules.py has the rules for their content. Both run over the whole
+document, so one pass finds every fault.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEGACY_TABLES = (
 
 
 def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin a manifest describes (None if there is an error), and everything to say about it."""
+    """The plugin of a manifest (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     if not _is_current(faults, document):
         return None, faults.diagnostics()
@@ -67,7 +67,7 @@ def _strict(keys: KeyPath) -> str | None:
 
 
 def _is_current(faults: Faults, document: Document) -> bool:
-    """manifest_version 2. Version 1 is another shape, and its plugins speak another protocol."""
+    """manifest_version 2. Version 1 has another format, and its plugins speak another protocol."""
     version = document.data.get("manifest_version")
     legacy = [name for name in _LEGACY_TABLES if isinstance(document.data.get(name), dict)]
     if (version == 1 and version is not True) or (version is None and legacy):
@@ -83,7 +83,7 @@ def _is_current(faults: Faults, document: Document) -> bool:
 
 
 def _port(document: Document, legacy: Sequence[str]) -> str:
-    """How to port a manifest of version 1: with all of these steps done, it passes."""
+    """How to port a manifest of version 1. After all these steps it passes."""
     transport = Table(document.data).table("transport")
     kind = transport.string("kind") or "stdio"
     if kind != "stdio":
@@ -100,7 +100,7 @@ def _port(document: Document, legacy: Sequence[str]) -> str:
     return "; ".join(step for step in steps if step)
 
 
-# Keys of [plugin] that have to be there.
+# Required keys of [plugin].
 _REQUIRED = ("id", "version", "name", "description", "min_nexo_version")
 
 
@@ -210,7 +210,7 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Exports that a session needs besides names."""
+    """Exports that hold more than names."""
     config = plugin.table("config_schema")
     schema = config.string("schema")
     if schema is not None:

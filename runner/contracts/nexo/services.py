@@ -1,7 +1,7 @@
-"""What a nexo plugin may ask of its host: memory.recall, llm.complete, and to publish events.
+"""The requests that a nexo plugin may send to its host: memory.recall, llm.complete, and publishing events.
 
-Checked in the contract's order: the service first, then each parameter. A service that is missing or not
-allowed is "not configured" (-32603) and not "no such method", because the SDKs document only the former.
+Checked in the contract's order: the service first, then each parameter. For a service that is missing or not
+allowed the error is "not configured" (-32603) and not "no such method": the SDKs document only the former.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def refused(method: str, why: Why) -> Answer:
     if why == "unknown":
         return Answer(error=(NOT_FOUND, f"method not found: {quoted(method)}", None))
     if why == "absent" and method == "broker.publish":
-        return Answer()  # there is no broker, but readers of the session's events get it
+        return Answer()  # there is no broker, but readers of the session's events get the event
     if why == "denied" and method == "broker.publish":
-        # A notification has no answer. The operator is shown this instead.
+        # A notification has no answer. The operator sees this error instead.
         return Answer(error=(INTERNAL, "the policy does not allow it: see host under [capabilities]", None))
     if why == "busy":
         return Answer(error=(INTERNAL, "the host is busy with your other requests", None))
@@ -86,7 +86,7 @@ async def _complete(given: Mapping[str, Any], llm: LanguageModel, emit: Emit) ->
     if not told:
         _check_text(completion)
         if completion.content:
-            await emit(completion.content)  # the model sent no pieces: the plugin gets the text as one
+            await emit(completion.content)  # the model sent no pieces: the plugin gets the whole text as one
     return _ending(completion)
 
 

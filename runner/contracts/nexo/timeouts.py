@@ -29,7 +29,7 @@ _METHODS: Mapping[str, tuple[float, str]] = {
     "shutdown": (5.0, ""),
 }
 _OTHER_SECONDS = 60.0
-_MOST_MS = 2**64 - 1  # what the reference host can read
+_MOST_MS = 2**64 - 1  # the largest number that the reference host can read
 
 
 class Timeouts(NamedTuple):
@@ -41,7 +41,7 @@ class Timeouts(NamedTuple):
 
 
 def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
-    """As the variables are now. A variable that is not a number is ignored."""
+    """Read the variables as they are now. A variable that is not a number is ignored."""
     words = sorted({word for _, word in _METHODS.values() if word})
     found = {word: _milliseconds(environ.get(f"NEXO_PLUGIN_{word}_TIMEOUT_MS", "")) for word in words}
     return Timeouts({word: seconds for word, seconds in found.items() if seconds is not None})

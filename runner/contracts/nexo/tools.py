@@ -37,7 +37,7 @@ class Tool:
         self.seconds = seconds
 
     def faults(self, arguments: Any, compiled: Shelf[Schema]) -> list[str]:
-        """What is wrong with the arguments. `compiled`: by the name of the tool. Raises CatalogueFault."""
+        """The faults of the arguments. `compiled`: by the name of the tool. Raises CatalogueFault."""
         schema = compiled.get(self.name)
         if schema is None:
             try:
@@ -79,7 +79,7 @@ def read_advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]
 def find_tool(
     token: int, name: str, arguments: Any, tools: Mapping[str, Tool], compiled: Shelf[Schema]
 ) -> Tool:
-    """The tool of that name, which the arguments fit. Raises CallRefused."""
+    """The tool of that name, if the arguments fit it. Raises CallRefused."""
     tool = tools.get(name)
     if tool is None:
         message = f"the plugin does not offer the tool {quoted(name)}"
@@ -106,7 +106,7 @@ def of_manifest(plugin: Plugin) -> dict[str, Tool]:
 
 
 def _schema(text: str) -> Any:
-    """The schema in a manifest. The manifest's rules made sure that it is an object, but admit more JSON
-    than the wire does; then it is None."""
+    """The schema in a manifest. The manifest's rules ensure that it is an object, but they accept more JSON
+    than the wire does. If the wire refuses it, the schema is None."""
     value, cause, *_ = wire.message(text.encode("utf-8", "replace"))
     return None if cause else value

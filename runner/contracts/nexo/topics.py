@@ -1,7 +1,7 @@
-"""Topics: which events a plugin gets, and where it may publish. The patterns are the manifest's.
+"""Topics: which events a plugin gets, and where it may publish. The patterns are in the manifest.
 
-A plugin publishes to a subject, which names one topic. The reference host takes a wildcard in a subject for
-a plain word, so there a plugin can publish to `plugin.inbound.slack.>`. Here that is not a subject.
+A plugin publishes to a subject, which names one topic. The reference host treats a wildcard in a subject as a
+plain word, so a plugin can publish to `plugin.inbound.slack.>` there. Here that is not a subject.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SUBSCRIBE, PUBLISH = "broker.subscribe", "broker.publish"
 
 
 def of_channel(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a registered channel gives: patterns to subscribe to, patterns to publish to.
+    """The patterns of a registered channel: those to subscribe to, those to publish to.
 
     Two each, because `>` stands for one segment or more and never for none.
     """
@@ -44,13 +44,13 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 def is_complete(text: str) -> bool:
-    """No segment is empty."""
+    """Whether no segment is empty."""
     return bool(text) and ".." not in text and text[0] != "." and text[-1] != "."
 
 
 def is_subject(text: str) -> bool:
-    """Names one topic: no wildcards, no empty segment, and nothing that a broker's own text protocol would
-    take for the end of the name (with a space or a line break a subject becomes a command there)."""
+    """Whether it names one topic: no wildcards, no empty segment, and no character that ends the name in a
+    broker's text protocol (a space or a line break would turn the rest into a command there)."""
     if "*" in text or ">" in text or not is_complete(text):
         return False
     return text.isprintable() and not any(character.isspace() for character in text)

@@ -1,4 +1,5 @@
-"""The cache: answers only what was asked, trusts nobody else's directory, never makes a launch fail."""
+"""The manifest cache: it returns only matching entries, trusts no directory of another user, and never
+makes a launch fail."""
 
 from __future__ import annotations
 
@@ -66,12 +67,12 @@ def stored(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("plugin", [FULL, EMPTY])
-def test_a_plugin_comes_back_as_it_was(folder: Path, plugin: Plugin) -> None:
+def test_a_plugin_survives_encoding(folder: Path, plugin: Plugin) -> None:
     manifest_cache.store("k" * 64, plugin, WARNINGS)
     assert manifest_cache.load("k" * 64) == (plugin, WARNINGS)
 
 
-def test_what_is_stored_is_found_again_and_nobody_else_can_read_it(folder: Path) -> None:
+def test_a_stored_entry_is_found_again_and_private(folder: Path) -> None:
     assert manifest_cache.load("k" * 64) is None
     manifest_cache.store("k" * 64, FULL, WARNINGS)
     assert manifest_cache.load("k" * 64) == (FULL, WARNINGS)
@@ -124,7 +125,7 @@ def test_an_entry_others_can_write_to_or_that_blocks_is_not_used(folder: Path) -
 
 
 @pytest.mark.needs("root")
-def test_what_another_user_owns_is_not_used(folder: Path) -> None:
+def test_an_entry_or_directory_of_another_user_is_not_used(folder: Path) -> None:
     manifest_cache.store("k" * 64, FULL, ())
     os.chown(folder, 54321, 54321)
     assert manifest_cache.load("k" * 64) is None
@@ -135,7 +136,7 @@ def test_what_another_user_owns_is_not_used(folder: Path) -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands for /tmp, and a home that cannot be written, not even by root."""
+    """A folder that stands for /tmp, and a home that not even root can write."""
     path = tmp_path / "shared"
     path.mkdir()
     path.chmod(0o1777)
@@ -145,7 +146,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path / f"runner-cache-{os.geteuid()}"
 
 
-def test_a_directory_by_uid_serves_where_ones_own_cannot_be_written(shared: Path) -> None:
+def test_a_directory_named_by_uid_is_used_if_the_home_cannot_be_written(shared: Path) -> None:
     assert cache.directory() == str(shared)
     assert cache.unusable(str(shared)) == "" and not shared.exists()
     manifest_cache.store("k" * 64, FULL, WARNINGS)
@@ -155,25 +156,25 @@ def test_a_directory_by_uid_serves_where_ones_own_cannot_be_written(shared: Path
     assert cache.unusable(str(shared)) == ""
 
 
-def test_a_directory_of_ones_own_is_preferred(
+def test_the_directory_in_the_home_is_preferred(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then nothing is looked for in the shared place: what lies there is nobody's word."""
+    """The shared place is then not read at all: its content cannot be trusted."""
     manifest_cache.store("k" * 64, FULL, ())
     monkeypatch.setattr(cache, "_own_directory", lambda: str(tmp_path / "new/cache/runner"))
     assert cache.directory() == str(tmp_path / "new/cache/runner")
     assert manifest_cache.load("k" * 64) is None
 
 
-def test_it_can_be_switched_off_there_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_place_can_be_switched_off_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
     manifest_cache.store("k" * 64, FULL, ())
     assert cache.directory() is None and not shared.exists()
 
 
 @pytest.mark.needs("root")
-def test_who_squats_its_name_is_not_believed(shared: Path) -> None:
-    """Somebody else's directory under our name, with an entry that would be taken if it were ours."""
+def test_another_users_directory_with_our_name_is_not_used(shared: Path) -> None:
+    """Another user's directory under our name, with an entry that would be valid if it were ours."""
     manifest_cache.store("k" * 64, FULL, ())
     assert manifest_cache.load("k" * 64) is not None  # the control
     os.chown(shared, 54321, 54321)
@@ -193,7 +194,7 @@ def test_a_link_under_its_name_is_not_followed(shared: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o750, 0o705])
-def test_one_that_others_can_use_is_not_used(shared: Path, mode: int) -> None:
+def test_a_directory_with_open_permissions_is_not_used(shared: Path, mode: int) -> None:
     manifest_cache.store("k" * 64, FULL, ())
     shared.chmod(mode)
     assert manifest_cache.load("k" * 64) is None
@@ -210,14 +211,14 @@ def test_a_parent_in_which_others_could_replace_it_is_not_used(shared: Path, mod
 
 
 @pytest.mark.needs("root")
-def test_a_parent_of_somebody_else_is_not_used(shared: Path) -> None:
+def test_a_parent_of_another_user_is_not_used(shared: Path) -> None:
     manifest_cache.store("k" * 64, FULL, ())
     os.chown(shared.parent, 54321, 54321)
     assert manifest_cache.load("k" * 64) is None
 
 
-def test_no_plugin_is_given_the_place_in_use(shared: Path) -> None:
-    """A plugin that could write there would write the next policy."""
+def test_the_cache_directory_is_never_granted_to_a_plugin(shared: Path) -> None:
+    """A plugin that could write there could write the next policy."""
     from runner.launch.plan import _own_places
 
     assert str(shared) in _own_places(os.environ)
@@ -231,7 +232,7 @@ def test_failure_to_write_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert manifest_cache.load("k" * 64) is None
 
 
-def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_entries_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ENTRIES", 3)
     for number in range(5):
         manifest_cache.store(str(number) * 64, FULL, ())
@@ -239,7 +240,7 @@ def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name[0] for path in stored(folder)] == ["2", "3", "4"]
 
 
-def test_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUNNER_CACHE", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/attacker")
@@ -254,7 +255,7 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.directory() is None
 
 
-def test_the_key_depends_on_everything_that_decides() -> None:
+def test_the_key_covers_every_input() -> None:
     base: dict[str, Any] = {"path": "/a", "raw": b"x", "contract": None, "server": None, "home": "/h"}
     changes: list[dict[str, Any]] = [
         {},
@@ -284,7 +285,7 @@ def test_warnings_are_kept_and_errors_are_not(tmp_path: Path, folder: Path) -> N
     assert len(stored(folder)) == 1
 
 
-def test_a_changed_manifest_is_read_anew(tmp_path: Path, folder: Path) -> None:
+def test_a_changed_manifest_is_read_again(tmp_path: Path, folder: Path) -> None:
     path = tmp_path / "plugin.toml"
     path.write_text(NEXO)
     assert load(str(path)).plugin is not None

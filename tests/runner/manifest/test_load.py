@@ -1,4 +1,4 @@
-"""Finding manifests: by name, by content, in directories; and what a person is told otherwise."""
+"""Finding manifests by name, by content and in directories, and the messages when none is found."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_by_name_as_a_file_and_in_a_directory(tmp_path: Path, name: str, contrac
 
 @pytest.mark.parametrize("name", ["with-suffix.toml", "without", "x.conf"])
 @pytest.mark.parametrize("contract", TEXTS)
-def test_by_content_whatever_the_name(tmp_path: Path, name: str, contract: str) -> None:
+def test_by_content_if_the_name_is_unknown(tmp_path: Path, name: str, contract: str) -> None:
     if name.endswith((".toml", ".json")):
         name = f"anything.{'toml' if contract == 'nexo' else 'json'}"
     (tmp_path / name).write_text(TEXTS[contract])
@@ -88,7 +88,7 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         assert found.root == str(tmp_path)
 
 
-def test_both_names_of_a_contract_the_first_wins_with_a_warning(tmp_path: Path) -> None:
+def test_of_two_names_of_a_contract_the_first_wins_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text(NEXO)
     (tmp_path / "nexo-plugin.toml").write_text("nonsense")
     found = load(str(tmp_path))
@@ -158,7 +158,7 @@ def test_unknown_content_says_what_was_looked_for(tmp_path: Path) -> None:
         ("settings", '{"plugin_id": "x",,}', "read as JSON, line 1, column 19: "),
     ],
 )
-def test_a_file_that_promises_no_format_is_unknown_and_not_broken(
+def test_a_syntax_error_in_a_file_without_a_known_extension(
     tmp_path: Path, name: str, text: str, place: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -170,12 +170,12 @@ def test_a_file_that_promises_no_format_is_unknown_and_not_broken(
 
 
 @pytest.mark.parametrize(("name", "rule"), [("x.toml", "toml_syntax"), ("x.json", "json_syntax")])
-def test_a_file_that_promises_one_is_broken(tmp_path: Path, name: str, rule: str) -> None:
+def test_a_syntax_error_in_a_file_with_a_known_extension(tmp_path: Path, name: str, rule: str) -> None:
     (tmp_path / name).write_text("{,")
     assert rules(load(str(tmp_path / name))) == [rule]
 
 
-def test_the_contract_given_decides_about_the_format_too(tmp_path: Path) -> None:
+def test_the_chosen_contract_decides_the_format(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(NEXO)
     assert contract_of(load(str(tmp_path / "x.json"), contract="nexo")) == "nexo"
 
@@ -209,7 +209,7 @@ def test_thousands_of_wrong_servers_are_not_all_listed(tmp_path: Path) -> None:
     assert time.process_time() - started < 2
 
 
-def test_a_server_of_a_manifest_that_has_none(tmp_path: Path) -> None:
+def test_choosing_a_server_in_a_manifest_without_servers(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text(NEXO)
     for found in (load(str(tmp_path), server="x"), *load_all(str(tmp_path), server="x")):
         assert rules(found) == ["server_unknown"]
@@ -218,10 +218,10 @@ def test_a_server_of_a_manifest_that_has_none(tmp_path: Path) -> None:
     assert rules(load(str(tmp_path), server="x")) == ["server_unknown", "plugin_id"]
 
 
-def test_files_beside_the_manifest_are_looked_at_by_load_all_alone(
+def test_only_load_all_checks_the_files_beside_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so never remembered: a plugin from the cache says nothing about files."""
+    """So the result is never cached: a cached plugin depends on no other file."""
     monkeypatch.setenv("RUNNER_CACHE", "on")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "rterm-plugin.json"
@@ -286,7 +286,7 @@ HOSTILE = [_fifo, _huge, _deep, _million_keys, _nul, _latin, _yaml_bomb, _direct
 
 @pytest.mark.parametrize("make", HOSTILE, ids=[make.__name__[1:] for make in HOSTILE])
 @pytest.mark.parametrize("name", ["plugin.toml", "unknown"])
-def test_hostile_manifests_get_one_line_in_little_time(tmp_path: Path, make: object, name: str) -> None:
+def test_hostile_manifests_are_refused_quickly_with_one_line(tmp_path: Path, make: object, name: str) -> None:
     assert callable(make)
     make(tmp_path / name)
     started = time.process_time()
@@ -297,8 +297,8 @@ def test_hostile_manifests_get_one_line_in_little_time(tmp_path: Path, make: obj
     assert time.process_time() - started < 2
 
 
-def test_a_wide_manifest_is_judged_in_little_time(tmp_path: Path) -> None:
-    """Within all bounds of a document, every value still a fault of its own."""
+def test_a_wide_manifest_is_checked_quickly(tmp_path: Path) -> None:
+    """Within all limits of a document, with a fault in every value."""
     path = tmp_path / "plugin.toml"
     path.write_text(NEXO + "[plugin.extends]\nhooks = [" + '"A",' * 19_900 + "]\n")
     started = time.process_time()

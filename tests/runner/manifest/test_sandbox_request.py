@@ -73,7 +73,7 @@ def test_hosts(written: str, host: str) -> None:
         "::1:80",
     ],
 )
-def test_what_is_not_one_host(written: str) -> None:
+def test_texts_that_are_not_one_host(written: str) -> None:
     with pytest.raises(ValueError, match=r"is|has|contains"):
         parse_host(written)
 
@@ -87,7 +87,7 @@ def _limits(words: Words | None = None, **values: object) -> tuple[Limits, list[
     return found, [(d.rule, d.message, d.hint) for d in faults.diagnostics()]
 
 
-def test_the_names_are_those_of_the_value() -> None:
+def test_limit_names_are_the_fields_of_limits() -> None:
     assert tuple(LIMITS) == Limits._fields
     assert list(limits_schema()["properties"]) == [*Limits._fields]
     assert list(limits_schema(WORDS)["properties"]) == [*Limits._fields, *WORDS]
@@ -117,7 +117,7 @@ ALL: dict[str, tuple[object, float]] = {
 }
 
 
-def test_all_limits_with_their_places() -> None:
+def test_all_limits_with_their_positions() -> None:
     faults = Faults(parse("f", b"", "toml"))
     table = Table({"limits": {name: written for name, (written, _) in ALL.items()}}, ("plugin",))
     found, where = limits(faults, table, "limits")
@@ -161,7 +161,7 @@ def test_an_unknown_limit_is_an_error_with_a_guess() -> None:
 # --- a contract's own words ------------------------------------------------------------------------
 
 
-def test_a_contracts_own_words_mean_ours_and_stand_where_they_stand() -> None:
+def test_a_contracts_own_limit_names_are_translated_and_keep_their_position() -> None:
     faults = Faults(parse("f", b"", "toml"))
     table = Table({"limits": {"wait_ms": 1500, "mem_mb": 2.5, "pids": 3}})
     assert limits(faults, table, "limits", WORDS) == (
@@ -188,14 +188,14 @@ def test_a_contracts_own_words_mean_ours_and_stand_where_they_stand() -> None:
         (1e-7, "mem_mb: '1e-07M' is not a size"),
     ],
 )
-def test_impossible_numbers_in_a_contracts_own_words(value: object, message: str) -> None:
+def test_impossible_numbers_under_a_contracts_own_limit_names(value: object, message: str) -> None:
     found, [(rule, said, _)] = _limits(WORDS, mem_mb=value)
     assert found == Limits() and rule == "limit_value" and said.startswith(message)
 
 
 @pytest.mark.parametrize("order", [("memory", "mem_mb"), ("mem_mb", "memory")])
 @pytest.mark.parametrize("first", [256, "nonsense"])
-def test_two_words_for_one_limit_are_an_error_whatever_they_say(
+def test_two_names_for_one_limit_are_an_error_even_with_equal_values(
     order: tuple[str, str], first: object
 ) -> None:
     _, said = _limits(WORDS, **{order[0]: first, order[1]: 256})
@@ -207,7 +207,7 @@ def test_two_words_for_one_limit_are_an_error_whatever_they_say(
 
 
 @given(st.sampled_from([*Limits._fields, *WORDS]), st.integers(-5, 10**13) | st.floats() | st.text())
-def test_the_schema_refuses_no_limit_that_is_read(name: str, value: object) -> None:
+def test_the_schema_accepts_every_limit_that_the_reader_accepts(name: str, value: object) -> None:
     found, said = _limits(WORDS, **{name: value})
     assert (found == Limits()) == bool(said)
     if found != Limits():

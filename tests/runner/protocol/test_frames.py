@@ -1,4 +1,4 @@
-"""However a stream is cut, the frames and the fault are the same; and nothing is held beyond the limit."""
+"""Frames and faults do not depend on how the stream is cut, and a framer holds no more than its limit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ streams = st.lists(
 
 @given(stream=streams, data=st.data())
 @example(stream=b"12345678\n", data=None)
-def test_any_split_of_any_stream_gives_the_same(stream: bytes, data: st.DataObject | None) -> None:
+def test_every_split_of_a_stream_gives_the_same_frames(stream: bytes, data: st.DataObject | None) -> None:
     places = st.lists(st.integers(0, len(stream)), max_size=8).map(sorted)
     cuts = [0, *(data.draw(places) if data else [4]), len(stream)]
     pieces = [stream[start:end] for start, end in itertools.pairwise(cuts)]
@@ -79,7 +79,7 @@ def test_any_split_of_any_stream_gives_the_same(stream: bytes, data: st.DataObje
 
 
 @given(pieces=st.lists(streams, max_size=6))
-def test_never_holds_more_than_a_frame_and_ends_with_its_fault(pieces: list[bytes]) -> None:
+def test_holds_at_most_one_frame_and_stops_at_the_fault(pieces: list[bytes]) -> None:
     framer = lines()
     for piece in pieces:
         broken = framer.fault
@@ -93,16 +93,16 @@ def test_never_holds_more_than_a_frame_and_ends_with_its_fault(pieces: list[byte
 
 
 @given(st.lists(st.binary(max_size=LIMIT).filter(lambda text: b"\n" not in text)))
-def test_lines_come_back(payloads: list[bytes]) -> None:
+def test_written_lines_are_read_back(payloads: list[bytes]) -> None:
     assert read(lines(), [b"".join(map(line, payloads))]) == Read(payloads, None)
 
 
-def test_a_line_is_one_line() -> None:
+def test_a_line_with_a_newline_is_refused() -> None:
     with pytest.raises(ValueError, match="newline"):
         line(b"a\nb")
 
 
-def test_a_fault_is_known_with_the_first_byte_too_many() -> None:
+def test_the_first_byte_over_the_limit_is_a_fault() -> None:
     framer = lines()
     framer.feed(b"12345678")
     assert framer.fault is None and framer.pending == 8
@@ -110,7 +110,7 @@ def test_a_fault_is_known_with_the_first_byte_too_many() -> None:
     assert cause(framer.fault) == "frame_too_large" and framer.pending == 0
 
 
-def test_a_line_that_never_ends_is_ended() -> None:
+def test_a_line_without_end_is_a_fault() -> None:
     framer, piece = LineFramer(1 << 20), b"x" * 4096
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The gate: what is asked of the host is answered, refused or cut off, and never costs more than it may."""
+"""The gate: each request of a plugin to its host is answered, refused or cut off, within fixed limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.protocol.host_services import CONCURRENT, WAITING, Emit, Gate, HostE
 
 
 class Everything:
-    """A service of each kind; what it does is the contract's, below."""
+    """A service of each kind. The contract below defines what each does."""
 
     async def recall(self, agent_id: str, query: str, limit: int) -> list[dict[str, Any]]:
         return []
@@ -74,7 +74,7 @@ def question(method: str = "memory.recall", params: Any = None) -> HostCall:
         ("", ("*",), "unknown"),
     ],
 )
-async def test_who_may_ask_what(
+async def test_policy_and_services_decide_which_requests_are_served(
     autojump_clock: trio.testing.MockClock, method: str, allowed: tuple[str, ...], why: str | None
 ) -> None:
     found = await gate(allowed=allowed).answer(question(method, 7), emit)
@@ -83,16 +83,17 @@ async def test_who_may_ask_what(
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("allowed", "why"), [((), "denied"), (("*",), "absent")])
-async def test_of_what_expects_no_answer_the_policy_is_asked_first(
+async def test_notifications_are_checked_against_the_policy_first(
     autojump_clock: trio.testing.MockClock, allowed: tuple[str, ...], why: str
 ) -> None:
-    """That nobody is there to take it does not refuse it everywhere: then whoever listens may have it."""
+    """Without a service a notification is not always refused: readers of the session's events may take
+    it."""
     told = HostCall(1, "roots/list", None, expects_answer=False)
     assert await gate(allowed=allowed).answer(told, emit) == Answer(error=(-1, why, None))
 
 
 @pytest.mark.trio
-async def test_what_is_counted_is_not_what_the_plugin_makes_up(
+async def test_invented_method_names_are_counted_together(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     one = gate(allowed=("memory.recall",))
@@ -104,7 +105,7 @@ async def test_what_is_counted_is_not_what_the_plugin_makes_up(
     assert one.served == {"memory.recall": 2}
 
 
-def test_what_is_offered_is_there_and_allowed() -> None:
+def test_offered_services_exist_and_are_allowed() -> None:
     both = Services(memory=Everything(), roots=Everything())
     assert gate(services=both).offered == {"memory", "roots"}
     assert gate(services=both, allowed=("memory.forget",)).offered == {"memory"}
@@ -130,7 +131,7 @@ async def test_errors_become_answers(autojump_clock: trio.testing.MockClock) -> 
 
 
 @pytest.mark.trio
-async def test_a_cancellation_is_no_answer(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancellation_passes_through(autojump_clock: trio.testing.MockClock) -> None:
     async def hangs(params: Any, emit: Emit) -> Any:
         await trio.sleep_forever()
 
@@ -143,7 +144,7 @@ async def test_a_cancellation_is_no_answer(autojump_clock: trio.testing.MockCloc
 
 
 @pytest.mark.trio
-async def test_pieces_go_where_they_are_wanted(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pieces_are_emitted_only_on_request(autojump_clock: trio.testing.MockClock) -> None:
     async def streams(params: Any, emit: Emit) -> Any:
         for piece in "abc":
             await emit(piece)
@@ -158,7 +159,7 @@ async def test_pieces_go_where_they_are_wanted(autojump_clock: trio.testing.Mock
     assert told == ["a", "b", "c"]
 
 
-def test_who_is_turned_away_is_told_why() -> None:
+def test_a_refused_request_gets_the_reason() -> None:
     one = gate(allowed=("memory.recall",))
     for method, why in (("memory.recall", "busy"), ("memory.forget", "denied"), ("made.up", "unknown")):
         assert one.turn_away(question(method)) == Answer(error=(-1, why, None))
@@ -167,7 +168,7 @@ def test_who_is_turned_away_is_told_why() -> None:
 
 
 @pytest.mark.trio
-async def test_so_many_at_once_so_many_waiting_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_requests_served_and_waiting_are_limited(autojump_clock: trio.testing.MockClock) -> None:
     async def takes_its_time(params: Any, emit: Emit) -> Any:
         await trio.sleep(10)
         return params

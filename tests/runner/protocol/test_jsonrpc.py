@@ -1,4 +1,4 @@
-"""Which call is meant: by direction, once, and never by what only looks like its id."""
+"""Matching answers to calls: by direction, once, and never by an id that only looks equal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def asked(peer: Peer, plugin_id: Any, method: str = "m") -> RpcRequest:
         ("id", RpcStray("not_rpc", "not an object")),
     ],
 )
-def test_what_is_heard(message: Any, incoming: Incoming) -> None:
+def test_incoming_messages(message: Any, incoming: Incoming) -> None:
     peer = Peer()
     peer.request("token", "method")
     assert peer.receive(message) == incoming
@@ -79,7 +79,7 @@ def test_what_is_heard(message: Any, incoming: Incoming) -> None:
     assert (peer.late, peer.unknown) == (0, int(incoming == RpcStray("unknown")))
 
 
-def test_what_is_said() -> None:
+def test_outgoing_messages() -> None:
     peer = Peer(first_id=7)
     assert json.loads(peer.request("a", "m")) == {"jsonrpc": "2.0", "id": 7, "method": "m"}
     assert json.loads(peer.request("b", "m", [])) == {"jsonrpc": "2.0", "id": 8, "method": "m", "params": []}
@@ -104,7 +104,7 @@ def test_one_number_in_two_directions_is_two_calls() -> None:
     assert json.loads(peer.result(ticket, "ours") or b"")["id"] == 1
 
 
-def test_late_is_known_from_unknown() -> None:
+def test_late_answers_differ_from_unknown_ones() -> None:
     peer = Peer()
     peer.request("a", "m")
     peer.request("b", "m")
@@ -126,7 +126,7 @@ def test_a_token_can_be_used_again() -> None:
     assert peer.forget("ping") == 2
 
 
-def test_what_cannot_be_sent_was_not_asked() -> None:
+def test_a_request_that_cannot_be_encoded_is_not_pending() -> None:
     peer = Peer()
     with pytest.raises(ValueError, match="JSON"):
         peer.request("a", "m", object())
@@ -146,7 +146,7 @@ IDS = [0, 1, 1.0, True, False, None, "1", "", [1], [1.0], {"a": 1}, 2**64 - 1, -
 
 
 @pytest.mark.parametrize("plugin_id", IDS)
-def test_an_id_goes_back_as_it_came_and_drops_only_itself(plugin_id: Any) -> None:
+def test_a_plugins_id_is_sent_back_unchanged_and_cancels_only_its_own_request(plugin_id: Any) -> None:
     peer = Peer()
     tickets = {asked(peer, other).ticket: other for other in IDS}
     dropped = peer.drop(plugin_id)
@@ -158,7 +158,7 @@ def test_an_id_goes_back_as_it_came_and_drops_only_itself(plugin_id: Any) -> Non
             assert repr(json.loads(peer.result(ticket, 1) or b"")["id"]) == repr(other)
 
 
-def test_of_two_with_one_id_the_oldest_is_dropped() -> None:
+def test_of_two_requests_with_one_id_the_oldest_is_cancelled() -> None:
     peer = Peer()
     first, second = asked(peer, "x").ticket, asked(peer, "x").ticket
     assert peer.drop("x") == first
@@ -200,7 +200,7 @@ messages = values | st.dictionaries(st.sampled_from(["id", "method", "params", "
 
 
 @given(st.lists(messages, max_size=20))
-def test_any_messages_have_an_outcome(several: list[Any]) -> None:
+def test_every_message_is_classified(several: list[Any]) -> None:
     peer = Peer()
     for token in range(3):
         peer.request(token, "m")
@@ -215,8 +215,8 @@ def test_any_messages_have_an_outcome(several: list[Any]) -> None:
     assert [token for token in range(3) if peer.waits_for(token) is None] == sorted(map(int, map(str, ended)))
 
 
-def test_our_own_words_are_no_answer() -> None:
-    """A program that sends back what it is sent. Ids of the two sides may be the same all the same."""
+def test_an_echo_is_not_an_answer() -> None:
+    """A program that sends back what it receives. The ids of both sides may still be equal."""
 
     def ask(number: int, method: str, params: Any = None) -> dict[str, Any]:
         return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}

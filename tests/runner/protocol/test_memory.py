@@ -1,4 +1,4 @@
-"""How much memory a plugin can make its host use: floods are bounded, ordinary use is not affected."""
+"""The memory a plugin can make its host use: floods are bounded, and ordinary use is not affected."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ SHAPES: Mapping[str, bytes] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_shape_weighs_less_than_it_takes(shape: str) -> None:
+def test_no_shape_is_estimated_below_its_real_size(shape: str) -> None:
     part = SHAPES[shape]
     for count in (1, 50, 20_000 // len(part)):
         raw = b'{"id":7,"method":"m","params":[' + part * count + b"0]}"
@@ -402,12 +402,12 @@ def test_no_shape_weighs_less_than_it_takes(shape: str) -> None:
     ),
     st.booleans(),
 )
-def test_no_value_weighs_less_than_it_takes(value: Any, escaped: bool) -> None:
+def test_no_value_is_estimated_below_its_real_size(value: Any, escaped: bool) -> None:
     reading = wire.message(json.dumps([value], ensure_ascii=escaped).encode("utf-8", "replace"))
     assert reading.cause is None and taken(reading.value) <= reading.weight
 
 
-def test_text_weighs_what_its_characters_take() -> None:
+def test_text_is_estimated_by_the_width_of_its_characters() -> None:
     for character, width in (("a", 1), ("é", 2), ("–", 2), ("😀", 4)):
         raw = json.dumps("a" * 100_000 + character, ensure_ascii=False).encode()
         assert len(raw) * width <= (weight := wire.message(raw).weight) <= len(raw) * width + 200

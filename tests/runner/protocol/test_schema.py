@@ -1,4 +1,5 @@
-"""Schemas of strangers: right about honest ones, bounded about the others, and never on the network."""
+"""Untrusted schemas: correct results for honest ones, bounded cost for hostile ones, and no network
+access."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_faults_do_not_repeat_the_value() -> None:
 
 
 def chain(length: int) -> dict[str, Any]:
-    """Each refers to the next one, and the last to the members of its value, all over again."""
+    """Each refers to the next one, and the last to the members of its value, again from the first."""
     links: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(length)}
     return {"$defs": {**links, f"a{length}": {"items": {"$ref": "#"}}}, "$ref": "#/$defs/a0"}
 
@@ -177,7 +178,7 @@ def test_a_circle_in_python_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["^(?!a)b", r"(a)\1", "(a{1000}){1000}", "(" * 5000 + ")" * 5000, "("])
-def test_a_pattern_that_is_not_linear_is_left_out_and_said(pattern: str) -> None:
+def test_a_pattern_that_is_not_linear_is_left_out_and_reported(pattern: str) -> None:
     schema = Schema({"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]})
     assert schema.unchecked == (pattern,)
     assert schema.faults({"a": "anything"}) == ()
@@ -218,7 +219,7 @@ def test_a_pattern_that_is_not_linear_is_left_out_and_said(pattern: str) -> None
         ({"uniqueItems": True}, [{"a": i} for i in range(50_000)], ""),
     ],
 )
-def test_costs_are_known_before(schema: Any, value: Any, fault: str) -> None:
+def test_costs_are_known_in_advance(schema: Any, value: Any, fault: str) -> None:
     found = Schema(schema).faults(value)
     assert (fault in found[0]) if fault else found == ()
 
@@ -234,7 +235,7 @@ list(jsonschema_rs.Draft202012Validator(schema).iter_errors(value))
 
 
 def test_the_bound_on_chains_is_needed() -> None:
-    """The positive control of `refers on`: without it, this is the end of the process."""
+    """The positive control of `refers on`: without the limit this crashes the process."""
     ended = subprocess.run(
         [sys.executable, "-c", CRASH],
         input=json.dumps(chain(20_000)),
@@ -276,7 +277,7 @@ def test_the_bound_on_chains_is_needed() -> None:
     ),
 )
 @settings(deadline=None)
-def test_says_what_the_validator_says(document: Any, value: Any) -> None:
+def test_agrees_with_the_validator(document: Any, value: Any) -> None:
     import jsonschema_rs
 
     try:
@@ -353,8 +354,8 @@ def test_nothing_is_fetched(case: str, server: Server) -> None:
     assert server.seen == []
 
 
-def test_without_us_it_would_be_fetched(server: Server) -> None:
-    """The positive control: the same schema, and the validator as it comes."""
+def test_the_validator_alone_would_fetch(server: Server) -> None:
+    """The positive control: the same schema with the validator's default settings."""
     import jsonschema_rs
 
     assert not jsonschema_rs.Draft202012Validator(REMOTE["$ref"](server.url)).is_valid(1)
@@ -372,8 +373,9 @@ def test_no_file_is_read(tmp_path: Path) -> None:
         Schema(schema)
 
 
-def test_what_the_graph_does_not_see_is_refused_by_the_retriever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph knows what is used. The validator reads what is not, and asks ours and nobody else."""
+def test_references_outside_the_graph_are_refused_by_the_retriever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph holds the used schemas only. The validator also reads the unused ones, and asks only our
+    retriever."""
     asked: list[str] = []
 
     def notice(uri: str) -> Any:

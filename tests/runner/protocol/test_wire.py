@@ -1,4 +1,4 @@
-"""Any bytes at all give a value or a WireFault; what is a value is what a plain parser would say."""
+"""Every sequence of bytes gives a value or a WireFault, and a value equals that of a plain parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nested(depth: int) -> bytes:
 
 
 def combed(depth: int) -> bytes:
-    """Deep only at the end, after more than enough brackets that are not."""
+    """Deep only at the end, after many shallow brackets."""
     return b"[" + b"[[]]," * 500 + nested(depth - 1) + b"]"
 
 
@@ -127,11 +127,11 @@ def test_faults(raw: bytes, cause: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [nested(MOST_DEPTH), combed(MOST_DEPTH), b'{"a":' * 128 + b"1" + b"}" * 128])
-def test_as_deep_as_it_may_be(raw: bytes) -> None:
+def test_the_greatest_depth_is_accepted(raw: bytes) -> None:
     assert decode(raw) == json.loads(raw)
 
 
-def test_as_many_values_as_there_may_be() -> None:
+def test_the_greatest_number_of_values_is_accepted() -> None:
     assert len(decode(b"[" + b"0," * (MOST_VALUES - 1) + b"0]")) == MOST_VALUES
     assert decode(b'["' + b"," * (MOST_VALUES + 1) + b'"]')  # these are one
 
@@ -145,7 +145,7 @@ def test_depth_does_not_depend_on_the_stack() -> None:
     assert deeper(0) == deeper(500) == ("too_deep", None, "too_deep")
 
 
-def test_repeated_keys_count_only_where_they_say_what_a_message_is() -> None:
+def test_repeated_keys_are_faults_only_if_they_decide_the_kind_of_a_message() -> None:
     assert decode(b'{"id":1,"id":2}') == {"id": 2}
 
 
@@ -158,7 +158,7 @@ values = st.recursive(
 
 @given(values)
 @example({"id": 1, "result": {"id": 2}})
-def test_what_is_sent_comes_back(value: Any) -> None:
+def test_encoded_values_are_decoded_again(value: Any) -> None:
     raw = encode(value)
     assert b"\n" not in raw
     assert decode(raw, identity=IDENTITY) == value
@@ -206,7 +206,7 @@ pieces = st.lists(
 
 
 @given(pieces | st.binary())
-def test_any_bytes_have_an_outcome(raw: bytes) -> None:
+def test_any_bytes_give_a_value_or_a_fault(raw: bytes) -> None:
     value, cause, detail, _ = message(raw, identity=IDENTITY)
     if cause is not None:
         assert value is None and detail and cause in CAUSES
@@ -216,7 +216,7 @@ def test_any_bytes_have_an_outcome(raw: bytes) -> None:
 
 @given(pieces | values.map(encode) | pieces.map(lambda raw: b"[" + raw + b"]"))
 def test_agrees_with_the_plain_parser(raw: bytes) -> None:
-    """Where that one has no opinion of its own: on numbers, depth, surrogates."""
+    """Except for numbers, depth and surrogates, where the plain parser has no limits."""
     value, cause, *_ = message(raw)
     text = raw.decode("utf-8", "replace")
     try:
@@ -242,8 +242,8 @@ def _mended(value: Any) -> Any:
 
 
 @given(st.lists(st.sampled_from([*'[]{}"', '\\"', "\\\\", "a", ","]), max_size=60).map("".join))
-def test_depth_is_counted_as_a_reader_would(text: str) -> None:
-    """Character by character, as far as it is JSON at all."""
+def test_depth_equals_a_character_by_character_count(text: str) -> None:
+    """As far as the text is JSON."""
     depth = deepest = 0
     inside = escaped = False
     for letter in text:
@@ -265,12 +265,12 @@ def test_depth_is_counted_as_a_reader_would(text: str) -> None:
     "value",
     [math.nan, -math.inf, [math.inf], {"a": object()}, b"bytes", {1, 2}, {(1,): 2}, "\ud800", {"\udc00": 1}],
 )
-def test_what_is_no_json_is_not_sent(value: Any) -> None:
+def test_values_that_are_not_json_are_not_encoded(value: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         encode(value)
 
 
-def test_what_has_no_end_is_not_sent() -> None:
+def test_circular_values_are_not_encoded() -> None:
     circle: list[Any] = []
     circle.append(circle)
     deep: list[Any] = []
@@ -281,19 +281,19 @@ def test_what_has_no_end_is_not_sent() -> None:
             encode(value)
 
 
-def test_sent_compact_and_in_utf8() -> None:
+def test_encoding_is_compact_utf8() -> None:
     assert encode({"a": [1, "é\n\u2028"]}) == '{"a":[1,"é\\n\u2028"]}'.encode()
 
 
-def test_a_fault_tells_what_and_why() -> None:
+def test_a_fault_has_a_cause_and_a_detail() -> None:
     with pytest.raises(WireFault) as caught:
         decode(b"[NaN]")
     assert caught.value.cause == "bad_number"
     assert str(caught.value) == "bad_number: NaN is not a number in JSON"
 
 
-def test_frames_are_read_in_threads_at_the_same_time() -> None:
-    """Hooks keep what they find for one frame apart from what they find for the other."""
+def test_frames_can_be_read_in_several_threads() -> None:
+    """The hooks of one frame collect nothing of another."""
     frames = [b"[" + b"12345678901234567890," * 2000 + last + b"]" for last in (b"1", b"NaN", b"1e999", b"2")]
     wrong: list[object] = []
 
@@ -325,9 +325,9 @@ escapes = st.lists(
 @example(rb"\ud83d\ude00" * 20, 6)
 @example(rb"\ud83d\ude00" * 20, 7)
 @example(rb"\ud83d\ude00\ude00" * 20, 13)
-def test_surrogates_are_alone_or_not_wherever_chunks_end(text: bytes, chunk: int) -> None:
+def test_chunk_borders_do_not_change_which_surrogates_are_lone(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_CHUNK", chunk)
+        patch.setattr(wire, "_CHUNK_BYTES", chunk)
         assert wire._mended(text) == wire._LONE.sub(wire._MENDED, text)
 
 
@@ -335,9 +335,9 @@ def test_surrogates_are_alone_or_not_wherever_chunks_end(text: bytes, chunk: int
     st.lists(st.sampled_from([b'"', b"\x01", b"\xff", b"\x01" * 5]), max_size=60).map(b"".join),
     st.integers(1, 20),
 )
-def test_strings_are_left_out_wherever_chunks_end(text: bytes, chunk: int) -> None:
+def test_chunk_borders_do_not_change_which_strings_are_skipped(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_CHUNK", chunk)
+        patch.setattr(wire, "_CHUNK_BYTES", chunk)
         assert wire._outside_of_strings(text) == b"".join(text.split(b'"')[::2])
 
 
@@ -357,7 +357,7 @@ HOSTILE: Mapping[str, tuple[str, str, str, str | None]] = {
 
 
 def peaks(frames: dict[str, list[str]], length: int, chunk: int | None) -> dict[str, list[Any]]:
-    """What a process of its own grew by at most for each of these, in bytes, and the outcome."""
+    """The largest memory growth of a new process for each of these, in bytes, and the outcome."""
     import json
     import os
     import resource
@@ -365,7 +365,7 @@ def peaks(frames: dict[str, list[str]], length: int, chunk: int | None) -> dict[
     from runner.protocol import wire
 
     if chunk is not None:
-        setattr(wire, "_CHUNK", chunk)  # noqa: B010 -- not exported
+        setattr(wire, "_CHUNK_BYTES", chunk)  # noqa: B010 -- not exported
 
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -396,7 +396,7 @@ def peaks_elsewhere(frames: Mapping[str, Any], chunk: int | None = None) -> dict
     return found
 
 
-def test_no_frame_takes_more_than_its_share_while_it_is_read() -> None:
+def test_reading_a_frame_stays_within_its_share_of_memory() -> None:
     found = peaks_elsewhere(HOSTILE)
     assert {name: cause for name, (_, cause) in found.items()} == {
         name: row[-1] for name, row in HOSTILE.items()

@@ -1,4 +1,4 @@
-"""A live cage: how it ends, how it is ended, and that nothing is left."""
+"""A live cage: how it ends by itself, how it is killed, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_program_that_could_not_be_executed(runner_as: Caller, plugin_dir: Pat
 
 
 def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
-    """A source is exchanged for something else between the plan and the launch."""
+    """A source is replaced between the plan and the launch."""
     import os
     from contextlib import contextmanager
 
@@ -106,9 +106,7 @@ def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
     return [end.code, os.read(said, 4096).decode()]
 
 
-def test_a_source_that_was_exchanged_is_not_shown(
-    runner_as: Caller, plugin_dir: Path, write_file: Write
-) -> None:
+def test_a_replaced_source_is_not_shown(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     write_file(plugin_dir / "asked/word", "public")
     write_file(plugin_dir / "other/word", "SECRET")
     runner_as.give(plugin_dir)
@@ -133,7 +131,8 @@ DAEMONS = (
 
 
 def killed(given: dict[str, Any]) -> list[Any]:
-    """Kill a cage when it has said that it is ready; what wait() says, and who holds its stdout then."""
+    """Kill a cage after it has printed that it is ready. Returns the result of wait(), and the processes
+    that hold its stdout."""
     import os
     from contextlib import contextmanager
 
@@ -164,7 +163,8 @@ def test_killing_ends_daemons_too(runner_as: Caller) -> None:
 
 
 def waited(given: dict[str, Any]) -> list[Any]:
-    """Wait for a cage whose program ends by itself; who holds its stdout when wait() has returned."""
+    """Wait for a cage whose program ends by itself. Returns the processes that hold its stdout after
+    wait()."""
     import os
     from contextlib import contextmanager
 
@@ -181,7 +181,7 @@ def waited(given: dict[str, Any]) -> list[Any]:
     return [end.code, "nobody"]
 
 
-def test_waiting_is_for_all_of_it(runner_as: Caller) -> None:
+def test_wait_returns_after_the_last_process(runner_as: Caller) -> None:
     given = cages.order(sh(DAEMONS + "echo ready; exit 5"))
     assert elsewhere.run(runner_as, waited, given, using=(cage,)) == [5, "nobody"]
 
@@ -197,7 +197,7 @@ def abandoned(given: dict[str, Any]) -> str:
         return str(error)
 
 
-def test_an_accident_of_ours_leaves_nothing(runner_as: Caller) -> None:
+def test_an_exception_of_the_runner_leaves_nothing(runner_as: Caller) -> None:
     # elsewhere.run reads stdout to its end, which the plugin holds open while it lives.
     assert (
         elsewhere.run(runner_as, abandoned, cages.order(sh(DAEMONS + "sleep 1000")), using=(cage,))
@@ -227,7 +227,7 @@ def test_a_signal_reaches_the_program(runner_as: Caller, number: int) -> None:
     assert elsewhere.run(runner_as, signalled, given, number, using=(cage,)) == [True, 3, "heard\n"]
 
 
-def test_a_signal_nobody_handles_ends_the_program(runner_as: Caller) -> None:
+def test_an_unhandled_signal_ends_the_program(runner_as: Caller) -> None:
     given = cages.order(sh("echo ready; sleep 1000"))
     assert elsewhere.run(runner_as, signalled, given, 15, using=(cage,)) == [True, 128 + 15, ""]
 
@@ -253,7 +253,7 @@ def test_launches_leak_no_descriptor(runner_as: Caller) -> None:
 
 
 def holding_a_lease(given: dict[str, Any], folder: str) -> list[str]:
-    """Give our own copy of the lease away while the plugin runs: the cage itself holds it."""
+    """Close our own copy of the lease while the plugin runs: the cage itself holds it."""
     import os
     from contextlib import contextmanager
 
@@ -312,14 +312,14 @@ def test_usage_is_the_plugins_and_not_bubblewraps(runner_as: Caller) -> None:
     assert 64 << 20 <= usage["max_rss"] < 512 << 20
 
 
-def test_usage_counts_what_the_plugin_waited_for(runner_as: Caller) -> None:
+def test_usage_counts_children_the_plugin_waited_for(runner_as: Caller) -> None:
     busy = "import time\nwhile time.process_time() < 0.3: pass\n"
     usage = cages.run(runner_as, sh(f"/usr/bin/python3 -c '{busy}'; exit 0"))["usage"]
     assert 0.3 <= usage["cpu_user"] + usage["cpu_system"] < 10
 
 
 def ended(given: dict[str, Any]) -> list[Any]:
-    """End a busy plugin from within: the cell's init lives to tell what was used."""
+    """End a busy plugin from within: the cell's init lives to report what was used."""
     import os
     from contextlib import contextmanager
 
@@ -334,7 +334,7 @@ def ended(given: dict[str, Any]) -> list[Any]:
     return [end.code, end.signal, end.usage.cpu_user + end.usage.cpu_system]
 
 
-def test_an_end_that_tells_what_was_used(runner_as: Caller) -> None:
+def test_ending_from_within_reports_usage(runner_as: Caller) -> None:
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint('x', flush=True)\ntime.sleep(1000)\n"
     given = cages.order(cages.request("/usr/bin/python3", "-c", busy))
     code, signal, used = elsewhere.run(runner_as, ended, given, using=(cage,))
@@ -358,7 +358,7 @@ def test_processes_nested_deeper_than_pythons_stack(monkeypatch: pytest.MonkeyPa
 
 
 def test_children_of_any_thread_are_found() -> None:
-    """The kernel lists the children of each thread apart."""
+    """The kernel lists the children of each thread separately."""
     fork = (
         "import os, threading, time\n"
         "def fork():\n"

@@ -1,4 +1,4 @@
-"""Without a cage: what is left of the promises then."""
+"""Running without a cage: the guarantees that still hold."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ DAEMONS = (
 
 
 def ended(given: dict[str, Any], how: str) -> list[Any]:
-    """End it, by killing or by itself; who holds its stdout when wait() has returned."""
+    """End it, by killing or by itself. Returns the processes that hold its stdout after wait()."""
     import os
     from contextlib import contextmanager
 
@@ -167,7 +167,8 @@ def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
 
 
 def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
-    """Run it in groups of its own and with a stderr of its own; how it ended, what it said, who is left."""
+    """Run it in its own cgroups and with its own stderr. Returns its exit, its output and the processes
+    left."""
     import os
     from contextlib import contextmanager
 
@@ -244,14 +245,14 @@ def test_limits_need_no_cage(inside: OwnCgroups) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("killed", 128 + 9), ("", 0)])
-def test_what_it_leaves_is_found_in_its_groups(inside: OwnCgroups, how: str, code: int) -> None:
-    """Also who has left its session and its parents."""
+def test_processes_it_leaves_are_found_in_its_groups(inside: OwnCgroups, how: str, code: int) -> None:
+    """Also a process that has left its session and its parents."""
     script = DAEMONS.replace("echo deaf", ":") + f"echo ready; {'sleep 1000' if how else 'exit 0'}"
     told = elsewhere.run(inside.caller, limited, cages.order(sh(script), bare=True), how, using=(cage,))
     assert (told["code"], told["left"]) == (code, [])
 
 
-def test_who_cannot_join_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
+def test_a_process_that_cannot_join_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
     told = elsewhere.run(inside.caller, limited, given, "a door that is shut", using=(cage,))
@@ -261,7 +262,7 @@ def test_who_cannot_join_does_not_start(inside: OwnCgroups, plugin_dir: Path) ->
     assert (plugin_dir / "ran").exists()
 
 
-def test_who_is_not_in_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
+def test_a_process_outside_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
     told = elsewhere.run(inside.caller, limited, given, "a door to nowhere", using=(cage,))

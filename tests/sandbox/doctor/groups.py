@@ -1,4 +1,4 @@
-"""Callers who have cgroups of their own, or none they could use: made by root, for root and for users."""
+"""Callers with cgroups of their own, or with none they can use: made by root, for root and for users."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from tests.tables import wait_for
 def in_groups_of_their_own(
     caller: Caller, *, owned: bool = True
 ) -> Iterator[tuple[Caller, tuple[Path, ...]]]:
-    """The caller, whose processes start in fresh groups: what is made there nobody else made.
-
-    `owned`: the groups belong to the caller, as if they had been delegated. In the end they must be empty.
-    """
+    """The caller, whose processes start in new groups that hold nothing else. `owned`: the groups belong to
+    the caller, as if they had been delegated. At the end they must be empty."""
     groups = []
     for number, site in enumerate(survey(read_mounts()).sites):
         group = Path(site.directory) / f"rt-{os.getpid()}-{time.monotonic_ns()}-{number}"
@@ -60,7 +58,7 @@ def _remove(group: Path) -> None:
 
 
 def with_read_only_groups(caller: Caller) -> Caller:
-    """In a mount namespace where nobody can change a cgroup: as in a container."""
+    """In a mount namespace where cgroups are read-only, as in a container."""
     points = [m.point for m in read_mounts().all if m.fstype in ("cgroup", "cgroup2")]
     script = "; ".join(f"mount -o remount,bind,ro {shlex.quote(point)}" for point in points)
     shell = ("/bin/sh", "-ec", f'{script}; exec "$@"', "sh")

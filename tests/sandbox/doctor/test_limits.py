@@ -29,7 +29,7 @@ def told(found: list[Finding]) -> dict[str, Finding]:
     return {finding.layer: finding for finding in found}
 
 
-def test_every_limit_that_rests_on_cgroups_is_tried() -> None:
+def test_every_limit_that_needs_cgroups_is_tried() -> None:
     assert limits.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
 
 
@@ -42,7 +42,7 @@ def needs_memory_groups() -> None:
 
 
 @pytest.mark.parametrize("swap", [True, False])
-def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
+def test_counted_swap_gives_no_warning(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     needs_memory_groups()
     for module in (cgroup_settings, limits):
         monkeypatch.setattr(module, "has_swap", lambda: swap)
@@ -52,7 +52,7 @@ def test_swap_that_is_counted_is_no_trouble(monkeypatch: pytest.MonkeyPatch, swa
 
 
 @pytest.mark.parametrize("swap", [True, False])
-def test_swap_that_nobody_counts_is_told(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
+def test_uncounted_swap_gives_a_warning(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     """A kernel without swap accounting has no such file."""
     needs_memory_groups()
     real = cgroup_settings.settings
@@ -117,7 +117,7 @@ def test_the_remedy_is_the_surveys(monkeypatch: pytest.MonkeyPatch) -> None:
             assert finding.summary.count("nothing was delegated") == 1
 
 
-def test_a_container_with_cgroup_v2_is_told_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_with_cgroup_v2_gets_the_engines_option(monkeypatch: pytest.MonkeyPatch) -> None:
     lack = Lack("/ is not ours: nothing was delegated", DELEGATE)
     machine(monkeypatch, Survey((), tuple((name, lack) for name in sorted(EVERYTHING)), True))
     own = Hierarchy(2, EVERYTHING, "/proc", "/proc", "0::/")
@@ -146,14 +146,14 @@ def test_files_on_no_disk_cannot_be_limited(monkeypatch: pytest.MonkeyPatch) -> 
 # --- what goes wrong ---
 
 
-def test_a_trial_that_does_not_end_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_does_not_end_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "in_child", lambda act: TrialOutcome({}, late=True))
     with pytest.raises(RuntimeError):
         limits.limits(())
 
 
 @pytest.mark.needs("root")
-def test_a_group_that_nobody_can_join_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_be_joined_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     found = survey(read_mounts())
     site = found.site("pids")
     if site is None or site.controllers != {"pids"}:

@@ -1,4 +1,4 @@
-"""What the machine is said to enforce: tried for real, and each answer also forced the other way."""
+"""What the doctor reports as enforced: tried for real, and each answer also forced the other way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_steps_before_a_deadly_signal_are_kept() -> None:
     assert in_child(act) == TrialOutcome({"before": 0}, signal=signal.SIGSYS)
 
 
-def test_an_exception_is_told() -> None:
+def test_an_exception_is_reported() -> None:
     def act(note: Note) -> None:
         raise ValueError("no such thing")
 
@@ -80,7 +80,7 @@ def test_a_program_that_hangs_is_ended_with_all_its_children() -> None:
 
 
 @pytest.mark.launches
-def test_the_spawner_says_where_it_stuck() -> None:
+def test_the_spawner_names_the_failed_stage() -> None:
     run = run_spawned(("/nonexistent",), uid=UID)
     assert (run.stage, run.number, run.worked) == ("start bubblewrap", errno.ENOENT, False)
 
@@ -204,7 +204,7 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
         ({**NONSENSE, "create": errno.EPERM}, FREE, "unknown", "kernel log"),
     ],
 )
-def test_the_one_who_refuses_is_named(
+def test_the_refusing_mechanism_is_named(
     steps: dict[str, int | str], around: Surroundings, cause: str, remedy: str
 ) -> None:
     found = refusal(TrialOutcome(steps), around)
@@ -218,12 +218,12 @@ def test_a_filter_that_kills_is_named() -> None:
     assert found.cause == "outer_seccomp"
 
 
-def test_nobody_is_accused_where_all_steps_work() -> None:
+def test_no_mechanism_is_named_if_all_steps_work() -> None:
     around = FREE._replace(container="docker", label="docker-default", masked_proc=("/proc/acpi",))
     assert refusal(TrialOutcome({**MADE, "map": 0, "tmpfs": 0, "proc": 0}), around) is None
 
 
-def test_the_apparmor_profile_covers_only_who_must_make_namespaces() -> None:
+def test_the_apparmor_profile_covers_only_the_programs_that_make_namespaces() -> None:
     as_root = apparmor_remedy("/opt/bwrap", 0)
     assert "profile runner-bwrap /opt/bwrap flags=(unconfined)" in as_root
     assert "python" not in as_root
@@ -274,7 +274,7 @@ def test_every_layer_holds_in_a_rehearsal() -> None:
 
 @pytest.fixture
 def dishonest(plugin_dir: Path) -> Callable[[str], str]:
-    """dishonest(code): a bwrap that changes its list of `words` before the real one sees it."""
+    """dishonest(code): a bwrap that changes its list of `words` before it calls the real one."""
 
     def make(code: str) -> str:
         path = plugin_dir / "bwrap"
@@ -326,7 +326,7 @@ def test_the_dishonest_bwrap_is_honest_when_told_nothing(dishonest: Callable[[st
         ("drop('--remount-ro', 1)", "read_only_root"),
     ],
 )
-def test_a_layer_that_bwrap_accepts_but_does_not_make_is_found_out(
+def test_a_layer_that_bwrap_accepts_but_does_not_make_is_detected(
     dishonest: Callable[[str], str], code: str, layer: str
 ) -> None:
     findings = rehearsal.rehearse(dishonest(code), UID)
@@ -373,7 +373,7 @@ def test_layers_that_only_fail_together_do_not_pass(dishonest: Callable[[str], s
 
 
 @pytest.mark.launches
-def test_a_look_that_broke_off_proves_nothing(dishonest: Callable[[str], str]) -> None:
+def test_an_incomplete_report_proves_nothing(dishonest: Callable[[str], str]) -> None:
     silent = dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']")
     findings = rehearsal.rehearse(silent, UID)
     assert all(finding.status == "missing" for finding in findings)
@@ -381,7 +381,7 @@ def test_a_look_that_broke_off_proves_nothing(dishonest: Callable[[str], str]) -
 
 @pytest.mark.launches
 def test_a_launcher_that_may_not_run_is_found(dishonest: Callable[[str], str]) -> None:
-    """As where a list says which programs may be executed."""
+    """As on a machine with a list of the programs that may be executed."""
     found = launching(REAL, UID)
     assert (found.layer, found.status) == ("launcher", "ok")
     refuses = (
@@ -395,7 +395,7 @@ def test_a_launcher_that_may_not_run_is_found(dishonest: Callable[[str], str]) -
     assert launching(dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']"), UID).status == "missing"
 
 
-def test_a_failed_run_is_told_in_a_sentence() -> None:
+def test_a_failed_run_is_reported_in_a_sentence() -> None:
     assert rehearsal.told(Run(stage="drop the user id", number=errno.EPERM)).startswith(
         "could not drop the user id"
     )
@@ -417,7 +417,7 @@ def test_a_probe_that_raises_is_a_finding() -> None:
     assert probes.unmet([finding]) == (finding,)
 
 
-def test_only_missing_layers_that_are_required_spoil_the_verdict() -> None:
+def test_only_missing_required_layers_fail_the_verdict() -> None:
     assert not probes.unmet([Finding("seccomp", "ok", ""), Finding("core_dumps", "degraded", "")])
     assert not probes.unmet([Finding("memory_limit", "degraded", ""), Finding("swap", "missing", "")])
     limit = Finding("memory_limit", "missing", "")
@@ -448,7 +448,7 @@ def test_flaws_by_version(version: str, cves: list[str]) -> None:
     assert [flaw.cve for flaw in bwrap_version.flaws_of(bwrap_version.version_numbers(version))] == cves
 
 
-def test_a_version_nobody_understands_is_a_warning() -> None:
+def test_an_unreadable_version_is_a_warning() -> None:
     assert bwrap_version.version_numbers("unreleased") == ()
 
 
@@ -487,7 +487,7 @@ def test_an_account_within_the_range_is_a_warning(monkeypatch: pytest.MonkeyPatc
 def test_the_range_of_systemds_services_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, booted: int, mapped: int, status: str
 ) -> None:
-    """Unless the range is that of a container which shares no uids with anybody."""
+    """Unless it is the range of a container that shares no uids with others."""
     monkeypatch.setattr(os.path, "exists", lambda path: bool(booted))
     monkeypatch.setattr(ids, "id_is_mapped", lambda first, last: bool(mapped))
     (finding,) = ids.uid_range(0, 65000, 65519)
@@ -573,7 +573,7 @@ def test_the_remedy_is_in_the_words_of_the_engine(engine: str, words: tuple[str,
 
 
 def test_a_pod_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On cgroup v2 a pod's own cgroup has no name that tells."""
+    """On cgroup v2 a pod's own cgroup has no telling name."""
 
     def refuse(*_: object, **__: object) -> None:
         raise FileNotFoundError
@@ -590,7 +590,7 @@ def test_a_pod_is_known_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert found == ["other", "kubernetes"]
 
 
-def test_the_place_of_the_cache_is_told_and_why_there_is_none(
+def test_the_cache_directory_is_reported_or_why_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")

@@ -1,4 +1,4 @@
-"""The rehearsal tries what a launch uses: an option added to the one must be added to the other."""
+"""The rehearsal tries what a launch uses: an option added to one must be added to the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents by strangers: bounded in every direction, each refusal one line with its place."""
+"""Untrusted documents: bounded in every dimension, and each refusal is one line with its position."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_only_regular_files_are_read_and_none_of_them_blocks(tmp_path: Path, mak
 
 
 @pytest.mark.parametrize(("name", "rule"), [("missing", "file_missing"), ("a\0b", "file_missing")])
-def test_a_missing_file_says_so(tmp_path: Path, name: str, rule: str) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path, name: str, rule: str) -> None:
     with pytest.raises(DocumentError) as caught:
         read_bounded(f"{tmp_path}/{name}")
     assert [d.rule for d in caught.value.diagnostics] == [rule]
@@ -170,7 +170,7 @@ REFUSED: list[tuple[Literal["toml", "json"], bytes, str, int, int]] = [
 
 
 @pytest.mark.parametrize(("format", "raw", "rule", "line", "column"), REFUSED)
-def test_each_refusal_has_its_rule_and_place(
+def test_each_refusal_has_its_rule_and_position(
     format: Literal["toml", "json"],  # noqa: A002
     raw: bytes,
     rule: str,
@@ -188,7 +188,7 @@ def test_each_refusal_has_its_rule_and_place(
         ("json", b'{"a": "\\u0000",\n\n"b": ["\\u0000"],\n"\\u0000c": 99999999999999999999}'),
     ],
 )
-def test_all_values_that_cannot_be_carried_are_told(format: Literal["toml", "json"], raw: bytes) -> None:  # noqa: A002
+def test_all_unusable_values_are_reported(format: Literal["toml", "json"], raw: bytes) -> None:  # noqa: A002
     with pytest.raises(DocumentError) as caught:
         parse("f", raw, format)
     assert [(d.rule, d.line) for d in caught.value.diagnostics] == [
@@ -199,7 +199,7 @@ def test_all_values_that_cannot_be_carried_are_told(format: Literal["toml", "jso
     ]
 
 
-def test_but_not_thousands_of_them() -> None:
+def test_at_most_fifty_unusable_values_are_reported() -> None:
     with pytest.raises(DocumentError) as caught:
         parse("f", b'{"a": [' + b",".join([b'"\\u0000"'] * 15_000) + b"]}", "json")
     *shown, last = caught.value.diagnostics
@@ -343,8 +343,8 @@ def test_possessive_patterns_repeat_single_characters_only() -> None:
 
 
 @pytest.mark.parametrize("module", [json_text, toml_text])
-def test_the_scanners_patterns_never_go_back(module: ModuleType) -> None:
-    """So a match takes time by the length of what it matched, on any text: nothing is tried twice."""
+def test_the_scanners_patterns_never_backtrack(module: ModuleType) -> None:
+    """So a match takes time linear in its length, on any text."""
     patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
     assert patterns
     for pattern in patterns:
@@ -373,8 +373,9 @@ _TOML_BITS = st.sampled_from((*_TOML_WORDS.split(" "), *_TOML_LINES))
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(_TOML_BITS, max_size=25).map("".join))
-def test_what_tomllib_accepts_is_scanned_to_the_end(text: str) -> None:
-    """Bounds hold only for what our own scan understood; it must never understand less than tomllib."""
+def test_every_document_that_tomllib_accepts_is_scanned_to_the_end(text: str) -> None:
+    """The limits hold only for text that our scan understood, so it must understand all that tomllib
+    does."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -428,7 +429,7 @@ _VALUES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(_KEYS, _VALUES, max_size=4), st.sampled_from([None, 2]), st.booleans())
-def test_json_comes_back_and_every_key_is_found(
+def test_json_is_read_back_and_every_key_has_a_position(
     data: dict[str, Any], indent: int | None, ascii_: bool
 ) -> None:
     text = json.dumps(data, indent=indent, ensure_ascii=ascii_)
@@ -438,7 +439,7 @@ def test_json_comes_back_and_every_key_is_found(
 
 
 def _check_positions(found: Document, text: str) -> None:
-    """Every path of the data has a place, and at a key's place that key stands."""
+    """Every path of the data has a position, and the key is at that position."""
     lines = text.split("\n")
     pending: list[tuple[KeyPath, object]] = [((), found.data)]
     while pending:
@@ -526,7 +527,7 @@ def test_where_in_toml(keys: KeyPath, place: tuple[int, int]) -> None:
     assert parse("f", TOML, "toml").where(keys) == place
 
 
-def test_where_counts_lines_of_windows_too() -> None:
+def test_where_counts_windows_line_ends() -> None:
     assert parse("f", TOML.replace(b"\n", b"\r\n"), "toml").where(("plugin", "sandbox", "paths", 3)) == (
         17,
         10,
@@ -558,7 +559,7 @@ def test_text_leaves_out_a_place_that_does_not_exist() -> None:
     assert Diagnostic("f", 0, 0, "r", "m").text() == "f: r: m"
 
 
-def test_strangers_words_cannot_drive_the_terminal() -> None:
+def test_untrusted_text_cannot_control_the_terminal() -> None:
     assert printable("plain äß") == "plain äß"
     assert printable("\x1b[2J\n\r\t\x7f\x9b") == "\\x1b[2J\\n\\r\\t\\x7f\\x9b"
     assert printable("a\u202eb\u2028\udcff\U000e0041") == "a\\u202eb\\u2028\\udcff\\U000e0041"

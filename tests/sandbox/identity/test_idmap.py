@@ -1,4 +1,4 @@
-"""Mounts in which one host uid is the plugin's."""
+"""Mounts in which one host uid appears as the plugin's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def data(plugin_dir: Path) -> Path:
 
 
 @needs_root
-def test_the_owner_is_the_plugin_and_nobody_else_is(data: Path) -> None:
+def test_only_the_owner_is_mapped_to_the_plugin(data: Path) -> None:
     for name, owner in (("roots", (0, 0)), ("groups", (ALICE.uid, 0)), ("others", (SPARE_UID, ALICE.gid))):
         (data / name).touch()
         os.chown(data / name, *owner)
@@ -71,8 +71,8 @@ def test_the_owner_is_the_plugin_and_nobody_else_is(data: Path) -> None:
 
 
 @needs_root
-def test_what_was_opened_is_what_is_mounted(data: Path, plugin_dir: Path) -> None:
-    """However its name is changed between the look and the mount."""
+def test_the_opened_file_is_mounted(data: Path, plugin_dir: Path) -> None:
+    """Even if its name changes between opening and mounting."""
     secret = plugin_dir / "secret"
     secret.mkdir()
     (secret / "key").touch()
@@ -101,7 +101,7 @@ def test_root_is_never_mapped(data: Path, owner: FileOwner) -> None:
 
 
 @needs_root
-def test_a_filesystem_that_cannot(nothing_left: None) -> None:
+def test_a_filesystem_without_idmapped_mounts(nothing_left: None) -> None:
     fds = os.listdir("/proc/self/fd")
     fd = os.open("/proc", os.O_PATH)
     with pytest.raises(IdmapUnavailable) as refused:
@@ -119,7 +119,7 @@ def test_numbers_are_those_of_the_tables(arch: str) -> None:
     assert table["move_mount"] == init._MOVE_MOUNT
 
 
-def test_groups_stay_what_they_are(tmp_path: Path) -> None:
+def test_groups_stay_the_same(tmp_path: Path) -> None:
     table = tmp_path / "gid_map"
     for text, expected in (
         ("0 0 4294967295\n", ["5 9 1", "0 0 5", "6 6 3", "10 10 4294967285"]),
@@ -131,7 +131,7 @@ def test_groups_stay_what_they_are(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_strangers_are_counted_to_a_bound(data: Path) -> None:
+def test_at_most_eight_other_owners_are_listed(data: Path) -> None:
     (data / "deep/er").mkdir(parents=True)
     for number in range(MOST_STRANGERS + 4):
         path = data / "deep/er" / str(number)

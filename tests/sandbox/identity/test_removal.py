@@ -1,4 +1,4 @@
-"""Emptying a directory that a stranger has filled."""
+"""Removing a directory that a plugin has filled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def remove(path: Path, owner: int | None = None) -> None:
         os.close(parent)
 
 
-def test_deep_closed_and_linked(tmp_path: Path) -> None:
+def test_deep_closed_and_linked_directories(tmp_path: Path) -> None:
     state, victim = tmp_path / "state", tmp_path / "victim"
     victim.mkdir()
     (victim / "file").touch()
@@ -45,7 +45,7 @@ def test_deep_closed_and_linked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a link", "somebody else's"])
-def test_what_was_put_in_its_place_stays(tmp_path: Path, what: str) -> None:
+def test_a_replaced_directory_stays(tmp_path: Path, what: str) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "file").touch()
@@ -59,7 +59,7 @@ def test_what_was_put_in_its_place_stays(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_belongs_to_a_uid_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_uid_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / "a/b/c"
     deep.mkdir(parents=True)
     (deep / "file").touch()

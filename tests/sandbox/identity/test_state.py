@@ -1,4 +1,4 @@
-"""A plugin's state directory: whose it becomes, and what is not taken for one."""
+"""A plugin's state directory: its owner, and directories that are refused."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_plugin_without_state_gives_its_uid_back() -> None:
 
 
 def first_start(path: str, books: dict[str, str], uid_range: list[int]) -> int:
-    """Prepare, wait for the word, claim, say who we are, and stay until told to end."""
+    """Prepare, wait for a line, claim the directory, print the uid, and stay until told to end."""
     import sys
     import time
 
@@ -169,7 +169,7 @@ def test_a_link_is_refused(plugin_dir: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("kind", ["file", "fifo", "dangling link"])
-def test_what_is_no_directory_is_refused(plugin_dir: Path, kind: str) -> None:
+def test_a_file_instead_of_a_directory_is_refused(plugin_dir: Path, kind: str) -> None:
     path = plugin_dir / "state"
     if kind == "file":
         path.write_text("precious")
@@ -207,7 +207,7 @@ def test_an_empty_directory_is_taken_over(plugin_dir: Path, foreign: int) -> Non
 
 
 @needs_root
-def test_open_doors_are_shut_at_the_next_run(plugin_dir: Path) -> None:
+def test_open_permissions_are_closed_at_the_next_run(plugin_dir: Path) -> None:
     path = plugin_dir / "state"
     with owned_state(str(path), RANGE) as first:
         pass
@@ -240,7 +240,7 @@ def test_an_ordinary_user_owns_it(runner_as_user: Caller) -> None:
         path.chmod(0o755)
 
 
-def test_an_ordinary_user_gets_no_link_followed(plugin_dir: Path) -> None:
+def test_links_are_not_followed_for_an_ordinary_user(plugin_dir: Path) -> None:
     (plugin_dir / "state").symlink_to(plugin_dir)
     with pytest.raises(StateRefused), owned_state(str(plugin_dir / "state"), None):
         pytest.fail("it was taken")
@@ -264,8 +264,8 @@ def test_where_it_is_by_default(
     assert state_root(environ) == "/var/lib/runner/plugins"
 
 
-def test_parts_are_made_through_no_link(plugin_dir: Path) -> None:
-    """The directory is the plugin's to fill; what the runner makes in it must not lead elsewhere."""
+def test_parts_are_never_made_through_a_link(plugin_dir: Path) -> None:
+    """The plugin fills the directory, so the runner's folders in it must not lead elsewhere."""
     uid_range = RANGE if os.geteuid() == 0 else None
     state, victim = plugin_dir / "state", plugin_dir / "victim"
     victim.mkdir()
@@ -281,8 +281,8 @@ def test_parts_are_made_through_no_link(plugin_dir: Path) -> None:
 
 
 @needs_root
-def test_a_link_put_there_after_the_path_was_looked_at(plugin_dir: Path) -> None:
-    """Between finding out where a path is and going there: nobody's link is followed, not even root's."""
+def test_a_link_that_appears_after_the_path_was_resolved(plugin_dir: Path) -> None:
+    """Between resolving a path and opening it no link is followed, not even root's."""
     folder, victim = plugin_dir / "folder", plugin_dir / "victim"
     for path in (folder, victim):
         path.mkdir(mode=0o755)
@@ -297,7 +297,7 @@ def test_a_link_put_there_after_the_path_was_looked_at(plugin_dir: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["link", "link/below", "link/../state"])
-def test_a_link_of_anybody_but_roots_is_named(plugin_dir: Path, name: str) -> None:
+def test_a_link_of_another_user_is_named(plugin_dir: Path, name: str) -> None:
     (plugin_dir / "real").mkdir()
     (plugin_dir / "link").symlink_to("real")  # in /tmp, where everybody may put one
     with pytest.raises(StateRefused) as caught:
@@ -306,7 +306,7 @@ def test_a_link_of_anybody_but_roots_is_named(plugin_dir: Path, name: str) -> No
     assert caught.value.hint == f"use the path it leads to: {os.path.realpath(plugin_dir / name)}"
 
 
-def test_a_path_without_links_is_what_it_says(plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_without_links_is_unchanged(plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(plugin_dir)
     assert real_state_dir("not/yet/there") == f"{plugin_dir}/not/yet/there"
     assert real_state_dir("./a//b/") == f"{plugin_dir}/a/b"
@@ -321,7 +321,7 @@ class Failed(Exception):
 
 
 def fail(state: Path, uid_range: tuple[int, int] | None, parts: list[str], file: str = "") -> None:
-    """A launch that fails when everything is ready, or when `file` has been written."""
+    """A launch that fails when everything is ready, or after `file` was written."""
     with owned_state(str(state), uid_range, parts):
         assert all((state / part).is_dir() for part in parts)
         if file:
@@ -330,7 +330,7 @@ def fail(state: Path, uid_range: tuple[int, int] | None, parts: list[str], file:
 
 
 @pytest.mark.parametrize("before", ["nothing", "a parent", "the directory", "a folder in it"])
-def test_what_was_made_for_a_failed_launch_is_gone(
+def test_directories_made_for_a_failed_launch_are_removed(
     plugin_dir: Path, own_books: dict[str, str], before: str
 ) -> None:
     uid_range = RANGE if os.geteuid() == 0 else None
@@ -349,7 +349,7 @@ def test_what_was_made_for_a_failed_launch_is_gone(
         assert os.listdir(own_books["reservations"]) == []
 
 
-def test_what_a_plugin_wrote_before_its_launch_failed_stays(plugin_dir: Path) -> None:
+def test_files_written_before_a_launch_failed_stay(plugin_dir: Path) -> None:
     uid_range = RANGE if os.geteuid() == 0 else None
     state = plugin_dir / "state"
     with pytest.raises(Failed):
@@ -372,7 +372,7 @@ def test_a_failed_launch_takes_nothing_from_another_instance(plugin_dir: Path) -
 
 
 @needs_root
-def test_no_uid_no_directory(plugin_dir: Path, own_books: dict[str, str]) -> None:
+def test_without_a_uid_no_directory_is_made(plugin_dir: Path, own_books: dict[str, str]) -> None:
     narrow = (RANGE[0], RANGE[0] + 3)
     with ExitStack() as stack:
         for name in ("one", "two"):
@@ -402,7 +402,7 @@ def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> N
 
 
 @needs_root
-def test_a_runner_killed_half_way_is_no_obstacle(
+def test_leftovers_of_a_killed_runner_are_reused(
     runner_as_root: Caller, plugin_dir: Path, own_books: dict[str, str]
 ) -> None:
     path = plugin_dir / "state"
@@ -415,7 +415,7 @@ def test_a_runner_killed_half_way_is_no_obstacle(
 
 @needs_root
 def test_a_state_of_an_earlier_version_keeps_its_uid(plugin_dir: Path, own_books: dict[str, str]) -> None:
-    """Of the time when the range was that of systemd's services."""
+    """From the time when the default range was that of systemd's services."""
     path, old = plugin_dir / "state", 61300
     path.mkdir()
     (path / "file").touch()

@@ -19,7 +19,7 @@ from tests.conftest import ROOT, SPARE_UID
 
 
 class Books(NamedTuple):
-    """Where leases and reservations are written down, away from the machine's own."""
+    """Folders for leases and reservations, apart from the machine's own."""
 
     leases: str
     reservations: str
@@ -33,7 +33,7 @@ class Books(NamedTuple):
         )
 
     def reserve(self, uid: int, path: str) -> None:
-        """As a runner did that knew no manifests."""
+        """Reserve as an older runner did, without a manifest."""
         Path(self.reservations).mkdir(parents=True, exist_ok=True)
         Path(self.reservations, str(uid)).write_text(path)
 
@@ -43,7 +43,7 @@ class Books(NamedTuple):
 
     @property
     def own_place(self) -> Path:
-        """Where the runner puts states."""
+        """The runner's own folder for states."""
         return Path(self.reservations).parent / "plugins"
 
 
@@ -56,7 +56,7 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
 
 @pytest.fixture
 def own_directory(tmp_path: Path) -> Path:
-    """A directory owned by whoever runs the tests, so that reservations of that uid are not stale."""
+    """A directory owned by the user of the tests, so that reservations of that uid are not stale."""
     path = tmp_path / "state"
     path.mkdir()
     return path
@@ -114,8 +114,9 @@ def test_closing_another_descriptor_of_the_file_keeps_the_lease(books: Books) ->
     lease.close()
 
 
-def test_a_lease_survives_its_parent_in_whoever_inherited_it(books: Books) -> None:
-    """The runner dies, something of the tree lives on: the uid stays taken until that is gone too."""
+def test_a_lease_survives_its_parent_in_a_process_that_inherited_it(books: Books) -> None:
+    """The runner dies, and a process of the tree lives on: the uid stays leased until that has ended
+    too."""
     program = """
 import os, subprocess, sys
 from sandbox.identity.uids import lease_any
@@ -145,7 +146,7 @@ os._exit(0)
 
 
 def _when_free(books: Books, uid: int) -> UidLease:
-    """The kernel closes a dying process's files one after the other: ours may come after its stdout."""
+    """The kernel closes the files of a dying process one by one: ours may come after its stdout."""
     fd = os.open(books.leases, os.O_RDWR)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, uids._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, uid, 1, 0))
     os.close(fd)
@@ -219,7 +220,7 @@ def test_instances_of_one_plugin_share_their_uid(books: Books, own_directory: Pa
     second.close()
 
 
-def test_a_reserved_uid_is_leased_to_nobody_else(books: Books, own_directory: Path) -> None:
+def test_a_reserved_uid_is_not_leased_to_another_plugin(books: Books, own_directory: Path) -> None:
     books.state(own_directory, ME, ME, ME + 1).close()  # reserved, not running
     with pytest.raises(UidsUnavailable):
         books.any(ME, ME)
@@ -309,7 +310,7 @@ def test_foreign_files_among_the_reservations_are_ignored(books: Books) -> None:
         lease.close()
 
 
-def test_reservations_are_the_runners_alone(books: Books, own_directory: Path) -> None:
+def test_reservations_are_private_to_the_runner(books: Books, own_directory: Path) -> None:
     books.state(own_directory, ME, ME, ME).close()
     assert Path(books.reservations).stat().st_mode & 0o777 == 0o700
     assert Path(books.reservations, str(ME)).stat().st_mode & 0o777 == 0o600
@@ -347,7 +348,7 @@ def test_a_reservation_remembers_manifest_and_state(
 
 
 def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) -> None:
-    """It holds the directory and no manifest; and what we write can be read by that version."""
+    """It holds the directory and no manifest. That version can also read our reservations."""
     books.reserve(ME, str(own_directory))
     assert reservations.list_reservations(books.reservations) == [(ME, str(own_directory), "", ())]
     lease = books.state(own_directory, ME, ME, ME, "/a/plugin.toml")
@@ -356,8 +357,8 @@ def test_a_reservation_of_an_older_version(books: Books, own_directory: Path) ->
     assert Path(books.reservations, str(ME)).read_text() == str(own_directory)
 
 
-def test_it_waits_for_its_manifest_and_no_longer(books: Books, tmp_path: Path) -> None:
-    """State gone, manifest there: the uid is kept, and found again. Both gone: it is anybody's."""
+def test_a_uid_stays_reserved_while_its_manifest_exists(books: Books, tmp_path: Path) -> None:
+    """State removed, manifest there: the uid is kept, and found again. Both removed: it is free."""
     manifest = tmp_path / "plugin.toml"
     manifest.touch()
     state = plugin_state(books, "one.123")
@@ -380,7 +381,7 @@ def books_uid(books: Books, path: Path) -> int:
     return next(uid for uid, held in books.reserved().items() if held == str(path))
 
 
-def test_a_directory_the_operator_chose_is_not_waited_for(books: Books, tmp_path: Path) -> None:
+def test_a_removed_directory_chosen_by_the_operator_frees_its_uid(books: Books, tmp_path: Path) -> None:
     """One manifest may be started with a new directory each time."""
     manifest = tmp_path / "plugin.toml"
     manifest.touch()
@@ -389,7 +390,7 @@ def test_a_directory_the_operator_chose_is_not_waited_for(books: Books, tmp_path
     assert len(books.reserved()) == 1
 
 
-def test_pressed_for_uids_it_takes_those_of_states_that_are_gone(books: Books, tmp_path: Path) -> None:
+def test_a_full_range_reuses_uids_of_removed_states(books: Books, tmp_path: Path) -> None:
     manifest = tmp_path / "plugin.toml"
     manifest.touch()
     for name in range(10):  # none of these directories exists any more, and their manifest does
@@ -484,7 +485,7 @@ def test_a_plugin_without_state_keeps_its_uid(books: Books, tmp_path: Path) -> N
     again.close()
 
 
-def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(
+def test_a_uid_stays_reserved_while_a_folder_with_its_files_exists(
     books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest, left = tmp_path / "plugin.toml", tmp_path / "left"
@@ -511,8 +512,8 @@ def test_a_uid_is_kept_while_a_folder_with_its_files_is_there(
         other.close()
 
 
-def test_a_folder_does_not_bring_its_uid_along(books: Books, tmp_path: Path) -> None:
-    """It was made ready for the plugin whose refusal named that uid: `chown UID FOLDER`."""
+def test_the_owner_of_a_folder_does_not_decide_the_uid(books: Books, tmp_path: Path) -> None:
+    """The folder was prepared for the plugin whose refusal named that uid: `chown UID FOLDER`."""
     places: Any = {"reservations": books.reservations}
     mine, *others = (str(books.own_place / f"writer.{number}") for number in range(100))
     told = uids.expected_uid(mine, 5000, 5007, **places)
@@ -531,7 +532,7 @@ def test_a_folder_does_not_bring_its_uid_along(books: Books, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("uid", [61500, uid_range.DEFAULT_RANGE[0], uid_range.DEFAULT_RANGE[1], 5003])
 def test_uids_of_plugins_under_other_policies(books: Books, uid: int) -> None:
-    """Whatever range the policy at hand has."""
+    """Independent of the range of the current policy."""
     places: Any = {"reservations": books.reservations}
     assert not uids.may_be_a_plugins(1000, 7000, 7010, **places)
     books.reserve(5003, "/some/state")
@@ -544,12 +545,12 @@ def test_uids_of_plugins_under_other_policies(books: Books, uid: int) -> None:
 UNUSED = SPARE_UID + 1  # by anybody, and so is the one before it
 
 
-def test_a_uid_nobody_has() -> None:
+def test_an_unused_uid() -> None:
     assert uid_range.in_use(UNUSED) == ""
 
 
 @pytest.mark.parametrize("what", ["an account", "a group", "a service", "a process"])
-def test_a_uid_somebody_has_is_passed_over(
+def test_a_uid_in_use_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, request: pytest.FixtureRequest
 ) -> None:
     accounts, services = [tmp_path / "passwd", tmp_path / "group"], tmp_path / "dynamic-uid"
@@ -652,7 +653,7 @@ def test_ids_of_a_user_namespace(
     assert id_is_mapped(first, last, path=str(tmp_path / "uid_map")) is expected
 
 
-def test_what_is_stale_is_swept(books: Books, own_directory: Path) -> None:
+def test_stale_reservations_are_removed(books: Books, own_directory: Path) -> None:
     books.reserve(501, "/nonexistent/gone")
     books.reserve(502, "")
     lease = books.state(own_directory, ME, 600, 610)

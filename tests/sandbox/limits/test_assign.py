@@ -1,4 +1,4 @@
-"""Which means holds which limit, where, and what happens where there is none."""
+"""Which mechanism enforces which limit on which machine, and the result where there is none."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ BY_OTHERS = {
     ],
     ids=["v1", "hybrid", "v2"],
 )
-def test_everything_can_be_held(survey: Survey, by: str, cpu_time: str) -> None:
+def test_every_limit_can_be_enforced(survey: Survey, by: str, cpu_time: str) -> None:
     found = assign(granted(), policy("require"), survey)
     assert means(found) == {**dict.fromkeys(BY_CGROUP, by), "cpu_time": cpu_time, **BY_OTHERS}
     assert not any(limit.degraded for limit in found.all)
@@ -106,19 +106,19 @@ def test_everything_can_be_held(survey: Survey, by: str, cpu_time: str) -> None:
     assert found.fallbacks == frozenset()
 
 
-def test_only_what_is_limited_has_a_limit() -> None:
+def test_only_set_limits_are_assigned() -> None:
     assert assign(granted(Limits()), policy("require"), NONE) == AssignedLimits()
     assert means(assign(granted(Limits(pids=3)), policy(), V1)) == {"pids": "cgroup v1"}
 
 
-def test_who_decided() -> None:
+def test_the_source_of_each_limit() -> None:
     given = granted(Limits(pids=3, memory=1 << 20), decided_by=(("pids", "command line"),))
     found = assign(given, policy(), V1)
     assert (one(found, "pids").decided_by, one(found, "memory").decided_by) == ("command line", "policy")
     assert (one(found, "pids").requested, one(found, "pids").effective) == (3, 3)
 
 
-def test_details_tell_the_whole_truth() -> None:
+def test_details_state_each_weakness() -> None:
     found = {each.name: each.detail for each in assign(granted(), policy(), V1).all}
     assert found["memory"] == found["pids"] == found["cpu"] == ""
     assert "synchronous writes" in found["io"]
@@ -130,7 +130,7 @@ def test_details_tell_the_whole_truth() -> None:
 # --- where there are none ----------------------------------------------------------------------------------
 
 
-def test_the_next_best_thing() -> None:
+def test_rlimits_as_a_fallback() -> None:
     found = assign(granted(), policy("prefer"), NONE)
     assert {name: by for name, by in means(found).items() if name in BY_CGROUP} == {
         "memory": "RLIMIT_DATA",
@@ -153,7 +153,7 @@ def test_the_next_best_thing() -> None:
 
 
 def test_a_kernel_that_counts_all_processes_of_a_uid_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then RLIMIT_NPROC would hold the user to the plugin's limit."""
+    """Then RLIMIT_NPROC would hold the whole user to the plugin's limit."""
     for release, by in (((5, 13), ""), ((5, 14), "RLIMIT_NPROC"), ((6, 0), "RLIMIT_NPROC"), ((4, 20), "")):
         monkeypatch.setattr(limits, "_release", lambda release=release: release)
         found = assign(granted(), policy(), NONE)
@@ -203,7 +203,7 @@ def test_the_release_of_this_machine() -> None:
         ("delegated", V2, False),
     ],
 )
-def test_what_is_required_and_cannot_be_held(
+def test_a_required_limit_that_cannot_be_enforced(
     name: str, mode: LimitMode, survey: Survey, refused: bool
 ) -> None:
     given = granted(Limits(**{name: getattr(EVERYTHING, name)}))
@@ -218,18 +218,18 @@ def test_what_is_required_and_cannot_be_held(
     assert caught.value.hint == f'{LACK.remedy}; or say mode = "prefer" under [limits.{name}] in the policy'
 
 
-def test_silence_requires() -> None:
+def test_a_limit_without_a_rule_is_required() -> None:
     with pytest.raises(LayerUnavailable):
         assign(granted(Limits(memory=1 << 20)), cages.policy(), NONE)
 
 
-def test_one_requirement_is_not_anothers() -> None:
+def test_each_limit_is_required_on_its_own() -> None:
     rules = policy("prefer", pids="require")
     assert means(assign(granted(Limits(memory=1 << 20)), rules, NONE)) == {"memory": "RLIMIT_DATA"}
 
 
 @pytest.mark.parametrize("name", [name for name in Limits._fields if name not in BY_CGROUP])
-def test_what_needs_no_cgroup_is_never_refused(name: str) -> None:
+def test_a_limit_without_a_cgroup_is_never_refused(name: str) -> None:
     found = assign(granted(Limits(**{name: getattr(EVERYTHING, name)})), policy("require"), ROOTS_NONE)
     assert not one(found, name).degraded
 
@@ -250,8 +250,8 @@ def test_files_on_no_disk() -> None:
         assign(granted(limits), policy("require"), ROOTS_NONE, disks=())
 
 
-def test_disks_may_be_given_once() -> None:
-    """An iterator is as good as a list, whichever limit asks first."""
+def test_disks_may_be_an_iterator() -> None:
+    """An iterator works like a list, whichever limit reads it first."""
     found = assign(granted(), policy(), V1, disks=iter([(8, 0)]))
     assert not one(found, "io").degraded
 
@@ -259,7 +259,7 @@ def test_disks_may_be_given_once() -> None:
 # --- the others --------------------------------------------------------------------------------------------
 
 
-def test_a_file_cannot_be_larger_than_all_of_them() -> None:
+def test_the_file_size_is_at_most_the_disk_limit() -> None:
     found = assign(granted(Limits(file_size=100, disk=50)), policy(), V1)
     assert (one(found, "file_size").requested, one(found, "file_size").effective) == (100, 50)
     found = assign(granted(Limits(file_size=50, disk=100)), policy(), V1)
@@ -280,7 +280,7 @@ def test_a_disk_limit_without_a_folder() -> None:
         ("message_queues", resource.RLIMIT_MSGQUEUE),
     ],
 )
-def test_nobody_is_given_more_than_the_runner_has(
+def test_no_plugin_gets_more_than_the_runner_has(
     monkeypatch: pytest.MonkeyPatch, name: str, kind: int
 ) -> None:
     real = resource.getrlimit
@@ -303,13 +303,13 @@ def test_without_a_cage() -> None:
 
 
 @pytest.mark.parametrize("name", ["handshake", "call", "idle"])
-def test_clocks_of_whoever_speaks_the_protocol(name: str) -> None:
+def test_exec_leaves_protocol_clocks_to_the_caller(name: str) -> None:
     limits = Limits(**{name: getattr(EVERYTHING, name)})
     found = one(assign(granted(limits), policy("require"), NONE), name)
     assert (found.enforced_by, found.effective, found.degraded) == ("caller", None, False)
 
 
-def test_who_speaks_it_is_the_runner_itself_in_a_session() -> None:
+def test_a_session_enforces_protocol_clocks() -> None:
     found = assign(granted(EVERYTHING), policy("prefer"), NONE)
     held = found.in_session()
     for name in ("handshake", "call", "idle", "output", "output_lines"):
@@ -346,7 +346,7 @@ def test_groups_only_where_they_are_needed(limits: Limits, survey: Survey, sites
     assert assign(granted(limits), policy(), survey).sites == sites
 
 
-def test_what_the_kernel_made_of_it() -> None:
+def test_effective_values_are_the_kernels() -> None:
     found = assign(granted(Limits(memory=5000, pids=3)), policy(), V1)
     confirmed = found.confirmed({"memory": 8192, "cpu": 1.0})
     assert (one(confirmed, "memory").requested, one(confirmed, "memory").effective) == (5000, 8192)

@@ -167,7 +167,7 @@ def test_counters_of_v1(group_of: Callable[..., CgroupDirectory]) -> None:
     assert cgroup.cpu() == 3.0
 
 
-def test_nobody_counts(group_of: Callable[..., CgroupDirectory]) -> None:
+def test_counters_without_controllers(group_of: Callable[..., CgroupDirectory]) -> None:
     assert Cgroup([]).counters() == Counters()
     assert Cgroup([]).cpu() is None
     # A kernel that lacks the files, or a group that is gone.
@@ -250,7 +250,7 @@ def test_a_quota_is_lifted_where_there_is_one(
         ("cpu.max", errno.ENOENT, False, False),
     ],
 )
-def test_what_a_kernel_may_lack(
+def test_optional_files_of_a_kernel(
     monkeypatch: pytest.MonkeyPatch, file: str, code: int, swap: bool, optional: bool
 ) -> None:
     monkeypatch.setattr(cgroup_settings, "has_swap", lambda: swap)
@@ -272,7 +272,7 @@ def inside(runner_as: Caller, nothing_left: None) -> Iterator[OwnCgroups]:
 
 
 def limited(limits: dict[str, Any]) -> dict[str, Any]:
-    """Groups at every site, with a member that has dropped to nobody's uid if it can."""
+    """Make groups at every site, with a member that has dropped to nobody's uid if it can."""
     import fcntl
     import os
 
@@ -364,7 +364,7 @@ def test_a_group_at_every_site(inside: OwnCgroups) -> None:
 
 
 def refused(limits: dict[str, Any]) -> Any:
-    """A setting the kernel refuses: which, and what is left of the groups."""
+    """Write a setting that the kernel refuses: returns which, and the groups that are left."""
     import os
 
     from sandbox.limits.cgroup import CgroupFault, make_cgroup
@@ -400,13 +400,13 @@ def test_a_limit_the_kernel_does_not_take(inside: OwnCgroups) -> None:
     assert elsewhere.run(inside.caller, refused, {"pids": 100}) == "made"  # the control
 
 
-def test_a_site_that_is_gone() -> None:
+def test_a_site_that_was_removed() -> None:
     with pytest.raises((CgroupFault, OSError)), make_cgroup([site(1, "pids", directory="/nowhere")], FULL):
         pass
 
 
-def test_a_site_that_takes_no_groups(tmp_path: Path) -> None:
-    """No descriptor and no directory is left, and it says what cannot be had now."""
+def test_a_site_where_no_group_can_be_made(tmp_path: Path) -> None:
+    """No descriptor and no directory is left, and the fault names the missing controllers."""
     (tmp_path / "good").mkdir()
     if os.geteuid() == 0:
         where = site(1, "pids", directory="/proc/self/fd")  # a directory in which nobody makes any
@@ -425,7 +425,7 @@ def test_a_site_that_takes_no_groups(tmp_path: Path) -> None:
 
 
 def nested() -> list[Any]:
-    """Several plugins of one runner, at once and after each other."""
+    """Several plugins of one runner, at the same time and one after another."""
     import os
 
     from sandbox.limits.cgroup import make_cgroup
@@ -455,7 +455,7 @@ def test_several_at_once(inside: OwnCgroups) -> None:
 
 
 def counted() -> dict[str, Any]:
-    """What the kernel counts of a member that computes, forks and is refused a fork."""
+    """The kernel's counters for a member that computes, forks and is refused a fork."""
     import os
     import time
 
@@ -525,7 +525,7 @@ def test_what_the_kernel_counts(inside: OwnCgroups) -> None:
 
 
 def stopped_and_lifted(how: str) -> list[Any]:
-    """A member that is held still or throttled to a standstill, ended."""
+    """End a member that is frozen, or throttled to a standstill."""
     import os
     import select
     import signal
@@ -581,14 +581,14 @@ def stopped_and_lifted(how: str) -> list[Any]:
         return [status, quota] if how == "lifted" else [status]
 
 
-def test_what_is_frozen_is_held_still_and_dies(inside: OwnCgroups) -> None:
+def test_a_frozen_member_stands_still_and_can_be_killed(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, stopped_and_lifted, "frozen")
     if told == ["cannot"]:
         pytest.skip("there is no v2 tree here that can freeze")
     assert told == [-signal.SIGKILL]
 
 
-def test_members_are_killed_one_by_one_where_nothing_else_can(inside: OwnCgroups) -> None:
+def test_members_are_killed_one_by_one_without_cgroup_kill(inside: OwnCgroups) -> None:
     assert elsewhere.run(inside.caller, stopped_and_lifted, "one by one") == [-signal.SIGKILL]
 
 
@@ -599,8 +599,9 @@ def test_the_quota_is_lifted(inside: OwnCgroups) -> None:
     assert quota or "cpu" not in controllers(inside)
 
 
-def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
-    """Or any user can keep what a dead runner left from being swept, and a new group from being made."""
+def test_no_other_user_can_hold_the_lock(tmp_path: Path) -> None:
+    """Otherwise any user could keep leftovers of a dead runner from being swept, and a new group from being
+    made."""
     with make_cgroup([site(1, directory=str(tmp_path))], Limits()) as cgroup:
         assert os.stat(cgroup.groups[0].path).st_mode & 0o077 == 0
 
@@ -638,7 +639,7 @@ def sleeper() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
 
 
 def survives(process: subprocess.Popen[bytes]) -> bool:
-    """A signal that was sent takes a moment; this is many of them."""
+    """Whether it lives on long after a signal would have ended it."""
     try:
         process.wait(0.3)
     except subprocess.TimeoutExpired:
@@ -652,7 +653,7 @@ def leftover(place: Path, name: str = "runner-4000000-77-0") -> Path:
 
 
 def swept(place: Path, path: Path) -> bool:
-    """A second runner may be needed: who was just killed takes a moment to be gone."""
+    """Sweep until it is removed: a member that was just killed takes a moment to end."""
 
     def is_gone() -> bool:
         sweep(str(place))
@@ -665,7 +666,7 @@ both = pytest.mark.parametrize("where", ["place", "unified_place"])
 
 
 @both
-def test_what_a_dead_runner_left_is_removed(where: str, request: pytest.FixtureRequest) -> None:
+def test_groups_of_a_dead_runner_are_removed(where: str, request: pytest.FixtureRequest) -> None:
     place = request.getfixturevalue(where)
     names = ("runner-4000000-77-0", "runner-4000000-77-1", "runner-1-2-3", "runner-4000000-77-self")
     for name in names:
@@ -676,8 +677,8 @@ def test_what_a_dead_runner_left_is_removed(where: str, request: pytest.FixtureR
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_living_runners_is_not(place: Path) -> None:
-    """Whoever holds the lock lives, whatever the name says: numbers are given out again."""
+def test_a_group_of_a_living_runner_is_kept(place: Path) -> None:
+    """Only the lock counts, not the pid in the name: pids are reused."""
     mine = leftover(place, f"runner-{os.getpid()}-1-0")  # by its name it is of a dead one
     fd = os.open(mine, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -692,13 +693,13 @@ def test_a_living_runners_is_not(place: Path) -> None:
     assert swept(place, mine)
 
 
-def test_a_dead_ones_with_the_number_of_a_living_one(place: Path) -> None:
-    """The same pid, and a start that is not ours: a number that was given out again."""
+def test_a_dead_runners_group_with_a_reused_pid_is_removed(place: Path) -> None:
+    """The same pid with another start time: the pid was reused."""
     assert swept(place, leftover(place, f"runner-{os.getpid()}-1-0"))
 
 
-def test_a_lock_that_is_shared(place: Path) -> None:
-    """Somebody who looks at it keeps it, too."""
+def test_a_shared_lock_keeps_the_group(place: Path) -> None:
+    """A process that only inspects the group keeps it, too."""
     path = leftover(place)
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -708,7 +709,7 @@ def test_a_lock_that_is_shared(place: Path) -> None:
     assert swept(place, path)
 
 
-def test_others_directories_are_left_alone(place: Path) -> None:
+def test_directories_of_other_programs_are_left_alone(place: Path) -> None:
     names = ("other", "xrunner-1-2-3", "Runner-1-2-3", "runner", "a runner-1-2-3")
     for name in names:
         leftover(place, name)
@@ -738,7 +739,7 @@ def test_others_runners_live(
 
 
 @both
-def test_what_still_runs_there_is_killed(
+def test_a_process_in_a_dead_runners_group_is_killed(
     where: str, request: pytest.FixtureRequest, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
     place = request.getfixturevalue(where)
@@ -749,7 +750,7 @@ def test_what_still_runs_there_is_killed(
     assert swept(place, path)
 
 
-def test_what_runs_in_a_living_ones_lives(
+def test_a_process_in_a_living_runners_group_lives(
     place: Path, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
     path = leftover(place)
@@ -761,10 +762,10 @@ def test_what_runs_in_a_living_ones_lives(
     assert survives(process) and path.exists()
 
 
-def test_who_lives_in_a_runners_own_leaf_is_not_killed(
+def test_a_process_in_a_runners_own_leaf_is_not_killed(
     place: Path, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
-    """A runner moves there itself, with what it has started before: a host's own children, perhaps."""
+    """A runner moves there itself, with its earlier children, for example those of a host."""
     leaf = leftover(place, "runner-4000000-77-self")
     process = sleeper(leaf)
     sweep(str(place))
@@ -775,7 +776,7 @@ def test_who_lives_in_a_runners_own_leaf_is_not_killed(
 
 
 def test_a_group_with_groups_in_it(place: Path) -> None:
-    """Nobody of ours makes such; it does not stop the others from being swept."""
+    """The runner makes no such group. It must not stop the others from being swept."""
     path = leftover(place, "runner-1-1-0")
     (path / "deeper").mkdir()
     other = leftover(place, "runner-2-2-0")
@@ -785,7 +786,7 @@ def test_a_group_with_groups_in_it(place: Path) -> None:
     assert swept(place, path)
 
 
-def test_a_file_of_such_a_name(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_group(tmp_path: Path) -> None:
     (tmp_path / "runner-1-2-3").touch()
     (tmp_path / "runner-1-2-4").symlink_to("/")
     sweep(str(tmp_path))
@@ -804,10 +805,10 @@ def sweeping() -> str:
 
 @pytest.mark.needs("root", "user")
 @pytest.mark.usefixtures("nothing_left")
-def test_groups_of_others_in_a_users_place(
+def test_groups_of_root_in_a_users_directory(
     runner_as_user: Caller, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
-    """Root's runner was started there once. The user cannot kill who is left of it, and lives with that."""
+    """Root's runner was started there once. The user cannot kill its processes, and goes on without."""
     with make_own_cgroups(runner_as_user) as own:
         theirs = [leftover(directory) for directory in own.directories]
         shut = [leftover(directory, "runner-4000000-77-1") for directory in own.directories]
@@ -827,7 +828,7 @@ def test_groups_of_others_in_a_users_place(
 
 
 def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot know that this one is new. Then the next name is taken."""
+    """The sweeper cannot know that the group is new. Then the next name is taken."""
     real, moments = os.open, list[str]()
 
     def slow(path: str, *how: Any) -> int:
@@ -845,7 +846,7 @@ def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.Monke
 
 
 def test_a_sweeper_between_open_and_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then what we lock is a directory that has no name any more."""
+    """Then the locked directory has no name any more."""
     real, moments = fcntl.flock, list[str]()
 
     def slow(fd: int, how: int) -> None:
@@ -863,7 +864,7 @@ def test_a_sweeper_between_open_and_lock(place: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_sweeper_that_has_the_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is about to remove it. The next name is taken."""
+    """The sweeper is about to remove the group. Then the next name is taken."""
     real, held = fcntl.flock, list[int]()
 
     def late(fd: int, how: int) -> None:
@@ -886,8 +887,8 @@ def test_a_sweeper_comes_too_late(place: Path) -> None:
         assert os.path.samestat(os.fstat(cgroup.groups[0].fd), os.stat(cgroup.groups[0].path))
 
 
-def test_a_sweeper_that_never_tires(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounded: it gives up and says so."""
+def test_a_sweeper_that_never_stops(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounded: it gives up and reports it."""
     real = os.open
 
     def always(path: str, *how: Any) -> int:
@@ -905,7 +906,8 @@ def test_a_sweeper_that_never_tires(place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def makes_and_sweeps(directory: str, rounds: int) -> int:
-    """Make, look and remove, while others do the same: how often what was made was gone or another."""
+    """Make, check and remove groups while others do the same. Returns how often a group was removed or
+    replaced."""
     import os
 
     from sandbox.limits.cgroup import make_cgroup
@@ -943,7 +945,7 @@ def test_runners_that_start_at_once(place: Path, runner_as_root: Caller) -> None
 def test_a_member_that_does_not_die_keeps_its_group(
     place: Path, monkeypatch: pytest.MonkeyPatch, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
-    """Not for ever, and its lock is free then: the next runner tries again."""
+    """Not for ever: its lock is released, and the next runner tries again."""
     monkeypatch.setattr(cgroups, "_REMOVE_SECONDS", 0.05)
     before = len(os.listdir("/proc/self/fd"))
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
@@ -956,7 +958,7 @@ def test_a_member_that_does_not_die_keeps_its_group(
     assert swept(place, path)
 
 
-def test_a_member_that_goes_a_moment_later(
+def test_a_member_that_ends_a_moment_later(
     place: Path, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
@@ -966,7 +968,7 @@ def test_a_member_that_goes_a_moment_later(
     assert not path.exists()
 
 
-def test_a_group_that_somebody_else_has_removed(place: Path) -> None:
+def test_a_group_that_another_program_has_removed(place: Path) -> None:
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         os.rmdir(cgroup.groups[0].path)
         assert cgroup.groups[0].processes() == [] and cgroup.left() == ()
@@ -979,7 +981,8 @@ def test_a_group_that_somebody_else_has_removed(place: Path) -> None:
 
 
 class Kernel:
-    """Directories that get the files of a v2 group when they are made, and what was written to them."""
+    """Directories that get the files of a v2 group when they are made, and a record of the writes to
+    them."""
 
     def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.base = base
@@ -1029,7 +1032,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         os.close(fd)
 
 
-def test_we_leave_before_we_hand_down(kernel: Kernel) -> None:
+def test_the_runner_leaves_its_group_before_it_hands_controllers_down(kernel: Kernel) -> None:
     with make_cgroup([kernel.site()], Limits(pids=5)) as cgroup:
         own = os.path.basename(cgroup.groups[0].path).removesuffix("-0")
         assert kernel.written == [
@@ -1044,7 +1047,7 @@ def test_we_leave_before_we_hand_down(kernel: Kernel) -> None:
     assert not (kernel.base / f"{own}-0").exists()
 
 
-def test_who_is_not_in_it_need_not_leave(kernel: Kernel) -> None:
+def test_a_runner_outside_the_group_does_not_move(kernel: Kernel) -> None:
     with make_cgroup([kernel.site(leave=False)], Limits()):
         assert kernel.written == [("cgroup.subtree_control", "+memory +pids")]
 
@@ -1060,7 +1063,7 @@ def test_nothing_can_be_handed_down(kernel: Kernel, file: str) -> None:
 
 
 def test_another_try_after_one_controller_failed(kernel: Kernel) -> None:
-    """prepare goes on without the one that did not work: the others still do."""
+    """prepare goes on without the failed controller: the others still work."""
     kernel.refuses["io.max"] = errno.ENODEV
     limits = Limits(pids=5, io=1 << 20)
     with pytest.raises(CgroupFault) as caught, make_cgroup([kernel.site()], limits, [(8, 0)]):
@@ -1072,7 +1075,7 @@ def test_another_try_after_one_controller_failed(kernel: Kernel) -> None:
 
 
 def handed_down() -> Any:
-    """For real: alone in a delegated v2 group, which has to be left."""
+    """For real: alone in a delegated v2 group, which the runner has to leave."""
     import os
 
     from sandbox.limits.cgroup import make_cgroup
@@ -1128,14 +1131,14 @@ def identities() -> list[str]:
     return [mine, _identity(), os.read(read, 100).decode(), str(os.getpid())]
 
 
-def test_the_name_says_who(runner_as_user: Caller) -> None:
+def test_the_name_identifies_the_process(runner_as_user: Caller) -> None:
     first, again, child, pid = elsewhere.run(runner_as_user, identities)
     assert first == again and first.startswith(f"{pid}-")
     assert child.split("-")[0] != pid and all(part.isdecimal() for part in child.split("-"))
 
 
 def test_a_program_whose_name_looks_like_its_status(runner_as_user: Caller) -> None:
-    """The command's name stands in /proc/PID/stat as it is, with brackets and spaces."""
+    """/proc/PID/stat holds the command's name unescaped, with brackets and spaces."""
 
     def named() -> list[str]:
         import ctypes

@@ -1,4 +1,4 @@
-"""Limits that a cgroup counts and somebody has to look at."""
+"""Limits that a cgroup counts and the runner has to enforce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CORES = os.cpu_count() or 1
 
 
 class Counted(Cgroup):
-    """A group whose counters say what a test wants, and whose event is a test's own."""
+    """A group with the counters and the event that a test sets."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -61,8 +61,8 @@ def test_the_next_look_is_when_it_could_be_used_up() -> None:
     assert meter.look({}, meter.due) == "cpu_time"
 
 
-def test_nobody_looks_before_it_is_due() -> None:
-    """A plugin that wakes the loop by other means cannot make it count."""
+def test_no_look_before_it_is_due() -> None:
+    """A plugin that wakes the loop by other means cannot cause extra looks."""
     group = Counted()
     meter = CpuTimeMeter(group, 10.0)
     group.used = 1000.0
@@ -70,7 +70,7 @@ def test_nobody_looks_before_it_is_due() -> None:
     assert meter.look({}, meter.due) == "cpu_time"
 
 
-def test_once_used_up_it_stays_so() -> None:
+def test_a_used_up_limit_stays_used_up() -> None:
     group = Counted()
     meter = CpuTimeMeter(group, 1.0)
     group.used = 5.0
@@ -83,7 +83,7 @@ def test_a_tiny_limit() -> None:
     assert meter.due >= before + 0.02
 
 
-def test_a_group_that_is_gone_has_used_nothing() -> None:
+def test_a_removed_group_has_used_nothing() -> None:
     group = Counted()
     meter = CpuTimeMeter(group, 1.0)
     group.used = None
@@ -120,7 +120,7 @@ def ready(meter: MemoryMeter) -> dict[int, int]:
     return dict(poll.poll(0))
 
 
-def test_without_an_event_nobody_looks(watched: Watched) -> None:
+def test_without_an_event_the_counter_is_not_read(watched: Watched) -> None:
     group, meter = watched
     assert meter.look({}, time.monotonic()) is None  # the first, for what came before the event was asked for
     group.kills = 1
@@ -130,7 +130,7 @@ def test_without_an_event_nobody_looks(watched: Watched) -> None:
     assert meter.look({0: select.POLLIN}, time.monotonic()) is None  # somebody else's descriptor
 
 
-def test_what_happened_before_the_event_was_asked_for(watched: Watched) -> None:
+def test_an_oom_kill_before_the_event_was_registered(watched: Watched) -> None:
     group, meter = watched
     group.kills = 1
     assert meter.due == 0.0
@@ -158,8 +158,8 @@ def test_the_counter_comes_after_the_event(watched: Watched) -> None:
     assert meter.look({}, meter.due) == "memory"
 
 
-def test_the_counter_does_not_come(watched: Watched) -> None:
-    """It was a close shave: the kernel found memory after all. Not looked at for ever."""
+def test_an_event_without_a_kill(watched: Watched) -> None:
+    """The kernel found memory after all. The meter stops looking after a while."""
     group, meter = watched
     assert group.event is not None
     os.eventfd_write(group.event, 1)
@@ -175,7 +175,7 @@ def test_the_counter_does_not_come(watched: Watched) -> None:
     assert meter.due < math.inf
 
 
-def test_where_the_kernel_ends_all_of_them_itself() -> None:
+def test_v2_needs_no_event() -> None:
     group = Counted()
     group.event = -1
     meter = MemoryMeter(group)
@@ -185,7 +185,7 @@ def test_where_the_kernel_ends_all_of_them_itself() -> None:
     meter.close()
 
 
-def test_nobody_counts() -> None:
+def test_without_a_memory_controller() -> None:
     group = Counted()
     meter = MemoryMeter(group)
     assert group.event is not None
@@ -205,7 +205,7 @@ def inside(runner_as: Caller, nothing_left: None) -> Iterator[OwnCgroups]:
 
 
 def out_of_memory(size: int) -> Any:
-    """A child of a member takes `size` bytes: what the meter says then, and who lives."""
+    """A child of a member takes `size` bytes: returns the meter's answer, and the processes that live."""
     import os
     import select
     import time
@@ -278,7 +278,7 @@ def test_memory_suffices(inside: OwnCgroups) -> None:
 
 
 def spinning() -> Any:
-    """Two processes that compute, and when the meter has enough of it."""
+    """Two processes that compute, and when the meter ends them."""
     import os
     import time
 

@@ -1,4 +1,4 @@
-"""Which disk a file is on: a partition's is the whole one, and some files are on none."""
+"""The disk of a file: for a partition the whole disk, and none for some filesystems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_and_nonsense() -> None:
 
 
 def on_a_machine(devices: list[list[int]], links: dict[str, str], texts: dict[str, str]) -> list[list[int]]:
-    """The disks of a machine that is made up: its /sys/dev/block is ours, in a mount namespace of our own."""
+    """The disks of an invented machine: its /sys/dev/block is ours, in a mount namespace of our own."""
     import ctypes
     import os
 

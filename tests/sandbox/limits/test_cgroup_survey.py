@@ -1,4 +1,4 @@
-"""Where groups can be made: on trees that are made up, and on this machine's own."""
+"""Where groups can be made: on invented trees, and on this machine's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = " ".join(CONTROLLERS)
 
 
 def surveyed(given: dict[str, Any]) -> dict[str, Any]:
-    """What a survey of a made-up machine says, as whoever this process is. It is a member of `member`."""
+    """The survey of an invented machine, as this process's user. The process is a member of `member`."""
     import builtins
     import os
 
@@ -48,7 +48,7 @@ def surveyed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 class Machine:
-    """Directories with the files of a cgroup file system, and what /proc would say of them."""
+    """Directories with the files of a cgroup file system, and the matching /proc files."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -75,7 +75,7 @@ class Machine:
         delegated: bytes = b"",
         bounds: dict[str, str] | None = None,
     ) -> Path:
-        """A v2 group: the controllers it has and hands down, who else is in it, and how it is limited."""
+        """A v2 group: its controllers, those it hands down, its other members, and its limits."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "cgroup.controllers").write_text(has + "\n")
         (path / "cgroup.subtree_control").write_text(down + "\n")
@@ -106,11 +106,11 @@ class Machine:
         return {"own": str(own), "mountinfo": mountinfo, "member": self.members}
 
     def survey(self) -> dict[str, Any]:
-        """In this process, for what is the same for everybody."""
+        """Survey in this process, for results that do not depend on the user."""
         return surveyed(self.given)
 
     def survey_as(self, caller: Caller, *owned: Path) -> dict[str, Any]:
-        """As `caller`, who owns `owned` and what is right in it, and nothing else."""
+        """Survey as `caller`, who owns `owned` and its files, and nothing else."""
         given = self.given
         if os.geteuid() == 0:
             for path in owned:
@@ -196,8 +196,8 @@ def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, runner
 def test_a_runners_own_leaf_is_no_place_for_groups(
     machine: Machine, unified: Path, runner_as: Caller, above: str
 ) -> None:
-    """It has all the controllers, and a runner alone in it could hand them down: in a leaf below it, and the
-    next time in one below that."""
+    """It has all the controllers, and a runner alone in it could hand them down: to a leaf below it, and at
+    the next launch to one below that."""
     handed = machine.group(unified / above, has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / "runner-1-2-self", has=ALL)
     machine.stand_in(f"0::/{above}/runner-1-2-self", own)
@@ -208,10 +208,10 @@ def test_a_runners_own_leaf_is_no_place_for_groups(
 
 
 @pytest.mark.parametrize("name", ["runner-1-2-0", "runner-ci-self", "runner-1-2-3-self", "xrunner-1-2-self"])
-def test_what_only_looks_like_a_runners_leaf(
+def test_a_group_that_only_looks_like_a_runners_leaf(
     machine: Machine, unified: Path, runner_as: Caller, name: str
 ) -> None:
-    """The control: somebody put us there, so there we stay."""
+    """The control: another program put us there, so we stay."""
     handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / name, has=ALL)
     machine.stand_in(f"0::/our.service/{name}", own)
@@ -278,7 +278,7 @@ def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, 
 
 
 def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
-    """Then the kernel hands nothing down. The remedy names who is in the way."""
+    """Then the kernel hands nothing down. The remedy names these processes."""
     own = machine.group(
         unified / "our.scope", has=ALL, others=(os.getpid(), 4194303), delegated=b"1", bounds=BOUND
     )
@@ -295,10 +295,10 @@ def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller)
     assert found["delegated"] is (runner_as.uid == 0)
 
 
-def test_others_in_our_group_and_one_above_that_will_do(
+def test_others_in_our_group_and_a_usable_one_above(
     machine: Machine, unified: Path, runner_as: Caller
 ) -> None:
-    """A service in which its host runs too, below somebody's own systemd."""
+    """A service that also holds its host, below a user's own systemd."""
     manager = machine.group(unified / "user@1000.service", has=ALL, down="cpu memory pids")
     slice_ = machine.group(manager / "app.slice", has="cpu memory pids", down="cpu memory pids")
     own = machine.group(slice_ / "host.service", has="cpu memory pids", others=(1,))
@@ -325,7 +325,7 @@ def test_no_more_than_three_are_named(machine: Machine, unified: Path) -> None:
 def test_others_in_a_group_that_hands_down_already(
     machine: Machine, unified: Path, runner_as: Caller
 ) -> None:
-    """Nothing is in the way of what is handed down; the rest stays as it is."""
+    """The controllers that are handed down can be used; the others stay as they are."""
     handed = machine.group(
         unified / "our.service", has=ALL, down="pids", others=(1,), delegated=b"1", bounds=BOUND
     )
@@ -367,7 +367,8 @@ def test_root_goes_further_up_for_more(machine: Machine, unified: Path, runner_a
 
 @pytest.mark.needs("root")
 def test_root_does_not_change_what_slices_hand_down(machine: Machine, runner_as_root: Caller) -> None:
-    """They are somebody's, and empty of processes only for the moment. Its own group is the last resort."""
+    """Slices belong to others, and are without processes only for the moment. Root's own group is the last
+    resort."""
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", real_root=True)
     slice_ = machine.group(root / "system.slice", has=ALL)
     own = machine.group(slice_ / "cron.service", has="cpu memory")
@@ -378,7 +379,7 @@ def test_root_does_not_change_what_slices_hand_down(machine: Machine, runner_as_
 
 
 @pytest.mark.needs("user", "root")
-def test_a_user_to_whom_nothing_belongs(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
+def test_a_user_who_owns_no_group(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
     slice_ = machine.group(unified / "user.slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "session-1.scope", has=ALL)
     machine.stand_in("0::/user.slice/session-1.scope", own)
@@ -402,7 +403,7 @@ def test_a_user_who_owns_the_group_without_a_mark(
 
 @pytest.mark.needs("user", "root")
 @pytest.mark.parametrize("file", ["cgroup.subtree_control", "cgroup.procs", "."])
-def test_a_group_only_half_handed_over(
+def test_a_group_that_was_delegated_in_part(
     machine: Machine, unified: Path, runner_as_user: Caller, file: str
 ) -> None:
     own = machine.group(unified / "ours", has=ALL, down="", delegated=b"1")
@@ -476,8 +477,8 @@ def test_a_tree_without_controllers(machine: Machine) -> None:
     assert set(found["lacks"]) == {"pids", "cpu", "io"}
 
 
-def test_what_v1_has_v2_does_not_promise(machine: Machine) -> None:
-    """A controller is bound to one hierarchy, whatever the files of a container's emulation say."""
+def test_a_controller_of_v1_is_not_offered_by_v2(machine: Machine) -> None:
+    """A controller is bound to one hierarchy, whatever the files of a container's emulation show."""
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down=ALL, real_root=True)
     memory = machine.legacy(machine.mount("memory", "cgroup", "rw,memory"))
     machine.stand_in("4:memory:/", memory)
@@ -504,14 +505,14 @@ def test_controllers_that_are_mounted_together(machine: Machine) -> None:
     }
 
 
-def test_v1_names_are_ours(machine: Machine) -> None:
+def test_v1_names_are_translated(machine: Machine) -> None:
     point = machine.legacy(machine.mount("blkio", "cgroup", "rw,blkio"))
     machine.stand_in("7:blkio:/", point)
     assert site(machine.survey())["controllers"] == ["io"]
 
 
-def test_hierarchies_of_no_use(machine: Machine) -> None:
-    """A name for systemd, a freezer: nothing to be limited there."""
+def test_hierarchies_without_controllers(machine: Machine) -> None:
+    """systemd's named hierarchy and the freezer limit nothing."""
     for number, word in enumerate(("freezer", "devices", "name=systemd")):
         machine.legacy(machine.mount(word, "cgroup", f"rw,xattr,{word}"))
         machine.stand_in(f"{number + 1}:{word}:/")
@@ -532,7 +533,7 @@ def test_v1_is_for_root(machine: Machine, runner_as_user: Caller) -> None:
 
 
 @pytest.mark.needs("user", "root")
-def test_v1_that_was_handed_over(machine: Machine, runner_as_user: Caller) -> None:
+def test_a_v1_group_that_was_delegated(machine: Machine, runner_as_user: Caller) -> None:
     point = machine.mount("pids", "cgroup", "rw,pids")
     own = machine.legacy(point / "ours")
     machine.stand_in("8:pids:/ours")
@@ -570,7 +571,7 @@ def test_the_root_of_the_part(machine: Machine) -> None:
 @pytest.mark.parametrize("path", ["/docker/abcd", "/docker", "/", "/docker/ab", "/other/docker/abc"])
 @pytest.mark.parametrize("fstype", ["cgroup", "cgroup2"])
 def test_our_group_is_not_in_the_part(machine: Machine, fstype: str, path: str) -> None:
-    """Then there is none for us, and not the wrong one."""
+    """Then there is no group for us, rather than a wrong one."""
     point = machine.mount("part", fstype, "rw,memory" if fstype == "cgroup" else "rw", root="/docker/abc")
     machine.group(point, has=ALL, down=ALL)
     machine.stand_in(f"{'4:memory' if fstype == 'cgroup' else '0:'}:{path}")
@@ -668,7 +669,7 @@ def test_what_there_is_for_a_controller() -> None:
     assert Survey((MEMORY,), (), True).counts_cpu is None
 
 
-def test_a_site_that_gave_less_than_it_promised() -> None:
+def test_a_site_that_lacks_a_promised_controller() -> None:
     found = Survey((MEMORY, CPU, FULL), (("zzz", GONE),), True)
     less = found.without("/c", frozenset({"cpu"}), GONE)
     assert less.sites == (MEMORY, CPU._replace(controllers=frozenset({"cpuacct"})), FULL)
@@ -678,7 +679,7 @@ def test_a_site_that_gave_less_than_it_promised() -> None:
     assert none.delegated is True
 
 
-def test_what_is_not_there_need_not_be_handed_down() -> None:
+def test_a_missing_controller_is_not_handed_down() -> None:
     less = Survey((FULL,), (), True).without("/u", frozenset({"io"}), GONE)
     assert less.sites[0].controllers == {"memory", "pids", "cpu"}
     assert less.sites[0].enable == ("cpu",)
@@ -688,7 +689,7 @@ def test_what_is_not_there_need_not_be_handed_down() -> None:
 
 
 def members(name: str) -> list[Any]:
-    """In a group of an odd name, in each hierarchy where we may make one: does the survey find us?"""
+    """In a group with an odd name, in each hierarchy where we may make one: whether the survey finds us."""
     import os
 
     from sandbox.limits.cgroup_survey import own_hierarchies, survey
@@ -741,7 +742,7 @@ def test_we_are_found_in_groups_of_odd_names(runner_as_root: Caller, name: str) 
 
 
 def own_survey() -> list[Any]:
-    """What the survey promises here, each promise tried: a group made, ourselves joined, and found."""
+    """The survey of this machine, each site tried: a group is made, joined, and found."""
     import os
 
     from sandbox.limits.cgroup_survey import CONTROLLERS, survey
@@ -775,7 +776,7 @@ def own_survey() -> list[Any]:
     return [tried, sorted(set(CONTROLLERS) - covered)]
 
 
-def test_promises_are_kept_here(runner_as: Caller) -> None:
+def test_every_site_of_this_machine_works(runner_as: Caller) -> None:
     tried, forgotten = elsewhere.run(runner_as, own_survey)
     assert all(code == 0 for _, code in tried), tried
     assert forgotten == []  # each controller has a site, or a reason why not

@@ -1,4 +1,4 @@
-"""Deleted files, found beside the processes that hold them. Every holder is a real process."""
+"""Deleted files, found in the processes that hold them. Every holder is a real process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def searched(pids: list[int]) -> dict[str, Any]:
-    """What the search finds. It runs elsewhere as well."""
+    """The findings of a search. Also run in other processes."""
     from sandbox.limits.deleted_files import search
 
     steps = search(pids)
@@ -75,7 +75,7 @@ libc.syscall({'aarch64': 93, 'x86_64': 60}[os.uname().machine], 0)
 
 @contextlib.contextmanager
 def holder(program: str, place: Path, prefix: tuple[str, ...] = ()) -> Iterator[list[int]]:
-    """A process that holds something, and its children."""
+    """A process that holds a file, and its children."""
     with subprocess.Popen(
         [*prefix, "/usr/bin/python3", "-c", HEAD + program], cwd=place, stdout=subprocess.PIPE, bufsize=0
     ) as process:
@@ -129,14 +129,14 @@ def test_a_deleted_file_is_found_once(place: Path, program: str) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_is_mapped_without_a_main_thread_is_guessed(place: Path) -> None:
-    """Nobody can be asked for its size any more: at least it is not overlooked."""
+def test_a_mapping_without_a_main_thread_is_estimated(place: Path) -> None:
+    """Its size cannot be read any more, but it is not missed."""
     with holder(HEADLESS.replace("MAPPED_ONLY", "os.close(fd)"), place) as pids:
         [file] = found_in(place, searched(pids))
         assert file["device"] is None and file["taken"] == MIB
 
 
-def test_a_file_that_has_a_name_is_none_of_ours(place: Path) -> None:
+def test_a_file_with_a_name_is_not_counted(place: Path) -> None:
     for program in ("fd = named()\nready()", "fd = named()\nmapped(fd)\nready()"):
         with holder(program, place) as pids:
             assert found_in(place, searched(pids)) == []
@@ -150,7 +150,7 @@ def test_another_name_keeps_a_file_in_its_folder(place: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_path_too_long_to_be_told_hides_nothing(place: Path) -> None:
+def test_a_path_too_long_for_the_kernel_hides_nothing(place: Path) -> None:
     program = "for _ in range(20):\n    os.mkdir('d' * 250)\n    os.chdir('d' * 250)\n" + OPEN
     with holder(program, place) as pids:
         files = [file for file in searched(pids)["files"] if file["path"] is None]
@@ -160,7 +160,8 @@ def test_a_path_too_long_to_be_told_hides_nothing(place: Path) -> None:
 
 
 def test_many_threads_share_one_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read once: kcmp tells. Without kcmp it is read forty times, and found once all the same."""
+    """The shared table is read once, by kcmp. Without kcmp it is read forty times, and the file is found
+    once."""
     program = "for _ in range(39): thread(lambda: time.sleep(600))\n" + OPEN
     read: list[str] = []
     listdir = os.listdir
@@ -180,7 +181,7 @@ def test_many_threads_share_one_table(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_search_leaves_nothing_to_the_collector() -> None:
-    """It is done every second for as long as a plugin lives, where nobody may collect."""
+    """It runs every second while a plugin lives, with the garbage collector off."""
     from sandbox.limits import deleted_files
 
     def searched(times: int) -> int:
@@ -198,7 +199,7 @@ def test_a_search_leaves_nothing_to_the_collector() -> None:
     assert searched(100) < 100
 
 
-def test_who_is_gone_holds_nothing() -> None:
+def test_an_ended_process_holds_nothing() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     assert searched([process.pid]) == {"files": [], "unseen": False, "blind": False}
@@ -250,8 +251,8 @@ def test_an_io_uring_is_unseen(place: Path) -> None:
             process.kill()
 
 
-def test_searching_ends_where_the_right_to_look_does(runner_as_user: Caller, place: Path) -> None:
-    """A process of root's is closed to others. If all are, that is us; if one is, that is it."""
+def test_processes_we_may_not_inspect(runner_as_user: Caller, place: Path) -> None:
+    """Other users cannot inspect a process of root. If no process can be inspected, `blind` is true."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     with holder(OPEN, place) as theirs, holder(OPEN, place, runner_as_user.prefix) as own:
@@ -264,7 +265,7 @@ def test_searching_ends_where_the_right_to_look_does(runner_as_user: Caller, pla
 
 
 @pytest.mark.needs("user")
-def test_without_root_a_mapping_is_guessed_by_its_length(runner_as_user: Caller, place: Path) -> None:
+def test_without_root_a_mapping_is_estimated_by_its_length(runner_as_user: Caller, place: Path) -> None:
     with holder(MAPPED, place, runner_as_user.prefix) as pids:
         [file] = found_in(place, elsewhere.run(runner_as_user, searched, pids))
         assert file["device"] is None and file["taken"] == MIB

@@ -73,10 +73,8 @@ HIDDEN = "os.mkdir('d'); os.chmod('d', 0)"
 
 
 def filled(place: str, limit: int, program: str, within: str = "") -> dict[str, Any]:
-    """Let a writer fill `place` until the meter says that it has run out, and end it.
-
-    `within` has this process mount something there first: then nobody else takes or frees space on it.
-    """
+    """Let a writer fill `place` until the meter reports the limit, and end it. `within` makes this process
+    mount a filesystem there first: then no other program takes or frees space on it."""
     import ctypes
     import os
     import select
@@ -159,7 +157,7 @@ def place(plugin_dir: Path) -> Path:
 def attempts(
     caller: Caller, place: Path, program: str, ratio: float, limit: int = BUDGET, within: str = ""
 ) -> None:
-    """Always ended; and one time at least before it held more than `ratio` times its limit."""
+    """The writer is always ended, and at least once before it holds more than `ratio` times its limit."""
     held = []
     for number in range(ATTEMPTS):
         folder = place if within else place / str(number)
@@ -200,11 +198,11 @@ def test_a_writer_is_ended_within_five_percent(runner_as: Caller, place: Path, p
         pytest.param(TWO_PROCESSES, id="two processes"),
     ],
 )
-def test_what_takes_long_to_measure_is_held_meanwhile(
+def test_the_plugin_is_frozen_during_a_long_measurement(
     runner_as_root: Caller, place: Path, program: str
 ) -> None:
-    """On a filesystem of its own. Beside others who write as much, they are what is measured most of the
-    time."""
+    """On a filesystem of its own. Beside other heavy writers, most measurements would be for their
+    losses."""
     attempts(runner_as_root, place, program, 1.05, within=f"{place} size=2g,nr_inodes=1m")
 
 
@@ -223,14 +221,16 @@ def test_there_is_no_other_way_to_hold_more(runner_as: Caller, place: Path, prog
     attempts(runner_as, place, program, 3, limit=16 * MIB)
 
 
-def test_a_small_limit_is_held_to_as_well(runner_as: Caller, place: Path) -> None:
-    """Here a millisecond is more than the limit: it is ended all the same."""
+def test_a_small_limit_is_enforced_as_well(runner_as: Caller, place: Path) -> None:
+    """In a millisecond more than the limit can be written. The writer is ended all the same."""
     attempts(runner_as, place, IN_BLOCKS_OF_64K, 100, limit=MIB)
 
 
 @pytest.mark.needs("root")
-def test_what_is_hidden_in_sockets_is_told_by_what_is_missing(runner_as_root: Caller, place: Path) -> None:
-    """On a filesystem of its own: nobody else frees on it what the writer takes."""
+def test_files_hidden_in_sockets_are_charged_by_the_missing_space(
+    runner_as_root: Caller, place: Path
+) -> None:
+    """On a filesystem of its own: no other program frees the space that the writer takes."""
     found = elsewhere.run(
         runner_as_root, filled, str(place), 16 * MIB, IN_FLIGHT, f"{place} size=2g", timeout=200
     )
@@ -238,8 +238,8 @@ def test_what_is_hidden_in_sockets_is_told_by_what_is_missing(runner_as_root: Ca
 
 
 @pytest.mark.needs("root")
-def test_a_filesystem_that_does_not_tell_what_is_left(runner_as_root: Caller, place: Path) -> None:
-    """tmpfs without a size has no number to watch: then only measuring finds out."""
+def test_a_filesystem_without_a_free_space_counter(runner_as_root: Caller, place: Path) -> None:
+    """tmpfs without a size has no number to watch: only measuring finds the writes."""
     found = elsewhere.run(
         runner_as_root, filled, str(place), 16 * MIB, SLOWLY, f"{place} size=0,nr_inodes=0", timeout=200
     )
@@ -248,7 +248,7 @@ def test_a_filesystem_that_does_not_tell_what_is_left(runner_as_root: Caller, pl
 
 @pytest.mark.needs("root")
 def test_a_filesystem_mounted_below(runner_as_root: Caller, place: Path) -> None:
-    """We watch the folder's own filesystem, on which nothing happens, and the writer writes to another."""
+    """The watched filesystem of the folder does not change, and the writer writes to another."""
     program = "os.chdir('below')\n" + SLOWLY
     within = f"{place} size=2g;{place}/below size=2g"
     found = elsewhere.run(runner_as_root, filled, str(place), 16 * MIB, program, within, timeout=200)
@@ -262,7 +262,7 @@ def test_a_filesystem_mounted_below(runner_as_root: Caller, place: Path) -> None
 def test_a_folder_that_cannot_be_measured_is_full(
     runner_as_user: Caller, place: Path, program: str, why: str
 ) -> None:
-    """The writer goes deeper for ever, or hides. A little noise has the folder measured."""
+    """The writer nests without end, or hides. A few writes start the measurement."""
     noise = "open('n', 'w').write('x' * 8192); time.sleep(0.01); os.unlink('n')"
     noisy = f"if not os.fork():\n    for _ in range(20000): {noise}\n"
     found = elsewhere.run(runner_as_user, filled, str(place), BUDGET, noisy + program, timeout=200)
@@ -276,7 +276,7 @@ def test_a_folder_that_cannot_be_measured_is_full(
 
 
 def filled_in_a_cage(given: dict[str, Any], place: str, limit: int) -> dict[str, Any]:
-    """As above, with the cell's own processes and its own end."""
+    """Like `filled`, with the cell's own processes and its own end."""
     import os
     import select
     import time
@@ -317,7 +317,7 @@ def filled_in_a_cage(given: dict[str, Any], place: str, limit: int) -> dict[str,
 )
 @pytest.mark.usefixtures("nothing_left")
 def test_a_plugin_in_its_cage(runner_as: Caller, plugin_dir: Path, place: Path, program: str) -> None:
-    """Two user namespaces away, as another uid if we are root: its descriptors are seen nevertheless."""
+    """Two user namespaces away, as another uid if we are root: its descriptors are still visible."""
     head = f"import ctypes, os, time\nlibc = ctypes.CDLL(None)\nos.chdir({str(place)!r})\n"
     asked = request("/usr/bin/python3", "-c", head + program, directory=str(plugin_dir), root=None)
     given = order(asked, paths=[(str(place), "write")])
@@ -352,7 +352,7 @@ def meter(
 
 
 def watched(made: DiskMeter, until: Callable[[], bool]) -> str | None:
-    """Look when it is due, until something is so."""
+    """Look whenever it is due, until a condition holds."""
     end = time.monotonic() + 100
     while not until() and time.monotonic() < end:
         time.sleep(max(0.0, min(made.due - time.monotonic(), 1.0)))
@@ -372,8 +372,8 @@ def running(program: str, place: Path, **popen: Any) -> Iterator[subprocess.Pope
             process.kill()
 
 
-def test_what_a_neighbour_writes_is_not_the_plugins(plugin_dir: Path, place: Path) -> None:
-    """Three limits on the same filesystem, beside the folder: measured, and nothing found."""
+def test_writes_beside_the_folder_do_not_count(plugin_dir: Path, place: Path) -> None:
+    """Three times the limit on the same filesystem: measured, and nothing found."""
     with meter([place]) as made:
         assert not made.measure()
         writer = (
@@ -399,7 +399,7 @@ def test_each_folder_has_the_whole_limit(plugin_dir: Path) -> None:
         assert made.look({}, time.monotonic()) == "disk"
 
 
-def test_what_was_deleted_makes_room(place: Path) -> None:
+def test_deleting_makes_room(place: Path) -> None:
     with meter([place]) as made:
         for _ in range(8):
             (place / "f").write_bytes(b"x" * 15 * MIB)
@@ -408,7 +408,7 @@ def test_what_was_deleted_makes_room(place: Path) -> None:
         assert not made.measure()
 
 
-def test_a_folder_that_is_full_at_the_start_is_told_at_the_first_look(place: Path) -> None:
+def test_a_folder_that_is_full_at_the_start_is_reported_at_the_first_look(place: Path) -> None:
     (place / "f").write_bytes(b"x" * 17 * MIB)
     with meter([place]) as made:
         assert made.look({}, time.monotonic()) == "disk"
@@ -440,7 +440,8 @@ def test_without_a_folder_there_is_nothing_to_look_at() -> None:
 
 @pytest.mark.needs("root")
 def test_deleted_files_count_where_they_were(plugin_dir: Path) -> None:
-    """Not what the caller has redirected to a deleted file, nor what was never the plugin's to write."""
+    """Not a deleted file to which the caller has redirected a stream, nor one the plugin never could
+    write."""
     folders = [plugin_dir / name for name in ("a", "b")]
     for path in folders:
         path.mkdir()
@@ -466,13 +467,13 @@ def state(pid: int) -> str:
 
 
 def many(place: Path, number: int) -> None:
-    """So many files that measuring takes more than one slice."""
+    """Enough files that a measurement takes more than one slice."""
     for at in range(number):
         (place / f"{at:x}").touch()
 
 
 def alarmed(made: DiskMeter, place: Path) -> None:
-    """Let the filesystem lose more than the folder has room for, until a measurement is under way."""
+    """Make the filesystem lose more than the folder has room for, until a measurement runs."""
     end = time.monotonic() + 60
     with open(place.parent / "noise", "wb", buffering=0) as noise:
         while time.monotonic() < end:
@@ -572,10 +573,10 @@ def test_without_a_cgroup_processes_are_stopped_and_go_on(
             os.kill(child, signal.SIGKILL)
 
 
-def test_who_had_time_to_change_things_is_measured_again(
+def test_a_plugin_that_ran_during_the_measurement_is_measured_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was counted and then deleted, and what came after, were never there together."""
+    """Files that were counted and then deleted never existed together with those written later."""
     (place / "before").write_bytes(b"x" * 10 * MIB)
     held: list[bool] = []
 
@@ -594,7 +595,7 @@ def test_who_had_time_to_change_things_is_measured_again(
         assert held == [True, False] * 2
 
 
-def test_who_crosses_its_limit_while_it_is_measured_is_held_from_then_on(
+def test_a_plugin_that_crosses_its_limit_during_a_measurement_is_frozen(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many(place, 3000)
@@ -612,8 +613,8 @@ def test_who_crosses_its_limit_while_it_is_measured_is_held_from_then_on(
     assert held == [True, False]
 
 
-def test_it_is_not_held_again_and_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neighbour that never stops writing must not stop the plugin: most alarms find it running."""
+def test_freezes_are_rare(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour that never stops writing must not stop the plugin: most alarms leave it running."""
     many(place, 2000)
     held: list[bool] = []
     with meter([place], limit=16 * MIB, freeze=held.append) as made:
@@ -633,8 +634,8 @@ def test_it_is_not_held_again_and_again(place: Path, monkeypatch: pytest.MonkeyP
 # --- What it costs ----------------------------------------------------------------------------------------
 
 
-def test_who_does_nothing_is_rarely_looked_at(place: Path) -> None:
-    """With a gigabyte to go, four times a second; and never measured for what others do not change either."""
+def test_an_idle_plugin_is_rarely_checked(place: Path) -> None:
+    """With a gigabyte of room, four times a second; and never measured while nothing changes."""
     with meter([place], limit=4 << 30) as made:
         assert not made.measure()
         now = time.monotonic()

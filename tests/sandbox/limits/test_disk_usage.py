@@ -1,4 +1,4 @@
-"""Counting what lies in a folder, on real filesystems, also while its owner is at work."""
+"""Counting the bytes in a folder, on real filesystems, also while its owner changes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def measured(place: str, enough: int = 1 << 40) -> tuple[int, list[int], str]:
-    """Bytes, devices and fault. It runs elsewhere as well."""
+    """Bytes, devices and fault. Also run in other processes."""
     import os
 
     from sandbox.limits.disk_usage import size
@@ -45,7 +45,7 @@ def counted(path: Path, enough: int = 1 << 40) -> Size:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder, and not one descriptor more than before in the end."""
+    """A folder; afterwards no descriptor may be left open."""
     before = len(os.listdir("/proc/self/fd"))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -61,7 +61,7 @@ def blocks(path: Path) -> int:
 # --- What counts -------------------------------------------------------------------------------------------
 
 
-def test_files_count_with_their_blocks_wherever_they_lie(place: Path) -> None:
+def test_files_count_with_their_blocks_at_every_depth(place: Path) -> None:
     (place / "sub" / "below").mkdir(parents=True)
     (place / "one").write_bytes(b"x" * MIB)
     (place / "sub" / "below" / "two").write_bytes(b"x" * 2 * MIB)
@@ -128,7 +128,7 @@ def test_exactly_enough_is_not_more(place: Path) -> None:
     assert counted(place, enough=used - 1).used > used - 1
 
 
-def test_counting_goes_in_steps_and_can_be_given_up(place: Path) -> None:
+def test_counting_goes_in_steps_and_can_be_abandoned(place: Path) -> None:
     for number in range(1000):
         (place / str(number)).touch()
         (place / f"d{number}" / "e").mkdir(parents=True)
@@ -190,7 +190,7 @@ while time.monotonic() < until:
 """
 
 
-def test_what_moves_while_we_count_counts_once_at_most(place: Path) -> None:
+def test_a_file_moved_while_counting_counts_at_most_once(place: Path) -> None:
     for name in ("a", "b"):
         for number in range(100):
             (place / name / str(number)).mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_what_moves_while_we_count_counts_once_at_most(place: Path) -> None:
 
 
 def closed_to_us(place: str) -> list[str]:
-    """What is said of a folder, closed in different ways by somebody with our own uid."""
+    """The result for a folder that a process with our own uid has closed in different ways."""
     import os
 
     said = []
@@ -240,7 +240,7 @@ def test_a_directory_its_owner_has_closed_is_a_fault(runner_as_user: Caller) -> 
 
 
 @pytest.mark.needs("root")
-def test_root_sees_behind_closed_doors(place: Path) -> None:
+def test_root_counts_closed_directories(place: Path) -> None:
     (place / "hidden").mkdir()
     (place / "hidden" / "big").write_bytes(b"x" * MIB)
     (place / "hidden").chmod(0o000)
@@ -248,10 +248,8 @@ def test_root_sees_behind_closed_doors(place: Path) -> None:
 
 
 @pytest.mark.needs("root", "user")
-def test_what_is_closed_to_the_plugin_too_holds_nothing_of_its(
-    runner_as_user: Caller, plugin_dir: Path
-) -> None:
-    """Another's directory, such as a database in the user's project."""
+def test_a_directory_closed_to_the_plugin_counts_nothing(runner_as_user: Caller, plugin_dir: Path) -> None:
+    """Another user's directory, such as a database in the user's project."""
     theirs = plugin_dir / "theirs"
     theirs.mkdir()
     theirs.chmod(0o700)
@@ -264,7 +262,7 @@ def test_what_is_closed_to_the_plugin_too_holds_nothing_of_its(
 
 
 def mounted(place: str) -> list[int]:
-    """Sizes of a folder in which a filesystem is mounted: not yet, writable, and read-only."""
+    """Sizes of a folder with a filesystem mounted in it: before, writable, and read-only."""
     import ctypes
     import os
 
@@ -284,7 +282,7 @@ def mounted(place: str) -> list[int]:
 
 
 @pytest.mark.needs("root")
-def test_what_is_mounted_below_counts_if_it_can_be_written(runner_as_root: Caller, plugin_dir: Path) -> None:
+def test_a_mount_below_counts_if_it_is_writable(runner_as_root: Caller, plugin_dir: Path) -> None:
     without, writable, readonly = elsewhere.run(runner_as_root, mounted, str(plugin_dir), using=(measured,))
     assert without == readonly
     assert writable == without + MIB

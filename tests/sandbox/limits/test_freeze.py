@@ -1,4 +1,4 @@
-"""Holding processes still by signals."""
+"""Freezing processes by signals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_all_are_stopped_and_go_on_but_who_had_stopped_itself() -> None:
+def test_all_are_stopped_and_continued_except_those_stopped_before() -> None:
     before = descriptors()
     with family(FAMILY) as init:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
@@ -99,7 +99,7 @@ def test_all_are_stopped_and_go_on_but_who_had_stopped_itself() -> None:
     assert descriptors() == before
 
 
-def test_who_forks_meanwhile_is_stopped_as_well() -> None:
+def test_children_forked_meanwhile_are_stopped_as_well() -> None:
     with family(BREEDER) as init:
         assert become(lambda: len(below(init.pid)) > 2)
         halt = Halt(lambda: below(init.pid))
@@ -114,7 +114,7 @@ def test_who_forks_meanwhile_is_stopped_as_well() -> None:
         assert become(lambda: below(init.pid) != halted)
 
 
-def test_twice_is_once_and_the_dead_do_not_matter() -> None:
+def test_repeated_calls_and_ended_processes_are_harmless() -> None:
     before = descriptors()
     with family(FAMILY) as init:
         assert become(lambda: len(below(init.pid)) == 5)
@@ -129,8 +129,8 @@ def test_twice_is_once_and_the_dead_do_not_matter() -> None:
     assert descriptors() == before
 
 
-def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
-    """Listed once, and not the second time: whoever has the number now is not ours."""
+def test_a_reused_pid_is_left_alone() -> None:
+    """Listed the first time and not the second: the process with that pid is not ours."""
     with family(FAMILY) as init:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         listings = iter([below(init.pid), [], below(init.pid), []])
@@ -141,7 +141,7 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
         halt(False)
 
 
-def test_who_was_born_after_the_first_look_is_stopped_in_the_next() -> None:
+def test_a_process_born_after_the_first_pass_is_stopped_in_the_next() -> None:
     with family(FAMILY) as init:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         first, *others = [pid for pid in below(init.pid) if state(pid) == "S"]

@@ -1,4 +1,4 @@
-"""Limits that are resource limits: which, how high, and that the kernel takes them as they are."""
+"""Limits that are resource limits: which, how high, and that the kernel accepts them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_without_any_limit() -> None:
     assert table(Limits()) == HYGIENE
 
 
-def test_what_others_hold() -> None:
+def test_limits_enforced_by_other_means() -> None:
     assert table(OTHERS) == HYGIENE
 
 
 def test_every_limit_is_known_here() -> None:
-    """A new one is an rlimit or is not, and this file says which."""
+    """A new limit is an rlimit or not, and this file says which."""
     named = {"open_files", "file_size", "disk", "cpu_time", "locked_memory", "message_queues"}
     assert {name for name, value in OTHERS._asdict().items() if value is None} == named
 
@@ -101,7 +101,7 @@ def test_a_fallback(limits: Limits, fallback: str, kind: int, value: int) -> Non
 
 
 def taken(wanted: list[list[int]]) -> list[list[int]]:
-    """What the kernel says after they were set, in the order of `wanted`."""
+    """The kernel's values after setting them, in the order of `wanted`."""
     import resource
 
     from sandbox.spawn.init import set_rlimits

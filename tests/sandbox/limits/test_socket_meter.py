@@ -1,4 +1,4 @@
-"""The kernel's table of sockets, read; and when somebody looks at it again."""
+"""The kernel's socket tables, and the time of the next look."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_our_own_tables() -> None:
     tables.close()
 
 
-def test_a_namespace_nobody_is_in_yet() -> None:
+def test_a_namespace_without_a_process_yet() -> None:
     members: list[int | None] = [None, 2**22 + 1, os.getpid()]
     tables = SocketTables(lambda: members.pop(0))
     assert [tables.held(), tables.held()] == [None, None]
@@ -76,7 +76,7 @@ def test_the_next_look_is_when_it_could_be_full(
 def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
     monkeypatch: pytest.MonkeyPatch, took: float, wait: float
 ) -> None:
-    """A plugin can make it slow, by sockets that hold nothing."""
+    """A plugin can make a look slow with many empty sockets."""
     clock = [1.0]
     monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
     monkeypatch.setattr(socket_meter, "thread_time", lambda: clock[0])
@@ -119,8 +119,8 @@ def test_the_counters_of_the_machine() -> None:
     assert most_in("") is None
 
 
-def test_the_tables_are_left_alone_while_the_counters_show_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a second they are read all the same."""
+def test_the_tables_are_rarely_read_while_the_counters_are_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are still read once a second."""
     clock = [100.0]
     read: list[int] = []
 
@@ -147,7 +147,7 @@ def test_the_tables_are_left_alone_while_the_counters_show_little(monkeypatch: p
 
 
 def test_a_look_at_no_sockets_costs_little() -> None:
-    """The whole tables cost the same however few sockets there are."""
+    """Reading the tables costs the same for any number of sockets."""
     tables = SocketTables(os.getpid, 1 << 40)
     tables.held()
     began = time.thread_time()

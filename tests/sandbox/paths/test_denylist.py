@@ -33,7 +33,7 @@ from tests.tables import Done, Line, check_rows, run_lines
 HOME = "/home/someone"
 
 
-def test_the_contract_is_whole() -> None:
+def test_the_required_paths_are_on_the_denylist() -> None:
     assert HOST_PATHS == (
         "/etc/shadow",
         "/etc/sudoers",
@@ -123,7 +123,7 @@ def test_paths_that_cannot_be_judged(path: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/a", "/a..b/c", "/...", "//a/./b/", "/" + "a" * 4094])
-def test_paths_that_can(path: str) -> None:
+def test_paths_that_can_be_judged(path: str) -> None:
     assert lexical_fault(path) is None
 
 
@@ -172,7 +172,8 @@ def test_homes(
 
 
 def test_homes_of_accounts_that_are_not_in_passwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory server's: everything below /home is somebody's, and whose account ours is can be asked."""
+    """Accounts of a directory server: every folder below /home counts as a home, and our own account is
+    looked up."""
     (tmp_path / "home/ldap").mkdir(parents=True)
     (tmp_path / "home/file").write_text("")
     base = str(tmp_path / "home")
@@ -263,8 +264,8 @@ def test_a_link_as_denied_path_denies_its_target_by_name(tmp_path: Path) -> None
 
 
 def only_policy(found: Denylist) -> Denylist:
-    """Searched are only folders of the policy, not /root and the like of this machine, which have as many
-    files as they like."""
+    """Only folders of the policy are searched, not /root and others of this machine, which may hold any
+    number of files."""
     found._roots = {root: entry for root, entry in found._roots.items() if entry.origin == "policy"}
     assert found._roots
     return found

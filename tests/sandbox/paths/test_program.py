@@ -1,4 +1,4 @@
-"""From a command to what must be shown. Values first; each kind of program also runs for real."""
+"""From a command to the paths that must be shown. Values first; each kind of program also runs for real."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fault(command: str, *args: str, **where: object) -> ProgramFault:
 
 @pytest.fixture
 def plugin(plugin_dir: Path) -> Path:
-    """The plugin's own folder; beside it there is room for what is not its own."""
+    """The plugin's own folder; other folders can be made beside it."""
     path = plugin_dir / "plugin"
     path.mkdir()
     path.chmod(0o755)
@@ -74,7 +74,7 @@ def fault_in_folder(plugin: Path, command: str, *args: str, **where: object) -> 
 
 
 def attempt(plugin: Path, command: str, **where: object) -> tuple[ProgramFault | None, tuple[str, ...]]:
-    """How it was refused, if it was, and what would be shown."""
+    """The refusal, if any, and the paths that would be shown."""
     try:
         return None, in_folder(plugin, command, **where).trees
     except ProgramFault as refused:
@@ -154,8 +154,8 @@ def test_a_script_that_is_missing(plugin: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["#!/bin/sh\r", "#!/usr/bin/env python3\r"])
-def test_the_end_of_a_line_of_windows(plugin: Path, write_file: Write, line: str) -> None:
-    """The kernel looks for a program called "sh\\r", and nobody understands what it says then."""
+def test_a_windows_line_end_in_the_first_line(plugin: Path, write_file: Write, line: str) -> None:
+    """The kernel looks for a program called "sh\\r", and its message does not show why."""
     write_file(plugin / "run", f"{line}\n", 0o755)
     assert "ends with a carriage return" in str(fault_in_folder(plugin, "./run"))
 
@@ -230,7 +230,7 @@ def test_a_directory(plugin: Path) -> None:
     assert str(fault_in_folder(plugin, "./run")) == f"{plugin}/run is a directory"
 
 
-def test_a_fifo_does_not_hold_us_up(plugin: Path) -> None:
+def test_a_fifo_does_not_block_the_runner(plugin: Path) -> None:
     os.mkfifo(plugin / "run", 0o755)
     assert str(fault_in_folder(plugin, "./run")) == f"{plugin}/run is not a regular file"
 
@@ -295,7 +295,7 @@ def test_a_program_without_its_loader(plugin: Path) -> None:
 def elf(
     machine: int, *, offset: int = 64, size: int = 56, count: int = 1, start: int = 0, length: int = 0
 ) -> bytes:
-    """A program of 64 bits with one entry in its table: the loader's name, somewhere."""
+    """A 64-bit program with one entry in its table: the name of the loader, at any place."""
     header = b"\x7fELF\x02\x01\x01" + bytes(9)
     header += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, offset, 0, 0, 64, size, count, 0, 0, 0)
     return header + struct.pack("<IIQQQQQQ", 3, 4, start, 0, 0, length, length, 1)
@@ -333,7 +333,8 @@ HUGE = 2**64 - 1
     ],
 )
 def test_hostile_programs(plugin: Path, write_file: Write, content: bytes) -> None:
-    """Refused or taken for what it is, but never a traceback, and never more than the plugin's folder."""
+    """Refused, or accepted as what it is, but never a traceback, and never more than the plugin's
+    folder."""
     write_file(plugin / "run", content, 0o755)
     assert attempt(plugin, "./run")[1] == ()
 
@@ -368,7 +369,7 @@ def test_a_command_that_is_nowhere() -> None:
     assert str(nowhere) == f"no-such-command is not on PATH ({SYSTEM_PATH})" and not nowhere.found
 
 
-def test_the_callers_directory_is_no_place_for_programs(
+def test_the_callers_directory_is_not_searched_for_programs(
     plugin: Path, write_file: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_file(plugin / "python3", "#!/bin/sh\n", 0o755)
@@ -377,14 +378,14 @@ def test_the_callers_directory_is_no_place_for_programs(
         assert found("python3", path=path).argv == ("/usr/bin/python3",)
 
 
-def test_a_file_that_cannot_run_is_passed_over(plugin: Path, write_file: Write) -> None:
+def test_a_file_that_cannot_run_is_skipped(plugin: Path, write_file: Write) -> None:
     write_file(plugin / "python3", "not executable")
     (plugin / "sh").mkdir()
     assert found("python3", path=f"{plugin}:{SYSTEM_PATH}").argv == ("/usr/bin/python3",)
     assert found("sh", path=f"{plugin}:{SYSTEM_PATH}").argv == ("/usr/bin/sh",)
 
 
-def test_a_program_below_a_denied_path_is_passed_over(plugin_dir: Path, write_file: Write) -> None:
+def test_a_program_below_a_denied_path_is_skipped(plugin_dir: Path, write_file: Write) -> None:
     shim = write_file(plugin_dir / "shims/python3", "#!/bin/sh\n", 0o755)
     program = found("python3", path=f"{shim.parent}:{SYSTEM_PATH}", denied=shim.parent)
     assert program.argv == ("/usr/bin/python3",)
@@ -465,7 +466,7 @@ def test_a_script_of_a_virtual_environment_elsewhere(
 
 
 def fake_python(prefix: Path, write_file: Write) -> Path:
-    """What a Python installation of its own looks like."""
+    """A folder that looks like a Python installation."""
     write_file(prefix / "lib/python3.11/os.py", "")
     return write_file(prefix / "bin/python3", Path("/bin/true").read_bytes(), 0o755)
 
@@ -486,10 +487,10 @@ def test_the_base_of_a_virtual_environment_is_shown(
 
 
 @pytest.mark.parametrize("how", ["pyvenv.cfg", "shebang", "the operator's command"])
-def test_of_a_prefix_only_the_parts_that_programs_need(
+def test_only_the_parts_of_a_prefix_that_programs_need_are_shown(
     plugin: Path, plugin_dir: Path, write_file: Write, how: str
 ) -> None:
-    """A conda prefix has projects beside its bin, one of Linuxbrew the data of services."""
+    """A conda prefix holds projects beside its bin, a Linuxbrew prefix the data of services."""
     base = plugin_dir / "opt/conda"
     python = fake_python(base, write_file)
     (base / "lib64").symlink_to("lib")
@@ -511,8 +512,10 @@ def test_of_a_prefix_only_the_parts_that_programs_need(
     ]
 
 
-def test_of_a_prefix_of_node_what_node_needs(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
-    """nvm keeps one folder for each version, with the token of the registry in etc/npmrc."""
+def test_only_the_parts_of_a_node_prefix_that_node_needs_are_shown(
+    plugin: Path, plugin_dir: Path, write_file: Write
+) -> None:
+    """nvm keeps one folder for each version, with the registry's token in etc/npmrc."""
     base = plugin_dir / "nvm/v22"
     node = write_file(base / "bin/node", Path("/bin/true").read_bytes(), 0o755)
     for path in ("lib/node_modules/npm/x", "lib/other", "etc/npmrc", "share/doc/x", "include/node/x"):
@@ -535,7 +538,7 @@ def test_a_part_of_a_prefix_that_is_denied(plugin: Path, plugin_dir: Path, write
 def test_the_rest_of_a_prefix_is_not_in_the_cage(
     runner_as: Caller, plugin: Path, plugin_dir: Path, write_file: Write
 ) -> None:
-    """For real: a Python that runs from such a prefix, and looks around."""
+    """A real Python runs from such a prefix and lists what it sees."""
     base = plugin_dir / "opt/prefix"
     system = Path("/usr/bin/python3").resolve()
     write_file(base / "bin/python3", system.read_bytes(), 0o755)
@@ -586,7 +589,7 @@ def test_a_virtual_environment_whose_base_is_denied(
     ],
 )
 def test_a_hostile_virtual_environment(plugin: Path, write_file: Write, home: str) -> None:
-    """Its words choose no folder of somebody else."""
+    """Its pyvenv.cfg cannot choose a folder outside the plugin's."""
     write_file(plugin / "pyvenv.cfg", f"home = {home}\n".encode("utf-8", "surrogateescape"))
     write_file(plugin / "run", "#!/bin/sh\n", 0o755)
     refused, trees = attempt(plugin, "./run", denied=Path("/"))
@@ -594,7 +597,7 @@ def test_a_hostile_virtual_environment(plugin: Path, write_file: Write, home: st
     assert refused is None or refused.denied
 
 
-def test_a_virtual_environment_that_is_a_fifo_does_not_hold_us_up(plugin: Path, write_file: Write) -> None:
+def test_a_pyvenv_cfg_that_is_a_fifo_does_not_block_the_runner(plugin: Path, write_file: Write) -> None:
     os.mkfifo(plugin / "pyvenv.cfg")
     write_file(plugin / "run", "#!/bin/sh\n", 0o755)
     # In a process of its own: a hang here would be one of the tests.
@@ -607,10 +610,10 @@ def test_a_virtual_environment_that_is_a_fifo_does_not_hold_us_up(plugin: Path, 
 
 
 @pytest.mark.parametrize("how", ["command", "shebang", "env", "loader", "venv"])
-def test_a_stranger_cannot_name_a_foreign_folder(
+def test_an_untrusted_plugin_cannot_name_a_foreign_folder(
     plugin: Path, plugin_dir: Path, write_file: Write, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Everything an untrusted manifest or its files can say, aimed at a folder that is not the plugin's."""
+    """All texts of an untrusted manifest and its files, aimed at a folder that is not the plugin's."""
     victim = write_file(plugin_dir / "victim/bin/tool", "#!/bin/sh\n", 0o755)
     write_file(plugin_dir / "victim/pyvenv.cfg", "home = /usr/bin\n")
     command = "./run"
@@ -659,7 +662,7 @@ def test_node_with_its_modules(runner_as: Caller, plugin: Path, write_file: Writ
 
 @pytest.mark.needs("node")
 def test_an_installed_node_package(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
-    """`node /opt/server/node_modules/tool/dist/index.js`, as people write it into an MCP configuration."""
+    """`node /opt/server/node_modules/tool/dist/index.js`, as in many MCP configurations."""
     modules = plugin_dir / "server/node_modules"
     write_file(modules / "word/index.js", "module.exports = 'found'\n")
     script = write_file(modules / "tool/dist/index.js", "console.log(require('word'))\n")
@@ -707,7 +710,7 @@ def test_the_package_of_a_script(
     assert package_of(str(plugin / script)) == os.path.normpath(plugin / expected)
 
 
-def test_a_script_among_everybodys_files_brings_only_itself(plugin_dir: Path, write_file: Write) -> None:
+def test_a_script_in_a_shared_folder_adds_only_itself(plugin_dir: Path, write_file: Write) -> None:
     script = write_file(plugin_dir / "main.py", "print('ran')\n")
     write_file(plugin_dir / "package.json", "{}")
     program = found("python3", str(script), trusted=True, denied=None)
@@ -733,7 +736,8 @@ def test_only_the_outermost_trees_are_shown(plugin_dir: Path, write_file: Write)
 
 
 def node_package(folder: Path, write_file: Write) -> Path:
-    """What npm leaves: a package that needs another one, and a link to its program. Returns the link."""
+    """A package as npm installs it: it needs another package, and has a link to its program. Returns the
+    link."""
     modules = folder / "node_modules"
     main = "#!/usr/bin/env node\nconsole.log(require('needed'), process.argv.slice(2).join())\n"
     write_file(modules / "server/dist/index.js", main, 0o755)
@@ -746,7 +750,7 @@ def node_package(folder: Path, write_file: Write) -> Path:
 
 
 @pytest.mark.needs("node")
-def test_a_link_of_npms_gets_what_node_with_its_target_gets(plugin_dir: Path, write_file: Write) -> None:
+def test_an_npm_link_gets_the_same_paths_as_node_with_its_target(plugin_dir: Path, write_file: Write) -> None:
     link = node_package(plugin_dir, write_file)
     direct = found("node", str(link.resolve()), trusted=True)
     linked = found(str(link), trusted=True)
@@ -801,9 +805,7 @@ SHIMS = {
 
 
 @pytest.mark.parametrize("manager", SHIMS)
-def test_a_shim_of_a_version_manager_is_passed_over(
-    plugin_dir: Path, write_file: Write, manager: str
-) -> None:
+def test_a_shim_of_a_version_manager_is_skipped(plugin_dir: Path, write_file: Write, manager: str) -> None:
     shim = plugin_dir / "shims/python3"
     script = SHIMS[manager]
     if script is None:
@@ -824,7 +826,7 @@ def test_a_shim_of_a_version_manager_is_passed_over(
         )
 
 
-def test_what_only_looks_like_a_shim(plugin_dir: Path, write_file: Write) -> None:
+def test_programs_that_only_look_like_a_shim(plugin_dir: Path, write_file: Write) -> None:
     for number, text in enumerate(
         (
             "#!/bin/sh\nexec python3 exec\n",
@@ -836,7 +838,7 @@ def test_what_only_looks_like_a_shim(plugin_dir: Path, write_file: Write) -> Non
         assert found(tool.name, path=f"{tool.parent}:{SYSTEM_PATH}").argv == (str(tool),)
 
 
-def test_what_a_runtime_is(plugin_dir: Path, write_file: Write) -> None:
+def test_folders_that_are_runtimes(plugin_dir: Path, write_file: Write) -> None:
     fake_python(plugin_dir / "python", write_file)
     write_file(plugin_dir / "node/bin/node", "", 0o755)
     (plugin_dir / "node/lib/node_modules/npm").mkdir(parents=True)
@@ -862,10 +864,10 @@ def test_what_a_runtime_is(plugin_dir: Path, write_file: Write) -> None:
         (("evil.py",), False),
     ],
 )
-def test_only_the_script_that_runs_brings_its_folder(
+def test_only_the_script_that_runs_adds_its_folder(
     plugin_dir: Path, write_file: Write, options: tuple[str, ...], shown: bool
 ) -> None:
-    """A configuration that came with a project must not have a folder shown to code of its own."""
+    """A configuration that came with a project must not get a folder shown to its own code."""
     script = write_file(plugin_dir / "theirs/app.py", "")
     write_file(plugin_dir / "theirs/pyproject.toml", "")
     program = found("python3", *options, str(script), trusted=True)
@@ -886,7 +888,7 @@ def test_a_trusted_command_does_not_make_its_virtual_environment_trusted(
 
 
 @pytest.mark.parametrize("command", ["/usr/bin/cat", "./python3", "./evil.sh"])
-def test_only_an_interpreter_brings_the_folder_of_its_script(
+def test_only_an_interpreter_adds_the_folder_of_its_script(
     plugin: Path, plugin_dir: Path, write_file: Write, command: str
 ) -> None:
     script = write_file(plugin_dir / "theirs/app.py", "")
@@ -897,7 +899,7 @@ def test_only_an_interpreter_brings_the_folder_of_its_script(
 
 
 def test_only_the_first_loader_counts(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
-    """As for the kernel; a second one would be a folder that nobody asked about."""
+    """As for the kernel. A second one could name any folder."""
     loader = os.fsencode(os.path.realpath("/bin/true"))
     secret = os.fsencode(write_file(plugin_dir / "secret", "s"))
     one = elf(OWN_MACHINE, start=64 + 112, length=len(loader))

@@ -97,7 +97,7 @@ def test_spellings(tmp_path: Path, path: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["{b}/mine/../vault", "{v}/..", "{v}/inner/.."])
-def test_dotdot_is_refused_whatever_it_leads_to(tmp_path: Path, path: str) -> None:
+def test_dotdot_is_refused_wherever_it_leads(tmp_path: Path, path: str) -> None:
     twins(tmp_path)
     for twin in ("denied", "harmless"):
         assert ask(path.format(**places(tmp_path, twin))).rule == "path"
@@ -105,7 +105,7 @@ def test_dotdot_is_refused_whatever_it_leads_to(tmp_path: Path, path: str) -> No
 
 
 @pytest.mark.parametrize("path", ["", "relative", "./x", "~/x", "/a\0b"])
-def test_paths_that_are_none(path: str) -> None:
+def test_texts_that_are_not_paths(path: str) -> None:
     assert ask(path).rule == "path"
 
 
@@ -213,7 +213,7 @@ def test_the_runtime_is_open_for_reading_only(path: str) -> None:
     assert ask(path, access="write", trusted=True).rule == "denylist"
 
 
-def test_what_is_missing_is_missing(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported_as_missing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert ask(tmp_path / "none").rule == "missing"
     assert ask(tmp_path / "none" / "deeper").rule == "missing"
@@ -309,7 +309,7 @@ print(json.dumps([ask(path, order["deny"]) for path in order["ask"]]))
 def probe(
     caller: Caller, deny: Sequence[str], steps: Sequence[Sequence[str]], ask: Sequence[str]
 ) -> list[list[str]]:
-    """`caller` makes the mounts where nobody else sees them and asks for the paths."""
+    """`caller` makes the mounts in a namespace of its own and opens the paths."""
     namespace = ["unshare", *([] if caller.uid == 0 else ["-Ur"]), "-m", "--propagation", "private"]
     done = subprocess.run(
         [*caller.prefix, *namespace, *caller.python, "-c", PROBE],
@@ -378,7 +378,7 @@ def test_bind_mounts(runner_as: Caller, alias: Alias) -> None:
     assert (control, real) == ("open", asked[1])
 
 
-def test_bind_mounts_of_what_a_denied_link_leads_to(runner_as: Caller) -> None:
+def test_bind_mounts_of_the_target_of_a_denied_link(runner_as: Caller) -> None:
     base = runner_as.home / "place"
     twins(base)
     names = {twin: places(base, twin) for twin in ("denied", "harmless")}
@@ -403,8 +403,8 @@ def test_a_kernel_filesystem_below_the_source(runner_as: Caller) -> None:
     assert [rule for rule, _ in answers] == ["kernel_filesystem"] * 3 + ["open"]
 
 
-def test_a_hidden_directory_is_not_opened_for_the_one_over_it(runner_as: Caller) -> None:
-    """What is mounted over a harmless path counts, not what lies under it."""
+def test_the_directory_mounted_over_a_path_is_judged(runner_as: Caller) -> None:
+    """The directory mounted over a harmless path counts, not the hidden one below it."""
     base = runner_as.home / "place"
     twins(base)
     runner_as.give(base)
@@ -466,7 +466,7 @@ def test_links_that_stay_inside_of_the_source_need_no_search(
     assert ask(tmp_path).rule == "open"
 
 
-def test_links_that_cannot_be_settled_are_refused(tmp_path: Path) -> None:
+def test_hard_links_that_cannot_be_resolved_are_refused(tmp_path: Path) -> None:
     twins(tmp_path)
     names = places(tmp_path, "harmless")
     for number in range(11):
@@ -517,7 +517,7 @@ def test_devices_in_a_source(tmp_path: Path) -> None:
 
 
 def test_a_socket_mounted_over_a_file_is_seen(runner_as: Caller) -> None:
-    """The directory entry still says "regular file"; only a look at the file itself tells."""
+    """The directory entry still says "regular file"; only stat of the file shows the socket."""
     base = runner_as.home / "place"
     (base / "source").mkdir(parents=True)
     (base / "source" / "file").touch()
@@ -604,7 +604,7 @@ def test_a_user_gets_nothing_out_of_a_directory_closed_to_them(
 # --- between looking and mounting -----------------------------------------------------------------
 
 
-def test_what_was_opened_stays_what_it_was(tmp_path: Path) -> None:
+def test_an_opened_source_stays_the_same_file(tmp_path: Path) -> None:
     base = tmp_path.resolve()
     for name in ("real", "other"):
         (base / name).mkdir()

@@ -153,7 +153,7 @@ def test_a_cage_without_a_filter() -> None:
     assert " --seccomp 10 -- /bin/true 10</filter" in bwrap.command_line(plan(), "bwrap", "/filter")
 
 
-def test_texts_that_are_not_text() -> None:
+def test_content_that_is_not_utf8() -> None:
     assert "\ufffd" in bwrap.command_line(plan(Text("/etc/x", b"\xff\n")), "bwrap", "/filter")
 
 
@@ -162,7 +162,7 @@ def test_the_program_is_not_among_the_options() -> None:
     assert "--share-net" not in options and "--" not in options and "/opt/--bind" not in options
 
 
-def test_a_nul_would_be_a_door_into_the_options() -> None:
+def test_a_nul_would_start_another_option() -> None:
     assert _nul_separated(["--setenv", "A", "b c", ""]) == b"--setenv\0A\0b c\0\0"
     with pytest.raises(ValueError, match="NUL"):
         _nul_separated(["--setenv", "A", "x\0--share-net"])
@@ -184,7 +184,7 @@ TELL = '#!/bin/sh\nfor word; do printf "<%s>" "$word"; done; ls /sys/class/net 2
         ("with space", ("", "two words", "new\nline", "$(id)", "@text:/etc/passwd")),
     ],
 )
-def test_words_of_a_plugin_are_never_options(
+def test_arguments_of_a_plugin_are_never_options(
     runner_as: Caller, plugin_dir: Path, write_file: Write, name: str, args: tuple[str, ...]
 ) -> None:
     folder = plugin_dir / "-plugin"
@@ -215,7 +215,9 @@ def shown_line(asked: Any, given: Any = None) -> str:
     return bwrap.command_line(compiled, found, path)
 
 
-def test_the_line_for_people_runs_in_bash(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+def test_the_printed_command_line_runs_in_bash(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
     folder = plugin_dir / "it's a plugin"
     write_file(
         folder / "run",
@@ -242,8 +244,8 @@ def test_the_line_for_people_runs_in_bash(runner_as: Caller, plugin_dir: Path, w
     assert done.stderr == "touch: cannot touch '/usr/x': Read-only file system\n"
 
 
-def test_the_line_for_people_makes_the_same_cage(runner_as: Caller) -> None:
-    """What the two launches show of themselves differs in nothing but what a cage has of its own."""
+def test_the_printed_command_line_makes_the_same_cage(runner_as: Caller) -> None:
+    """The two launches differ only in values that are unique to each cage."""
     tell = (
         "cut -d' ' -f5- /proc/self/mountinfo | grep -v ^/proc/ | sed 's/ - .*//' | sort;"
         " env | sort; find / -xdev 2>/dev/null | grep -v ^/proc | sort; pwd"

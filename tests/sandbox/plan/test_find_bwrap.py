@@ -21,7 +21,7 @@ REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
 
 @pytest.fixture
 def trusted_dir() -> Iterator[Path]:
-    """A directory whose parents all belong to root and to nobody else: not below /tmp."""
+    """A directory whose parents all belong only to root: not below /tmp."""
     path = Path(f"/var/lib/rt-host-{os.getpid()}")
     path.mkdir(mode=0o755)
     path.chmod(0o755)
@@ -117,7 +117,7 @@ def test_file_capabilities_are_refused(copy: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_link_is_followed_and_all_of_its_way_judged(
+def test_a_link_is_followed_and_every_directory_on_the_way_is_checked(
     trusted_dir: Path, copy: Path, plugin_dir: Path
 ) -> None:
     link = trusted_dir / "link"
@@ -133,14 +133,14 @@ def test_a_link_is_followed_and_all_of_its_way_judged(
 
 
 @pytest.mark.needs("root")
-def test_links_in_a_circle_end(trusted_dir: Path) -> None:
+def test_circular_links_are_refused(trusted_dir: Path) -> None:
     (trusted_dir / "a").symlink_to("b")
     (trusted_dir / "b").symlink_to("a")
     assert refused(trusted_dir / "a").rule == "path"
 
 
 @pytest.mark.needs("root")
-def test_what_is_no_executable_file_is_refused(trusted_dir: Path, copy: Path) -> None:
+def test_a_file_that_is_not_executable_is_refused(trusted_dir: Path, copy: Path) -> None:
     copy.chmod(0o644)
     assert refused(copy).rule == "kind"
     assert refused(trusted_dir).rule == "kind"
@@ -157,7 +157,7 @@ def test_a_named_one_that_is_missing_is_not_replaced_by_the_systems() -> None:
 
 
 @pytest.mark.needs("root")
-def test_an_unusable_candidate_is_passed_over_and_told(
+def test_an_unusable_candidate_is_skipped_and_reported(
     copy: Path, trusted_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy.chmod(0o4755)

@@ -1,4 +1,4 @@
-"""Layers: what the machine lacks stops the launch, unless the policy prefers; nothing is left unsaid."""
+"""A missing layer stops the launch unless the policy prefers it; every missing layer is reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LACKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("layer", LACKS)
-def test_what_is_missing_stops_the_launch(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_layer_stops_the_launch(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     LACKS[layer](monkeypatch)
     with pytest.raises(LayerUnavailable) as caught:
         available(keyring=layer != "session_keyring")
@@ -56,7 +56,9 @@ def test_what_is_missing_stops_the_launch(layer: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("layer", LACKS)
-def test_unless_the_policy_prefers_exactly_that_one(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_layer_does_not_stop_the_launch_if_the_policy_prefers_it(
+    layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     LACKS[layer](monkeypatch)
     found = available(layer, keyring=layer != "session_keyring")
     rows = {row.name: row for row in listed(found, grant(), policy(), None)}
@@ -67,7 +69,7 @@ def test_unless_the_policy_prefers_exactly_that_one(layer: str, monkeypatch: pyt
         available(other, keyring=layer != "session_keyring")
 
 
-def test_an_old_bwrap_is_asked_only_where_the_answer_matters(tmp_path: Path) -> None:
+def test_the_options_of_bwrap_are_read_only_if_it_matters(tmp_path: Path) -> None:
     old = tmp_path / "bwrap"
     old.write_text("#!/bin/sh\necho '    --unshare-user'\n")
     old.chmod(0o755)
@@ -82,7 +84,7 @@ def test_nothing_is_degraded_here() -> None:
     assert not [row for row in listed(available(), grant(), policy(), 61200) if row.degraded]
 
 
-def test_without_a_cage_every_layer_says_so() -> None:
+def test_without_a_cage_most_layers_are_reported_missing() -> None:
     bare = grant()._replace(unsandboxed=True)
     rows = listed(available_layers(bare, policy(), BWRAP, can_join_keyring=False), bare, policy(), None)
     held = {row.name for row in rows if not row.degraded}

@@ -1,4 +1,4 @@
-"""Words that name host paths which are not in the cage, and words that only look like it."""
+"""Words that name host paths which are not in the cage, and words that only look like paths."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def told(
         (("HERE/sub/../data.db",), "HERE/sub/../data.db"),
     ],
 )
-def test_what_names_a_host_path(place: Path, args: tuple[str, ...], label: str) -> None:
+def test_words_that_name_a_host_path(place: Path, args: tuple[str, ...], label: str) -> None:
     assert told(place, *args) == [f"{label} names a host path that is not in the cage; {LOST}"]
 
 
-def test_outside_of_tmp_it_is_simply_not_there(place: Path) -> None:
-    """Only /tmp and /dev/shm are there under the host's name, and empty."""
+def test_outside_of_tmp_the_path_does_not_exist_in_the_cage(place: Path) -> None:
+    """Only /tmp and /dev/shm exist inside under the host's name, and are empty."""
     words = ("--config", "/etc/hostname")
     assert told(place, *words) == [f"{' '.join(words)} names a host path that is not in the cage; {CLOSED}"]
     assert told(place, *words, shown=("/etc",)) == []
@@ -94,18 +94,18 @@ def test_outside_of_tmp_it_is_simply_not_there(place: Path) -> None:
         "x" * 5000,
     ],
 )
-def test_what_does_not(place: Path, word: str) -> None:
+def test_words_that_name_no_host_path(place: Path, word: str) -> None:
     assert told(place, word) == []
 
 
-def test_what_is_shown_is_no_news(place: Path) -> None:
+def test_shown_paths_are_not_mentioned(place: Path) -> None:
     assert told(place, "--db", "HERE/data.db", shown=(str(place),)) == []
     # But nobody expands a ~, and who does finds the HOME of the cage.
     assert told(place, "~/notes", shown=(str(place),)) != []
 
 
-def test_a_relative_word_is_another_one_elsewhere(place: Path) -> None:
-    """Where the program is not started in the folder that its words were written for."""
+def test_a_relative_word_in_another_working_directory(place: Path) -> None:
+    """The program is started in another folder than its words were written for."""
     shown = (str(place),)
     assert told(place, "./sub/file", shown=shown) == []
     assert told(place, "./sub/file", shown=shown, inside="/tmp") == [
@@ -122,7 +122,7 @@ def test_variables(place: Path) -> None:
     ]
 
 
-def test_strangers_words_are_escaped_and_counted(place: Path) -> None:
+def test_untrusted_words_are_escaped_and_limited(place: Path) -> None:
     [note] = told(place, "--x=HERE/sub/\x1b[2J")
     assert "\x1b" not in note and note.startswith("'--x=HERE/sub/\\x1b")
     many = told(place, *(f"HERE/sub/{number}" for number in range(100)))

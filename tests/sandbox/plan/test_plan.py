@@ -1,4 +1,4 @@
-"""From a grant to a plan: what is in it, in which order, and what no plan is made for."""
+"""From a grant to a plan: its operations, their order, and the grants that are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refusals(asked: Any, given: Any = None, **more: Any) -> tuple[Denial, ...]:
 # --- order -------------------------------------------------------------------------------------------------
 
 
-def test_what_contains_another_comes_first(plugin: Path, plugin_dir: Path) -> None:
+def test_a_folder_comes_before_the_paths_below_it(plugin: Path, plugin_dir: Path) -> None:
     places = [plugin_dir / name for name in ("b/c/d", "a", "b", "b/c", "a/z")]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def identity(path: str) -> Any:
     return FileIdentity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)
 
 
-def test_sources_are_known_by_what_they_are(plugin: Path) -> None:
+def test_sources_are_identified_by_inode(plugin: Path) -> None:
     with cages.opened(run(plugin)) as held:
         (bind,) = (op for op in held.plan.operations if isinstance(op, Bind) and op.dest == str(plugin))
         assert bind == Bind(str(plugin), str(plugin), False, identity(str(plugin)))
@@ -128,7 +128,7 @@ def test_sizes_of_the_cages_own_places(plugin: Path) -> None:
 
 
 def described(directory: str, paths: list[str]) -> list[Any]:
-    """Everything of a plan that a launch uses, compiled in a process of its own."""
+    """All parts of a plan that a launch uses, compiled in a new process."""
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan import bwrap
@@ -177,7 +177,7 @@ def test_two_compilations_give_the_same_bytes(runner_as_user: Caller, plugin: Pa
 
 
 def give_away(*places: Path) -> None:
-    """To an ordinary user: what is root's, root's plugins cannot write."""
+    """Give the path to an ordinary user: root's plugins cannot write files of root."""
     for place in places if os.geteuid() == 0 else ():
         os.chown(place, USER_UID, USER_UID)
 
@@ -235,7 +235,7 @@ def test_a_plugin_cannot_write_its_next_grant(
 def test_a_plugin_cannot_write_its_next_grant_through_a_link(
     plugin: Path, write_file: Write, request: pytest.FixtureRequest
 ) -> None:
-    """A link of root's in a directory of root's is followed; what counts is where it leads."""
+    """A link of root's in a directory of root's is followed; its target counts."""
     link = Path(f"/opt/rt-link-{os.getpid()}")
     deciding = write_file(plugin.parent / "deciding/policy.toml", "")
     link.symlink_to(deciding.parent)
@@ -259,7 +259,7 @@ def test_missing_paths(plugin: Path, plugin_dir: Path) -> None:
     ]
 
 
-def test_refusals_are_told_at_once(plugin: Path, plugin_dir: Path) -> None:
+def test_all_refusals_are_reported_at_once(plugin: Path, plugin_dir: Path) -> None:
     os.mkfifo(plugin_dir / "fifo")
     (plugin_dir / "denied").mkdir()
     paths = [granted(str(plugin_dir / name)) for name in ("fifo", "denied", "gone")]
@@ -267,14 +267,14 @@ def test_refusals_are_told_at_once(plugin: Path, plugin_dir: Path) -> None:
     assert [denial.rule for denial in denials] == ["special_file", "denylist", "missing_path"]
 
 
-def test_optional_is_about_existence_not_about_permission(plugin: Path, plugin_dir: Path) -> None:
+def test_an_optional_path_may_be_missing_but_not_forbidden(plugin: Path, plugin_dir: Path) -> None:
     (plugin_dir / "denied").mkdir()
     paths = [granted(str(plugin_dir / "denied"), required=False)]
     (denial,) = refusals(run(plugin), grant(paths), deny=[str(plugin_dir / "denied")])
     assert denial.rule == "denylist"
 
 
-def test_a_network_list_nobody_enforces_is_not_promised(plugin: Path) -> None:
+def test_an_allowlist_that_cannot_be_enforced_is_refused(plugin: Path) -> None:
     with pytest.raises(LayerUnavailable, match="allowlist") as caught:
         compiled(run(plugin), grant(network="allowlist"))
     assert caught.value.layer == "network"
@@ -298,7 +298,7 @@ def test_a_program_that_may_not_be_shown(plugin: Path, plugin_dir: Path, write_f
 
 
 @pytest.mark.launches  # as root a namespace says who may write there
-def test_writing_wins_where_both_are_asked(plugin: Path, plugin_dir: Path) -> None:
+def test_writing_wins_over_reading(plugin: Path, plugin_dir: Path) -> None:
     place = plugin_dir / "data"
     place.mkdir()
     give_away(place)
@@ -309,7 +309,7 @@ def test_writing_wins_where_both_are_asked(plugin: Path, plugin_dir: Path) -> No
         ]
 
 
-def test_what_the_system_shows_anyway_is_bound_once(plugin: Path) -> None:
+def test_paths_of_the_runtime_are_bound_once(plugin: Path) -> None:
     plan = compiled(run(plugin), grant([granted("/usr/share"), granted("/bin")]))
     dests = {op.dest for op in plan.operations if isinstance(op, Bind)}
     assert "/usr/share" not in dests and "/bin" not in dests
@@ -339,7 +339,7 @@ def test_the_environment(plugin: Path, bare: bool) -> None:
     assert list(plan.env) == [("A", "1"), ("B", "2"), *([] if bare else ours)]
 
 
-def test_what_is_granted_goes_before_what_is_ours(plugin: Path) -> None:
+def test_granted_variables_win_over_the_runners(plugin: Path) -> None:
     plan = compiled(run(plugin, state_dir="/var/lib/x"), grant(env={"PATH": "/own", "HOME": "/own"}))
     assert dict(plan.env) == {
         "HOME": "/own",
@@ -387,10 +387,10 @@ def test_the_operators_own_file_is_concealed(runner_as: Caller, plugin: Path, wr
     assert cages.run(runner_as, run(plugin, conceal=(str(secret),)))["output"] == "1\n"
 
 
-def test_it_is_concealed_where_it_is_shown(
+def test_the_operators_file_is_concealed_under_its_shown_name(
     runner_as_root: Caller, plugin: Path, write_file: Write, request: pytest.FixtureRequest
 ) -> None:
-    """Granted through a link of root's, a folder appears under the link's name."""
+    """A folder granted through a link of root's appears under the link's name."""
     if os.geteuid() != 0:
         pytest.skip("needs root to make a link that is followed")
     secret = write_file(plugin.parent / "config/mcp.json", "token")
@@ -423,7 +423,7 @@ def test_nothing_is_masked_that_is_not_shown(plugin: Path, plugin_dir: Path, wri
     ],
 )
 @pytest.mark.needs("root")
-def test_the_first_unreadable_thing_is_named_with_a_remedy(
+def test_the_first_unreadable_file_is_named_with_a_remedy(
     plugin: Path, plugin_dir: Path, spoiled: str, mode: int, remedy: str
 ) -> None:
     path = plugin_dir / spoiled
@@ -438,14 +438,14 @@ def test_the_first_unreadable_thing_is_named_with_a_remedy(
 
 
 @pytest.mark.needs("root")
-def test_nobody_is_told_to_open_the_hosts_files(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
+def test_no_remedy_opens_the_hosts_own_files(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
     secret = write_file(plugin_dir / "host/secret", "s", 0o600)
     with pytest.raises(Unreadable) as caught:
         compiled(run(plugin), grant([granted(str(secret))]))
     assert "ask for less" in caught.value.hint
 
 
-def test_who_may(plugin: Path) -> None:
+def test_permission_bits(plugin: Path) -> None:
     path = plugin / "run"
     held = path.stat()
     somebody = (LEASED, LEASED)
@@ -461,15 +461,15 @@ def test_who_may(plugin: Path) -> None:
     assert unreachable(str(path), LEASED, held.st_gid, 0o5) == str(path)
 
 
-def test_who_has_the_whole_state_directory_needs_no_part_of_it(plugin: Path) -> None:
+def test_the_whole_state_directory_includes_its_parts(plugin: Path) -> None:
     state = str(plugin.parent / "state")
     both = [GrantedPath(path, "write", True, "state") for path in (f"{state}/sub", state)]
     plan = compiled(run(plugin, state_dir=state), grant(both))
     assert [op.dest for op in plan.operations if isinstance(op, Bind) and op.writable] == [state]
 
 
-def test_a_magic_link_is_refused_and_no_accident(plugin: Path) -> None:
-    """As an ordinary user /proc/1/root cannot even be looked at."""
+def test_a_magic_link_is_refused_without_an_exception(plugin: Path) -> None:
+    """An ordinary user cannot even stat /proc/1/root."""
     for path in ("/proc/1/root/etc", "/proc/self/root/etc", "/proc/1/cwd"):
         (denial,) = refusals(run(plugin), grant([granted(path)]))
         assert denial.asked == path

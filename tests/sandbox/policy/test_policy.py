@@ -66,7 +66,7 @@ def test_the_packaged_policies() -> None:
         assert policy.name == name and policy.description and not policy.unsandboxed
 
 
-def test_default_gives_strangers_nothing_of_the_host() -> None:
+def test_default_gives_an_unknown_plugin_nothing_of_the_host() -> None:
     policy = load_policy("default", {})
     assert policy.network == NetworkRule("none", "none", (), environment_may_raise=True)
     assert policy.read.default == policy.write.default == ()
@@ -103,7 +103,7 @@ def test_strict_is_nowhere_wider_than_default() -> None:
 def test_which_limits_a_machine_has_to_enforce_for_a_silent_manifest(
     policy: str, delegated: set[str], elsewhere: set[str]
 ) -> None:
-    """Of those for which it takes cgroups."""
+    """Only limits that need cgroups."""
     chosen = load_policy(policy, {})
     granted = given(SandboxSpec(), chosen).limits
     for has_cgroup, expected in ((True, delegated), (False, elsewhere)):
@@ -114,8 +114,8 @@ def test_which_limits_a_machine_has_to_enforce_for_a_silent_manifest(
         }
 
 
-def test_who_asks_for_less_is_not_refused_for_it() -> None:
-    """Under default, on a machine of somebody who cannot make cgroups."""
+def test_asking_for_a_lower_limit_never_refuses_the_launch() -> None:
+    """Under default, on a machine where the user cannot make cgroups."""
     default = load_policy("default", {})
     assert not any(
         default.limit(name).required(False) for name in ("memory", "pids", "cpu", "cpu_time", "io")
@@ -131,7 +131,9 @@ def test_who_asks_for_less_is_not_refused_for_it() -> None:
     ("policy", "declares", "memory", "roots"),
     [("default", True, True, False), ("strict", False, False, False), ("dev", True, True, True)],
 )
-def test_what_a_plugin_may_say_and_ask(policy: str, declares: bool, memory: bool, roots: bool) -> None:
+def test_capabilities_and_host_methods_a_plugin_may_use(
+    policy: str, declares: bool, memory: bool, roots: bool
+) -> None:
     rule = load_policy(policy, {}).capabilities
     assert matches(rule.declare, "anything") is declares
     assert matches(rule.host, "memory.recall") is matches(rule.host, "broker.publish") is memory
@@ -172,7 +174,7 @@ def written(path: Path, text: str = "version = 1\n", mode: int = 0o644) -> Path:
     return path
 
 
-def test_the_order_of_looking(tmp_path: Path, system_policy: Path) -> None:
+def test_the_search_order_of_policies(tmp_path: Path, system_policy: Path) -> None:
     mine = written(tmp_path / "mine.toml")
     other = written(tmp_path / "other.toml")
     assert load_policy(None, {}).name == "default"
@@ -251,7 +253,7 @@ def test_a_weak_directory_further_up_or_on_the_way_of_a_link(tmp_path: Path) -> 
 
 
 def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
-    """good/link.toml -> weak/hop -> real.toml: whoever writes to weak/ chooses the policy."""
+    """good/link.toml -> weak/hop -> real.toml: a user who can write to weak/ chooses the policy."""
     good, weak = tmp_path / "good", tmp_path / "weak"
     good.mkdir()
     weak.mkdir()
@@ -272,7 +274,7 @@ def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_link_of_somebody_else_in_a_sticky_directory_is_refused(tmp_path: Path) -> None:
+def test_a_link_of_another_user_in_a_sticky_directory_is_refused(tmp_path: Path) -> None:
     real = written(tmp_path / "real.toml")
     sticky = tmp_path / "sticky"
     sticky.mkdir()
@@ -284,7 +286,7 @@ def test_a_link_of_somebody_else_in_a_sticky_directory_is_refused(tmp_path: Path
     assert f"the link {sticky}/link.toml that leads to it belongs to uid 54321" in reason
 
 
-def test_links_in_a_circle_are_no_policy(tmp_path: Path) -> None:
+def test_circular_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop.toml").symlink_to("loop.toml")
     with pytest.raises(DocumentError) as caught:
         load_policy(str(tmp_path / "loop.toml"), {})
@@ -292,7 +294,7 @@ def test_links_in_a_circle_are_no_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_policy_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_policy_of_another_user_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "policy.toml")
     assert untrustworthy(str(path)) is None
     os.chown(path, 54321, 54321)
@@ -356,7 +358,7 @@ host = ["roots/list", "sampling/*"]
 """
 
 
-def test_everything_a_policy_can_say() -> None:
+def test_every_key_of_a_policy() -> None:
     policy = parse_policy("p.toml", FULL.encode(), name="p")
     assert policy == Policy(
         name="p",
@@ -385,7 +387,7 @@ def test_everything_a_policy_can_say() -> None:
     )
 
 
-def test_silence_gives_nothing_and_sizes_the_memory_filesystems() -> None:
+def test_an_empty_policy_gives_nothing_and_limits_the_memory_filesystems() -> None:
     policy = parse_policy("p.toml", b"version = 1", name="p")
     assert policy == Policy(
         "p", "p.toml", limits=(("tmp", LimitRule(256 << 20)), ("shm", LimitRule(64 << 20)))
@@ -484,7 +486,7 @@ def test_faults(line: str, rule: str) -> None:
     assert fault.line == text.count("\n") + 1 and fault.column >= 1
 
 
-def test_all_faults_in_one_pass_with_their_places() -> None:
+def test_all_faults_in_one_pass_with_their_positions() -> None:
     text = 'vresion = 1\ndeny = ["x",\n  "/y", "z"]\n[layers]\nuid = "no"\n'
     found = [(f.line, f.column, f.rule) for f in faults(text)]
     assert found == [
@@ -496,7 +498,7 @@ def test_all_faults_in_one_pass_with_their_places() -> None:
     ]
 
 
-def test_a_bad_limit_is_named_with_its_place() -> None:
+def test_a_bad_limit_is_named_with_its_position() -> None:
     text = (
         "version = 1\n[limits.memory]\n  default = 256\nceiling = 1.5\nmode = 'deleguated'\n"
         "[limits.cpu]\nceiling = '0.1%'\n[limits.memroy]\nceiling = 5\n"
@@ -540,7 +542,7 @@ def test_what_a_machine_has_to_enforce(mode: str | None, delegated: bool, requir
     assert policy.limit("pids").required(delegated) is True  # nothing is said of it at all
 
 
-def test_a_mode_nobody_knows_is_none_that_goes_without() -> None:
+def test_an_unknown_mode_counts_as_require() -> None:
     odd: Any = "later"
     assert LimitRule(mode=odd).required(False)
 
@@ -560,13 +562,13 @@ def test_a_remembered_policy_is_the_same_policy(
         assert now.required(True) is was.required(True) and now.required(False) is was.required(False)
 
 
-def test_a_mistyped_key_says_what_was_meant() -> None:
+def test_a_mistyped_key_gets_a_suggestion() -> None:
     (fault,) = faults("version = 1\nscan_limt = 1\n")
     assert "did you mean 'scan_limit'?" in fault.hint
 
 
 @pytest.mark.parametrize("raw", [b"version = ", b"\xff", b"a" * (2 << 20)])
-def test_what_is_no_toml_is_a_fault_too(raw: bytes, tmp_path: Path) -> None:
+def test_invalid_toml_is_a_fault_too(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_bytes(raw)
     path.chmod(0o600)
@@ -655,7 +657,7 @@ def test_defaults_are_given_unasked_and_writing_wins_over_reading() -> None:
     ]
 
 
-def test_the_runtime_is_no_way_to_the_denylist() -> None:
+def test_the_runtime_does_not_open_denied_paths() -> None:
     for path in RUNTIME_PATHS:
         assert given(SandboxSpec(paths=(PathRequest(path, "read"),))).denials == ()
 
@@ -705,7 +707,7 @@ def test_host_network_by_the_operators_variable() -> None:
     assert ignored.denials[0].reason.endswith("and does not let ALLOW raise that")
 
 
-def test_each_host_outside_of_the_list_is_a_denial() -> None:
+def test_each_host_outside_the_list_is_a_denial() -> None:
     policy = PLAIN._replace(network=NetworkRule("none", "allowlist", ("*.good.com:443",)))
     asks = Network("allowlist", ("a.good.com:443", "evil.com:443", "a.good.com:80"), ("net",))
     result = given(SandboxSpec(network=asks), policy)
@@ -837,7 +839,7 @@ def test_variables_of_the_host(required: bool) -> None:
     assert dict(given(SandboxSpec(), policy, environ=environ).env) == {"TOKEN": "t"}
 
 
-def test_who_wins_when_two_set_the_same_variable() -> None:
+def test_precedence_when_two_set_the_same_variable() -> None:
     policy = PLAIN._replace(env=EnvRule(set=(("A", "policy"), ("B", "policy"))))
     spec = SandboxSpec(
         env=(EnvRequest("A", "manifest"), EnvRequest("B", "policy"), EnvRequest("C", "manifest"))
@@ -849,7 +851,7 @@ def test_who_wins_when_two_set_the_same_variable() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\0", "Ä"])
-def test_names_that_are_none(name: str) -> None:
+def test_texts_that_are_not_variable_names(name: str) -> None:
     result = given(SandboxSpec(env=(EnvRequest(name, "x"),)))
     assert rules(result) == [("env_name", True)] and result.env == ()
 
@@ -1041,7 +1043,7 @@ def test_an_account_that_is_root_by_another_name(passwd: Path, name: str, whose:
 def test_an_account_that_has_become_root_is_noticed(
     passwd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy is remembered, the account is not."""
+    """The policy is cached, the account is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "policy.toml"
     path.write_text('version = 1\n[user]\nrun_as = "house"\n')

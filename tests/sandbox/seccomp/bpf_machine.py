@@ -34,7 +34,7 @@ class Machine:
             raise BadProgramError("runs off its end")
 
     def unreachable(self) -> list[int]:
-        """Instructions no execution can come to."""
+        """Instructions that no execution can reach."""
         todo, seen = [0], set()
         while todo:
             at = todo.pop()
@@ -77,7 +77,7 @@ class Machine:
 
 
 def verdict(value: int) -> str:
-    """As the profiles spell it."""
+    """The verdict in the profiles' spelling."""
     names = {0x7FFF0000: "allow", 0x80000000: "kill"}
     errnos = {1: "EPERM", 38: "ENOSYS", 93: "EPROTONOSUPPORT", 97: "EAFNOSUPPORT"}
     if value in names:

@@ -81,7 +81,7 @@ def test_table_knows(arch: str, name: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_table_is_what_libseccomp_says_in_both_directions(arch: str) -> None:
+def test_table_equals_libseccomps_in_both_directions(arch: str) -> None:
     table = syscalls.load(arch)
     resolved = {name: pyseccomp.resolve_syscall(LIBSECCOMP[arch], name) for name in table}
     known = {name: number for name, number in resolved.items() if number != -1}
@@ -142,14 +142,14 @@ def test_every_known_call_has_a_verdict_and_every_verdict_a_known_call(profile: 
     assert frozenset().union(*parts) == known
 
 
-def test_each_profile_gives_what_the_one_before_gives() -> None:
+def test_each_profile_allows_all_that_the_stricter_one_allows() -> None:
     strict, default, compat = map(stated_verdicts, PROFILES)
     allowed = {"allow", "rule"}
     for less, more in ((strict, default), (default, compat)):
         assert {n for n in less if less[n] in allowed} <= {n for n in more if more[n] in allowed}
 
 
-def test_what_compat_adds_is_exactly_this() -> None:
+def test_compat_adds_exactly_these_calls() -> None:
     default, compat = stated_verdicts("default"), stated_verdicts("compat")
     added = {name for name in default if default[name] != compat[name]}
     assert added == {
@@ -201,7 +201,7 @@ def test_faulty_profiles_are_refused(document: dict[str, object], fault: str) ->
         seccomp_profile.read_profile("p", document, None)
 
 
-def test_a_difference_that_is_none_is_refused() -> None:
+def test_repeating_a_verdict_of_the_base_is_refused() -> None:
     base = EMPTY._replace(name="base", allow=frozenset({"read"}))
     with pytest.raises(ProfileError, match="read has this verdict in base"):
         seccomp_profile.read_profile("p", {"allow": {"again": ["read"]}}, base)
@@ -240,12 +240,12 @@ def test_every_number_gets_its_stated_verdict(profile: str, arch: str) -> None:
 
 @pytest.mark.parametrize(("profile", "arch"), both)
 @pytest.mark.parametrize("number", [472, 599, 1024, 0xFFFF, 0x3FFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
-def test_numbers_nobody_knows_yet(profile: str, arch: str, number: int) -> None:
+def test_numbers_of_future_calls(profile: str, arch: str, number: int) -> None:
     assert Filter(profile, arch)(number) == "ENOSYS"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_x32_is_not_there(profile: str) -> None:
+def test_x32_calls_do_not_exist(profile: str) -> None:
     filtered = Filter(profile, "x86_64")
     for number in range(601):
         assert filtered(0x40000000 | number) == "ENOSYS"
@@ -277,7 +277,7 @@ Row = tuple[str, tuple[int, ...], str]
 
 
 def argument_rows() -> Iterator[Row]:
-    """Of the default profile, and of compat."""
+    """Rows for the default profile, and for compat."""
     yield "clone", (THREAD,), "allow"
     yield "clone", (FORK,), "allow"
     yield "clone", (SIGCHLD,), "allow"
@@ -339,7 +339,7 @@ MODES: dict[str, tuple[int, int | None]] = {
 
 
 def mode_rows(arch: str) -> Iterator[Row]:
-    """Of all profiles: no set-user-id and no set-group-id files."""
+    """Rows for all profiles: no set-user-id and no set-group-id files."""
     for call, (mode, flags) in MODES.items():
         if call not in syscalls.load(arch):
             continue
@@ -462,8 +462,8 @@ def decide(rule: Rule, arguments: list[int]) -> str:
     seed=st.integers(0, 1 << 32),
     positions=st.dictionaries(st.integers(0, 300), rules, max_size=25),
 )
-def test_any_profile_compiles_to_what_it_says(arch: str, seed: int, positions: dict[int, Rule]) -> None:
-    """Random verdicts change at nearly every number: long programs, whose jumps need stand-ins."""
+def test_any_profile_compiles_to_its_verdicts(arch: str, seed: int, positions: dict[int, Rule]) -> None:
+    """Random verdicts change at nearly every number: long programs, whose jumps need intermediate jumps."""
     table = syscalls.load(arch)
     pick = random.Random(seed)
     verdicts = {name: pick.choice(["allow", "enosys", "deny"]) for name in table}
@@ -485,8 +485,8 @@ def test_any_profile_compiles_to_what_it_says(arch: str, seed: int, positions: d
     assert verdict(machine.run(AUDIT[arch], max(table.values()) + 1)[0]) == "ENOSYS"
 
 
-def test_far_jumps_get_stand_ins() -> None:
-    """The longest possible search tree and blocks behind it: one jump of 255 is not enough."""
+def test_far_jumps_get_intermediate_jumps() -> None:
+    """The longest possible search tree, with blocks behind it: one jump of 255 is not enough."""
     table = syscalls.load("x86_64")
     verdicts = {name: number % 2 for name, number in table.items()}
     rule = Rule(tuple(Case((ArgumentTest(0, (value,)),), "EPERM") for value in range(200)), "allow")
@@ -610,7 +610,7 @@ def test_digest_names_the_bytes() -> None:
     )
 
 
-def test_machines_without_a_table_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_table_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seccomp_filter.machine_arch() == os.uname().machine
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "h", "6", "v", "riscv64")))
     with pytest.raises(
@@ -632,7 +632,7 @@ def test_a_damaged_installation_never_yields_a_filter(
         seccomp_filter.filter_bytes("default", "x86_64")
 
 
-def test_an_unknown_profile_is_no_path() -> None:
+def test_an_unknown_profile_is_not_read_as_a_path() -> None:
     with pytest.raises(ValueError, match="no seccomp profile is called"):
         seccomp_filter.filter_bytes("../default")
 
@@ -654,13 +654,13 @@ os._exit(7)
 
 
 def exit_under(program: bytes) -> int:
-    """Load a filter in a process of its own, make one more call, and say how it ended."""
+    """Load a filter in a new process, make one more call, and report how it ended."""
     return subprocess.run([sys.executable, "-I", "-c", LOAD, program.hex()]).returncode
 
 
 @pytest.mark.parametrize(("profile", "arch"), both)
 def test_the_kernel_takes_every_filter_and_kills_the_foreign_architecture(profile: str, arch: str) -> None:
-    """The other architecture's filter is this one's foreign door: its first call must be its last."""
+    """The other architecture's filter sees our calls as foreign: the first call must kill the process."""
     expected = 7 if arch == os.uname().machine else -signal.SIGSYS
     assert exit_under(seccomp_filter.filter_bytes(profile, arch)) == expected
 

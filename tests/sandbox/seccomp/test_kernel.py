@@ -33,7 +33,7 @@ pytestmark = pytest.mark.needs("gcc")
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Path]:
-    """A directory everybody may enter, with the compiled probe; inside the cage it is /probe."""
+    """A directory that everybody may enter, with the compiled probe; inside the cage it is /probe."""
     path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir="/tmp"))
     path.chmod(0o755)
     try:
@@ -46,7 +46,7 @@ def programs() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class KernelCage:
-    """The cage of a launch, as far as it matters to system calls."""
+    """The cage of a launch, as far as system calls depend on it."""
 
     become: tuple[str, ...]
     programs: Path
@@ -126,7 +126,7 @@ def cage(request: pytest.FixtureRequest, programs: Path) -> KernelCage:
 
 
 def outcomes(cage: KernelCage, profile: str | None, calls: list[str], *, userns: bool = True) -> list[str]:
-    """What each call came to: "ok", an errno's name, or "signal N"."""
+    """The result of each call: "ok", an errno's name, or "signal N"."""
     done = cage(profile, "/probe/probe", *calls, userns=userns)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -369,8 +369,8 @@ ours.sendto(b"out of the cage", "/probe/listener")
 """
 
 
-def test_strict_pairs_cannot_be_pointed_elsewhere(cage: KernelCage, programs: Path) -> None:
-    """Without socket(), one end of a datagram pair would still reach any socket file that is mounted."""
+def test_strict_socket_pairs_cannot_be_connected_elsewhere(cage: KernelCage, programs: Path) -> None:
+    """Even without socket(), one end of a datagram pair could reach any socket file that is mounted."""
     path = programs / "listener"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
@@ -555,7 +555,7 @@ fn main() {
 
 
 def _build(programs: Path, source: str, text: str, *compiler: str) -> None:
-    """Outside the cage, with a compiler that may live in somebody's home."""
+    """Outside the cage, with a compiler that may be in a home directory."""
     file = programs / source
     if file.exists():
         return

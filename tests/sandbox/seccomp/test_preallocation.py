@@ -1,4 +1,4 @@
-"""The filter that keeps a plugin from taking space it has not written."""
+"""The filter that keeps a plugin from allocating space without writing it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_requests_are_those_of_the_headers() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_of_all_calls_only_these_are_refused(arch: str) -> None:
+def test_only_these_calls_are_refused(arch: str) -> None:
     machine, audit, table = Machine(no_preallocation(arch)), AUDIT_ARCH[arch], syscalls.load(arch)
     assert machine.unreachable() == []
     refused = {
@@ -61,8 +61,8 @@ def test_of_all_calls_only_these_are_refused(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("high", [0, 0xFFFFFFFF_00000000])
-def test_of_all_ioctls_only_these_are_refused(arch: str, high: int) -> None:
-    """The kernel takes the low half of a request and throws the rest away."""
+def test_only_these_ioctls_are_refused(arch: str, high: int) -> None:
+    """The kernel uses the low half of a request and ignores the rest."""
     machine, audit, ioctl = Machine(no_preallocation(arch)), AUDIT_ARCH[arch], NUMBERS[arch].ioctl
     for request in (RESVSP, RESVSP64, ZERO_RANGE, FSSETXATTR):
         assert machine.run(audit, ioctl, 3, request | high)[0] == EOPNOTSUPP

@@ -1,4 +1,4 @@
-"""The last program before the plugin: what it is made of, and what it does."""
+"""The last program before the plugin: its bytes, and its behaviour."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_bytes_are_what_the_assembler_makes_of_the_text(machine: str, tmp_pa
 
 
 def _text_section(elf: bytes) -> bytes:
-    """Of an object file: the first section that holds instructions."""
+    """The first section of an object file that holds instructions."""
     table = int.from_bytes(elf[40:48], "little")
     count = int.from_bytes(elf[60:62], "little")
     for at in range(table, table + count * 64, 64):
@@ -68,7 +68,7 @@ def test_it_is_for_two_machines_only() -> None:
         (launcher.failure(errno.ENOEXEC, found=True), launcher.Verdict(False, errno.ENOEXEC, True)),
     ],
 )
-def test_what_its_words_mean(told: bytes, meant: launcher.Verdict) -> None:
+def test_the_meaning_of_its_reports(told: bytes, meant: launcher.Verdict) -> None:
     assert launcher.verdict(told) == meant
 
 
@@ -78,7 +78,7 @@ def test_what_its_words_mean(told: bytes, meant: launcher.Verdict) -> None:
 def start(
     *argv: str, machine: str = "", env: dict[str, str] | None = None
 ) -> tuple[int, list[bytes], launcher.Verdict]:
-    """Run it without any cage: its status, what came out of stdout and stderr, and what it told."""
+    """Run it without a cage. Returns its status, its stdout and stderr, and its report."""
     emulator = shutil.which(f"qemu-{machine}") if machine else None
     pipes = [os.pipe() for _ in range(4)]
     (in_r, in_w), (out_r, out_w), (err_r, err_w), (told_r, told_w) = pipes
@@ -109,7 +109,7 @@ def _all(fd: int) -> bytes:
 
 
 def machines() -> list[Any]:
-    """This one, and the other if it can be emulated."""
+    """This machine, and the other one if it can be emulated."""
     other = ({"x86_64", "aarch64"} - {os.uname().machine}).pop()
     missing = shutil.which(f"qemu-{other}") is None
     return ["", pytest.param(other, marks=pytest.mark.skipif(missing, reason=f"no qemu-{other} here"))]
@@ -139,7 +139,7 @@ def test_a_program_gets_its_streams_words_and_variables(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", machines())
-def test_what_cannot_be_executed(machine: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_executed(machine: str, tmp_path: Path) -> None:
     def file(name: str, content: str, mode: int = 0o755) -> str:
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(mode)
@@ -158,8 +158,8 @@ def test_what_cannot_be_executed(machine: str, tmp_path: Path) -> None:
         assert (status, said, verdict) == (125, [b"", b""], launcher.Verdict(False, number, found)), path
 
 
-def test_a_stream_that_is_not_there(tmp_path: Path) -> None:
-    """It gives up without a word."""
+def test_a_missing_stream(tmp_path: Path) -> None:
+    """It gives up without a report."""
     own = os.memfd_create("launcher", 0)
     os.write(own, launcher.image((3000, 3001, 3002), own, 2))
     done = subprocess.run(
@@ -188,7 +188,8 @@ print(json.dumps({
 
 
 def test_the_plugin_sees_nothing_of_it(runner_as: Caller) -> None:
-    """Its environment is what it was given, to the byte and in order; no name, no variable of a shell's."""
+    """Its environment has exactly the given bytes, in order: no name of the launcher, no variable of a
+    shell."""
     env = {"WEIRD-NAME": "kept", "_": "own", "SHLVL": "7", "BASH_ENV": "/nowhere", "Z": "a\nb"}
     asked = cages.request("/usr/bin/python3", "-I", "-c", INSIDE, "-n", "--", "")
     end = cages.run(runner_as, asked, env=env)
@@ -210,7 +211,7 @@ def test_the_plugin_sees_nothing_of_it(runner_as: Caller) -> None:
 
 
 def without_nameless_programs(given: dict[str, Any]) -> list[Any]:
-    """In a pid namespace where nothing without a name may be executed."""
+    """In a pid namespace where a nameless file may not be executed."""
     import os
 
     with open("/proc/sys/vm/memfd_noexec", "w") as file:

@@ -1,4 +1,4 @@
-"""The child between clone and exec, looked at from inside and from outside."""
+"""The child between clone and exec, seen from inside and from outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def order(caller: Caller, *argv: str, **changes: Any) -> dict[str, Any]:
-    """What a launch orders: with a uid of its own if the caller is root."""
+    """The order of a launch: with a uid of its own if the caller is root."""
     own = LEASED if caller.uid == 0 else caller.uid
     return {
         "program": argv[0],
@@ -41,7 +41,8 @@ def order(caller: Caller, *argv: str, **changes: Any) -> dict[str, Any]:
 
 
 def output_of(given: dict[str, Any]) -> str:
-    """Carry out an order with a pipe as its stdout; what it printed, and its exit code as the last line."""
+    """Carry out an order with a pipe as its stdout. Returns its output, with the exit code as the last
+    line."""
     import os
 
     from sandbox.spawn import spawner
@@ -70,7 +71,7 @@ def status_of(text: str) -> dict[str, str]:
 # --- what it becomes ---------------------------------------------------------------------------------------
 
 
-def test_it_becomes_the_program(runner_as: Caller) -> None:
+def test_the_child_becomes_the_program(runner_as: Caller) -> None:
     printed = elsewhere.run(runner_as, output_of, order(runner_as, "/bin/echo", "one", "--two", "three  "))
     assert printed == "one --two three  \n\n0"
 
@@ -121,7 +122,7 @@ def test_a_file_of_root_is_out_of_reach(runner_as_root: Caller, plugin_dir: Path
 
 
 def blocked(given: dict[str, Any]) -> str:
-    """Carry out an order with signals blocked and ignored, as a careless caller leaves them."""
+    """Carry out an order with signals blocked and ignored, as some callers leave them."""
     import os
     import signal
 
@@ -154,7 +155,7 @@ def test_the_environment_is_empty(runner_as: Caller) -> None:
 
 
 def limited(hard: int, given: dict[str, Any]) -> str:
-    """Carry out an order as a caller who has a low hard limit of its own."""
+    """Carry out an order as a caller with a low hard limit of its own."""
     import resource
 
     if hard:
@@ -201,7 +202,7 @@ def test_a_higher_oom_score_is_kept(runner_as_root: Caller) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_root_has_raised_stays_raised(runner_as_root: Caller) -> None:
+def test_a_score_raised_by_root_stays(runner_as_root: Caller) -> None:
     if not int(status_of(Path("/proc/self/status").read_text())["CapEff"], 16) & 1 << 24:
         pytest.skip("needs CAP_SYS_RESOURCE, without which nobody can pin the score")
     script = "echo 0 >/proc/self/oom_score_adj; cat /proc/self/oom_score_adj"
@@ -210,8 +211,8 @@ def test_what_root_has_raised_stays_raised(runner_as_root: Caller) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_it_uses_is_not_counted_as_roots(runner_as_root: Caller) -> None:
-    """The kernel charges a user namespace's use to the uid that made it: NS_GET_OWNER_UID tells which."""
+def test_its_usage_is_not_charged_to_root(runner_as_root: Caller) -> None:
+    """The kernel charges a user namespace's use to the uid that made it, which NS_GET_OWNER_UID shows."""
 
     def owner(given: dict[str, Any]) -> int:
         import fcntl
@@ -236,7 +237,7 @@ def test_what_it_uses_is_not_counted_as_roots(runner_as_root: Caller) -> None:
 
 
 def with_open_files(given: dict[str, Any], numbers: list[int]) -> str:
-    """Carry out an order while inheritable descriptors of those numbers are open."""
+    """Carry out an order while inheritable descriptors with these numbers are open."""
     import os
 
     for number in numbers:
@@ -328,7 +329,7 @@ def test_a_program_nobody_may_execute(runner_as: Caller) -> None:
     assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.EACCES, False, 0]
 
 
-def test_a_program_that_is_none(runner_as: Caller, plugin_dir: Path) -> None:
+def test_a_file_that_is_not_a_program(runner_as: Caller, plugin_dir: Path) -> None:
     (plugin_dir / "text").write_text("just words")
     (plugin_dir / "text").chmod(0o755)
     given = order(runner_as, str(plugin_dir / "text"))
@@ -406,7 +407,8 @@ STAGES = (*(name for name, _ in _INIT_STAGES), "start a process", *(name for nam
 
 
 def paused_at(given: dict[str, Any], stage: int, forks_at: int) -> None:
-    """Spawn, with a child that stops before its step `stage`, says so, and goes on when we are dead."""
+    """Spawn, with a child that stops before its step `stage`, reports that, and goes on when we are
+    dead."""
     import os
     import select
 
@@ -493,7 +495,7 @@ def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
     ],
 )
 def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: str) -> None:
-    """By the OOM killer, say: what it had made is gone, and nothing starts."""
+    """For example by the OOM killer: its child is dead, and nothing starts."""
 
     def killed(given: dict[str, Any], name: str) -> list[Any]:
         import os
@@ -534,7 +536,9 @@ def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
         pytest.fail("something of the tree outlived the runner")
 
 
-def test_a_machine_nobody_has_numbers_for(runner_as_user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_system_call_numbers(
+    runner_as_user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sandbox.spawn import spawner
     from sandbox.spawn.order import SpawnError, SpawnOrder
 
@@ -557,7 +561,7 @@ def keyrings(given: dict[str, Any]) -> list[str]:
 
 
 def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> None:
-    """Without, keys of one plugin are keys of the next, and of the runner."""
+    """Otherwise keys of one plugin would be keys of the next, and of the runner."""
     tell = (
         "import ctypes, os; n = {'x86_64': 250, 'aarch64': 219}[os.uname().machine]; "
         "print(ctypes.CDLL(None).syscall(n, 0, -3, 0, 0, 0))"
@@ -568,8 +572,8 @@ def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> Non
     assert len(set(shared)) == 1  # the control
 
 
-def test_what_the_program_leaves_running_ends_with_it(runner_as: Caller) -> None:
-    """Also if it is no bwrap and has arranged nothing: the cell's init sees to it."""
+def test_processes_the_program_leaves_end_with_it(runner_as: Caller) -> None:
+    """Also if the program is not bwrap and has set up nothing: the cell's init ends them."""
     given = order(runner_as, "/bin/sh", "-c", "setsid sleep 1000 >/dev/null & exit 7")
     assert elsewhere.run(runner_as, output_of, given, timeout=20.0) == "\n7"
 
@@ -578,7 +582,7 @@ def test_what_the_program_leaves_running_ends_with_it(runner_as: Caller) -> None
 
 
 def grouped(given: dict[str, Any], fault: str = "") -> Any:
-    """Carry out an order in groups of its own, one of which is not what it seems if there is a `fault`."""
+    """Carry out an order in cgroups of its own, one of which is wrong if there is a `fault`."""
     import os
     import signal
 
@@ -648,7 +652,7 @@ def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -
         ("a door that is shut", "join its cgroups", errno.EBADF),
     ],
 )
-def test_who_is_not_in_all_of_its_groups_does_not_start(
+def test_a_program_outside_one_of_its_groups_does_not_start(
     runner_as: Caller, plugin_dir: Path, fault: str, stage: str, code: int
 ) -> None:
     plugin_dir.chmod(0o777)
@@ -660,7 +664,7 @@ def test_who_is_not_in_all_of_its_groups_does_not_start(
 
 
 def born(refuse: bool) -> dict[str, Any]:
-    """Fork into groups of our own. Tells where the child is before it has joined anything, and after."""
+    """Fork into cgroups of our own. Reports where the child is before it has joined any, and after."""
     import json
     import os
 
@@ -701,7 +705,7 @@ def born(refuse: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("refuse", [False, True], ids=["clone3", "clone3 refused"])
 def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) -> None:
-    """Moving it there would cost 11 ms. Where clone3 is refused it is moved all the same."""
+    """Moving it there would cost 11 ms. If clone3 is refused, it is moved all the same."""
     with make_own_cgroups(runner_as) as own:
         told = elsewhere.run(own.caller, born, refuse)
     assert told["code"] == 0 and told["joined"]
@@ -714,7 +718,7 @@ def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) ->
 
 
 def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-    """Wait for an order and do nothing else: what its init tells."""
+    """Wait for an order and do nothing else. Returns the report of its init."""
     import os
     import time
 
@@ -755,14 +759,14 @@ def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
-def test_a_clock_that_does_not_ring(runner_as: Caller, seconds: float | None) -> None:
+def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None) -> None:
     told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds)
     assert (told["expired"], told["code"]) == (False, 7)
     assert os.WEXITSTATUS(told["status"]) == 7
 
 
-def test_what_was_read_and_written(runner_as: Caller) -> None:
-    """Of the program and of all it has waited for; and not what the cell's init did before it was there."""
+def test_bytes_read_and_written(runner_as: Caller) -> None:
+    """Of the program and of all children it has waited for, without those of the cell's init before it."""
     script = (
         "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
         "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
@@ -777,7 +781,7 @@ def test_what_was_read_and_written(runner_as: Caller) -> None:
 
 
 def looked_at(given: dict[str, Any]) -> dict[str, Any]:
-    """a cell's init, from outside: whose it is, what it holds, what it is held to."""
+    """The cell's init, from outside: its owner, its descriptors, its limits."""
     import os
     import resource
     import signal
@@ -824,7 +828,7 @@ def test_the_init_from_outside(runner_as: Caller) -> None:
 
 
 def with_stderr(given: dict[str, Any], slot: int) -> list[str]:
-    """What comes out of a descriptor given for stderr, and out of our own."""
+    """The output on a descriptor given for stderr, and on our own."""
     import os
 
     from sandbox.spawn import spawner

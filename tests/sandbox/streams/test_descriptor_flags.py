@@ -1,4 +1,4 @@
-"""What a plugin does to the open files of its caller is undone."""
+"""A plugin's changes to the open files of its caller are undone."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_the_callers_pipes_after_a_run(runner_as: Caller, plugin_dir: Path, own:
         os.close(fd)
 
 
-def test_what_cannot_be_put_back_is_left(tmp_path: Path) -> None:
-    """A pipe that holds more than it would then have room for, and one that is gone."""
+def test_changes_that_cannot_be_undone_are_left(tmp_path: Path) -> None:
+    """A pipe that holds more than its former size, and one that was closed."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     with restore_flags((read, write)):
@@ -123,8 +123,8 @@ def test_locks_on_the_callers_files(
                     fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_socket_that_the_caller_has_too(runner_as: Caller, plugin_dir: Path) -> None:
-    """A shell below sshd, for instance: what it shares with the runner it goes on using."""
+def test_a_socket_shared_with_the_caller(runner_as: Caller, plugin_dir: Path) -> None:
+    """For example a shell below sshd, which goes on using the socket."""
     (plugin_dir / "spoil.py").write_text("import os\nos.set_blocking(1, False)\nos.write(1, b'spoilt\\n')\n")
     server = {"command": "/usr/bin/python3", "args": ["-I", f"{plugin_dir}/spoil.py"]}
     server |= {"x-sandbox": {"read": [str(plugin_dir)]}}  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Reading from a caller's streams without waiting. How they are written to: test_relay.py."""
+"""Reading from a caller's streams without blocking. test_relay.py has the writing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_ready(source: StreamSource, seconds: float = 10.0) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def test_nothing_is_waited_for(ends: tuple[StreamSource, int, int, str]) -> None:
+def test_reading_never_blocks(ends: tuple[StreamSource, int, int, str]) -> None:
     source, read, write, _ = ends
     with pytest.raises(BlockingIOError):
         source.read(10)
@@ -67,7 +67,7 @@ def test_nothing_is_waited_for(ends: tuple[StreamSource, int, int, str]) -> None
     assert os.get_blocking(read)  # the caller's own, and others rely on it
 
 
-def test_somebody_else_was_quicker(ends: tuple[StreamSource, int, int, str]) -> None:
+def test_another_reader_was_faster(ends: tuple[StreamSource, int, int, str]) -> None:
     source, read, write, _ = ends
     os.write(write, b"hello\n")
     assert is_ready(source)
@@ -90,7 +90,7 @@ def test_the_end(ends: tuple[StreamSource, int, int, str]) -> None:
     assert is_ready(source) and source.read(100) == b""
 
 
-def test_a_named_pipe_that_had_ended_before_anybody_looked(tmp_path: Path) -> None:
+def test_a_named_pipe_that_ended_before_the_first_read(tmp_path: Path) -> None:
     read, write = fifo(tmp_path)
     os.close(write)
     source = source_for(read)
@@ -108,7 +108,7 @@ def test_files_and_devices(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_what_cannot_be_read_has_ended_and_is_not_opened_for_it(tmp_path: Path) -> None:
+def test_an_unreadable_stream_counts_as_ended_and_is_not_reopened(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"private")
     source = source_for(write)

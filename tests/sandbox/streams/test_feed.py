@@ -1,4 +1,4 @@
-"""Stdin on its way to a plugin: every byte, no more than is wanted, and each end learns of the other's."""
+"""Stdin on its way to a plugin: every byte, no more than is wanted, and each side sees the other's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_descriptor_left() -> Iterator[None]:
 
 
 class Fed:
-    """A Feed whose both sides are ours."""
+    """A Feed with both sides in our hands."""
 
     def __init__(self, stdin: int) -> None:
         self.forgotten: list[int] = []
@@ -33,7 +33,7 @@ class Fed:
         self.feed.release()
 
     def turn(self, wait: float = 0.0) -> int:
-        """Look as long as something is ready; how often that was."""
+        """Look as long as something is ready. Returns how often that was."""
         for count in range(1000):
             poll = select.poll()
             for fd, events in self.feed.interest().items():
@@ -45,14 +45,14 @@ class Fed:
         raise AssertionError("it never rests")
 
     def got(self) -> bytes | None:
-        """What the plugin reads; None: nothing yet."""
+        """The bytes that the plugin reads; None: nothing yet."""
         try:
             return os.read(self.plugin, 1 << 20)
         except BlockingIOError:
             return None
 
     def next(self) -> bytes:
-        """A terminal hands on what was written to it when it likes."""
+        """A terminal passes written bytes on at a time of its own."""
         until = time.monotonic() + BOUND_SECONDS
         while (data := self.got()) is None and time.monotonic() < until:
             self.turn(0.02)
@@ -92,7 +92,7 @@ def test_every_byte_and_then_the_end(piped: tuple[Fed, int]) -> None:
     assert not fed.feed.stream_closed and fed.forgotten == []
 
 
-def test_a_plugin_that_closes_its_stdin_is_seen_without_writing(piped: tuple[Fed, int]) -> None:
+def test_a_closed_stdin_is_seen_without_writing(piped: tuple[Fed, int]) -> None:
     fed, write = piped
     assert fed.turn() == 0
     os.close(fed.plugin)
@@ -119,7 +119,7 @@ def test_a_plugin_that_does_not_read_is_waited_for(piped: tuple[Fed, int]) -> No
     assert fed.turn() > 0
 
 
-def test_of_a_terminal_no_more_is_read_than_was_taken() -> None:
+def test_no_more_is_read_from_a_terminal_than_the_plugin_takes() -> None:
     ours, theirs = pty.openpty()
     fed = Fed(theirs)
     os.write(ours, b"one\ntwo\nthree\n")

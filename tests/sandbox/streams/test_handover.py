@@ -1,4 +1,4 @@
-"""What is given away is gone, what is kept stays, and whatever happens no descriptor is left over."""
+"""A stream given away is closed here, a kept one stays open, and no descriptor is left over."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pipe_is_opened_anew_and_given_away() -> None:
     os.close(write)
 
 
-def test_what_is_to_be_kept_is_kept_and_has_no_flags_of_the_plugins() -> None:
+def test_a_kept_stream_stays_and_has_no_flags_of_the_plugins() -> None:
     read, write = os.pipe()
     with hand_over([write], keep=[write]) as handover:
         handover.give_away()
@@ -71,8 +71,8 @@ def test_files_and_named_pipes_are_the_callers_own(tmp_path: Path, kind: str) ->
     os.close(fd)
 
 
-def test_a_socket_that_nobody_else_has_is_given_away() -> None:
-    """Our parent does not have it. That one which it has is kept, test_descriptor_flags.py shows."""
+def test_a_socket_of_our_own_is_given_away() -> None:
+    """Our parent does not have it. test_descriptor_flags.py shows that a shared one is kept."""
     ours, theirs = socket.socketpair()
     fd = theirs.detach()
     with hand_over([fd]) as handover:

@@ -1,4 +1,4 @@
-"""Stderr that is counted on its way: exact to the byte, and otherwise as if nobody stood between."""
+"""Stderr that is counted on its way: exact to the byte, and otherwise as without the runner between."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _no_descriptor_left() -> Iterator[None]:
 
 
 def turn(relay: Relay, *others: int, wait: float = 0.0) -> tuple[str | None, dict[int, int]]:
-    """One round of a loop like the runner's: what the relay says, and what was ready."""
+    """One round of a loop like the runner's. Returns the relay's answer, and the ready descriptors."""
     poll = select.poll()
     wanted = {**dict.fromkeys(others, select.POLLIN), **relay.interest()}
     for fd, events in wanted.items():
@@ -53,7 +53,7 @@ def turn(relay: Relay, *others: int, wait: float = 0.0) -> tuple[str | None, dic
 
 
 def settle(relay: Relay) -> str | None:
-    """Rounds until nothing is ready any more."""
+    """Rounds until nothing is ready."""
     while True:
         verdict, ready = turn(relay)
         if not ready:
@@ -61,7 +61,8 @@ def settle(relay: Relay) -> str | None:
 
 
 def watch(relay: Relay, process: subprocess.Popen[bytes]) -> tuple[str | None, int]:
-    """Rounds until a limit is met or the process has ended: which limit, and how many rounds it took."""
+    """Rounds until a limit is reached or the process has ended. Returns the limit, and the number of
+    rounds."""
     pidfd = os.pidfd_open(process.pid)
     try:
         rounds = 0
@@ -94,7 +95,7 @@ def sh(script: str) -> tuple[str, ...]:
 
 
 class Reader:
-    """Somebody who reads the sink to its end, in a thread, as slowly as told."""
+    """A thread that reads the sink to its end, at a given speed."""
 
     def __init__(self, fd: int, size: int = 1 << 20) -> None:
         self.data = b""
@@ -116,7 +117,7 @@ class Reader:
 
 
 def read_exactly(fd: int, count: int) -> bytes:
-    """A terminal hands on what was written to it when it likes."""
+    """A terminal passes written bytes on at a time of its own."""
     data = b""
     while len(data) < count:
         data += os.read(fd, count - len(data))
@@ -162,7 +163,7 @@ MakeSink = Callable[[Path], Sink]
 
 @pytest.fixture
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sink]:
-    """A pipe, unless parametrized with others."""
+    """A pipe, unless parametrized otherwise."""
     ends = getattr(request, "param", pipe_sink)(tmp_path)
     yield ends
     for fd in ends:
@@ -177,7 +178,7 @@ every_read_sink = pytest.mark.parametrize(
 
 
 def fill(fd: int) -> bytes:
-    """Make the sink take nothing more, by another description: a pipe is filled, a terminal stopped."""
+    """Fill the sink by another description: a pipe is filled, a terminal stopped."""
     if os.isatty(fd):
         termios.tcflow(fd, termios.TCOOFF)
         return b""
@@ -289,7 +290,7 @@ def test_peaks_are_of_the_limits_that_are_set() -> None:
     assert seen == [{}, {"output": 5}, {"output_lines": 2}, {"output": 5, "output_lines": 2}]
 
 
-def test_a_plugin_that_ended_before_anybody_looked(sink: Sink) -> None:
+def test_a_plugin_that_ended_before_the_first_look(sink: Sink) -> None:
     relay = Relay(sink.fd, size=4, lines=None)
     with plugin(relay, *sh("printf 0123456789 >&2")) as process:
         process.wait()
@@ -331,8 +332,8 @@ def test_the_plugins_end_blocks_and_neither_end_is_inherited(sink: Sink) -> None
     assert (relay.interest(), relay.end) == ({}, -1)
 
 
-def test_a_file_is_written_where_the_others_stand(tmp_path: Path) -> None:
-    """As with 2>&1: one offset for both."""
+def test_a_file_is_written_at_the_shared_offset(tmp_path: Path) -> None:
+    """As with 2>&1: both have one offset."""
     path = tmp_path / "log"
     log = os.open(path, os.O_WRONLY | os.O_CREAT)
     relay = Relay(log, size=None, lines=100)
@@ -346,7 +347,7 @@ def test_a_file_is_written_where_the_others_stand(tmp_path: Path) -> None:
     assert path.read_text() == "one\ntwo\nthree\nfour\n"
 
 
-def test_a_full_disk_costs_the_output_and_not_the_plugin() -> None:
+def test_a_full_disk_loses_the_output_and_does_not_end_the_plugin() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     relay = Relay(full, size=1 << 20, lines=None)
     with plugin(relay, *sh("for i in 1 2 3; do echo $i >&2; done; exit 3")) as process:
@@ -358,7 +359,7 @@ def test_a_full_disk_costs_the_output_and_not_the_plugin() -> None:
 
 
 @pytest.mark.parametrize("make", [pipe_sink, terminal_sink])
-def test_a_sink_that_is_not_for_writing_is_not_opened_for_it(make: MakeSink, tmp_path: Path) -> None:
+def test_a_read_only_sink_is_not_reopened_for_writing(make: MakeSink, tmp_path: Path) -> None:
     ends = make(tmp_path)
     given = os.open(
         f"/proc/self/fd/{ends.other if make is pipe_sink else ends.fd}", os.O_RDONLY | os.O_NOCTTY
@@ -411,8 +412,8 @@ def test_a_sink_that_nobody_reads_stops_the_plugin_and_loses_nothing(sink: Sink)
     assert reader.end() == data[:written]
 
 
-def test_small_writes_fill_a_pipe_as_densely_as_ever(sink: Sink) -> None:
-    """A caller may wait for the end first and read then: what fitted into its pipe must still fit."""
+def test_small_writes_fill_a_pipe_as_densely_as_without_the_relay(sink: Sink) -> None:
+    """A caller may wait for the end before it reads: the output that fits into its pipe must still fit."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
     for _ in range(1000):
         os.write(relay.end, b"a log line\n")
@@ -423,8 +424,8 @@ def test_small_writes_fill_a_pipe_as_densely_as_ever(sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("sink", [terminal_sink], indirect=True)
-def test_a_terminal_that_has_room_for_a_part_takes_a_part(sink: Sink) -> None:
-    """It says that it is ready when it has room for one character; a write of more would wait."""
+def test_a_terminal_with_little_room_takes_a_part(sink: Sink) -> None:
+    """poll reports it as ready with room for one character; a larger write would block."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
     data = os.urandom(BUFFER)
     os.write(relay.end, data)
@@ -452,8 +453,8 @@ def test_slow_reader_and_process(sink: Sink, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sink", [pipe_sink, fifo_sink, terminal_sink], indirect=True)
-def test_a_sink_that_somebody_else_filled_after_the_poll(sink: Sink) -> None:
-    """The plugin's own stdout may be the same pipe, so this moment is for the plugin to choose."""
+def test_a_sink_that_was_filled_after_the_poll(sink: Sink) -> None:
+    """The plugin's own stdout may be the same pipe, so the plugin can choose this moment."""
     relay = Relay(sink.fd, size=100, lines=None)
     (read,) = (fd for fd, events in relay.interest().items() if events == select.POLLIN)
     filling = fill(sink.fd)
@@ -510,7 +511,7 @@ def test_a_stopped_terminal_waits_without_spinning_and_goes_on() -> None:
 
 @pytest.mark.parametrize("sink", [pipe_sink, fifo_sink, terminal_sink], indirect=True)
 @pytest.mark.parametrize("stuck", [True, False])
-def test_finish_gives_up_on_a_reader_that_is_stuck(sink: Sink, stuck: bool) -> None:
+def test_finish_gives_up_on_a_reader_that_never_reads(sink: Sink, stuck: bool) -> None:
     if stuck:
         fill(sink.fd)
     relay = Relay(sink.fd, size=1 << 20, lines=None)
@@ -531,8 +532,8 @@ def test_finish_gives_up_on_a_socket_too(sink: Sink) -> None:
     assert 0 < relay.passed < relay.bytes == relay.passed + relay.dropped
 
 
-def test_finish_is_bounded_when_somebody_far_away_still_writes() -> None:
-    """A plugin may have sent its stderr to a process that is not of its cage."""
+def test_finish_is_bounded_while_a_process_outside_still_writes() -> None:
+    """A plugin may have sent its stderr to a process outside its cage."""
     null = os.open("/dev/null", os.O_WRONLY)
     relay = Relay(null, size=None, lines=1)
     with plugin(relay, *sh("exec cat /dev/zero >&2")) as process:
@@ -554,7 +555,7 @@ def speak(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("sink", [pipe_sink, socket_sink], indirect=True)
 @pytest.mark.parametrize("relayed", [True, False])
-def test_the_first_write_after_the_reader_has_gone_is_fatal_as_ever(sink: Sink, relayed: bool) -> None:
+def test_the_first_write_after_the_reader_closed_is_fatal(sink: Sink, relayed: bool) -> None:
     argv = (PYTHON, "-c", "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); " + SPEAKS_WHEN_TOLD)
     if relayed:
         relay = Relay(sink.fd, size=100, lines=None)
@@ -575,7 +576,7 @@ def test_the_first_write_after_the_reader_has_gone_is_fatal_as_ever(sink: Sink, 
 
 
 @every_read_sink
-def test_a_reader_that_goes_in_the_middle(sink: Sink) -> None:
+def test_a_reader_that_closes_in_the_middle(sink: Sink) -> None:
     is_terminal = os.isatty(sink.fd)
     relay = Relay(sink.fd, size=1 << 20 if is_terminal else None, lines=None)
     with plugin(relay, *sh("exec yes >&2")) as process:
@@ -612,7 +613,7 @@ def test_a_named_pipe_may_find_another_reader(tmp_path: Path) -> None:
 
 
 def relay_to_foreign(fd: int) -> list[Any]:
-    """Inherited from root, and not ours to open."""
+    """A sink inherited from root that we may not open."""
     import os
     import select
 
@@ -688,7 +689,7 @@ def lose_foreign(fd: int) -> list[Any]:
 
 
 @pytest.mark.needs("root", "user")
-def test_a_pipe_of_another_user_that_nobody_reads(runner_as_user: Caller) -> None:
+def test_a_pipe_of_another_user_without_a_reader(runner_as_user: Caller) -> None:
     read, write = os.pipe()
     process = elsewhere.start(runner_as_user, lose_foreign, write, pass_fds=(write,), stdin=subprocess.PIPE)
     os.close(write)
@@ -706,7 +707,7 @@ def test_a_pipe_of_another_user_that_nobody_reads(runner_as_user: Caller) -> Non
 
 
 def relay_after_su(fd: int) -> list[Any]:
-    """At a terminal that belongs to who logged in first, and is our controlling one."""
+    """At a terminal that belongs to the user who logged in first, and is our controlling terminal."""
     import fcntl
     import os
     import select
@@ -787,7 +788,7 @@ def test_a_pipe_that_ends_while_the_sink_is_full_does_not_spin(sink: Sink) -> No
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_grandchild_that_keeps_stderr_holds_nobody_up(sink: Sink) -> None:
+def test_a_grandchild_that_keeps_stderr_blocks_nothing(sink: Sink) -> None:
     relay = Relay(sink.fd, size=100, lines=None)
     script = "sleep 1000 <&- >&- & echo $!; echo said >&2"
     with plugin(relay, *sh(script), stdout=subprocess.PIPE) as process:
@@ -803,7 +804,7 @@ def test_a_grandchild_that_keeps_stderr_holds_nobody_up(sink: Sink) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -863,7 +864,7 @@ def test_one_look_does_a_bounded_amount_of_work() -> None:
 
 
 def test_packets_are_read_whole(sink: Sink) -> None:
-    """A plugin can put its end into packet mode, where a read that is too short loses the rest."""
+    """A plugin can switch its end to packet mode, where a short read loses the rest."""
     relay = Relay(sink.fd, size=1 << 20, lines=None)
     fcntl.fcntl(relay.end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
     packets = [bytes([n]) * 4001 for n in range(64)]
