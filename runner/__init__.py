@@ -10,16 +10,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from runner.library import *  # noqa: F403 -- exactly its __all__
+else:  # hidden from type checkers: they would take any name for one that exists
 
+    def __getattr__(name):
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module 'runner' has no attribute {name!r}")
+        from importlib import import_module
 
-def __getattr__(name: str) -> object:
-    if name.startswith("__") and name != "__all__":
+        library = import_module("runner.library")
+        if name == "__all__":
+            return [*library.__all__, "__version__"]
+        if name in library.__all__:
+            return getattr(library, name)
         raise AttributeError(f"module 'runner' has no attribute {name!r}")
-    from importlib import import_module
 
-    library = import_module("runner.library")
-    if name == "__all__":
-        return [*library.__all__, "__version__"]
-    if name in library.__all__:
-        return getattr(library, name)
-    raise AttributeError(f"module 'runner' has no attribute {name!r}")
+    def __dir__():
+        return sorted({*globals(), *__getattr__("__all__")})

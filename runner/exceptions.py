@@ -4,6 +4,7 @@ Exception
 ├── PluginError         the plugin answered "no". It lives and may be asked again
 │   └── InvalidCall     the runner refused the call, and the plugin was not asked
 ├── PluginFailure       there is no answer; `outcome.code` says why (runner/outcome.py draws that tree)
+├── HostError           raised by a service of the host that refuses; the plugin gets it as an error
 ├── RuntimeError
 │   └── NotOnTrio       the library was called outside of trio.run
 └── ValueError          an argument of `open_plugin` or `run` is wrong
@@ -36,6 +37,11 @@ class PluginError(Exception):
         self.message = refusal.message
         self.kind = refusal.kind
         self.data = refusal.data
+        self._refusal = refusal
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A worker process can hand it back to its parent."""
+        return type(self), (self._refusal,), self.__dict__
 
 
 class InvalidCall(PluginError):
@@ -54,6 +60,9 @@ class PluginFailure(Exception):
         self.explanation = explanation  # lines for people, where there is more to say
         self.report: dict[str, Any] | None = None
         self.stderr = ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.outcome, self.explanation), self.__dict__
 
     def __str__(self) -> str:
         """For a reader of the traceback: what is wrong, where, what to do, and the end of the plugin's
@@ -75,3 +84,6 @@ class NotOnTrio(RuntimeError):
             "this library runs on trio: start your program with trio.run(main); from asyncio, run the part "
             "that uses plugins in a thread of its own: await asyncio.to_thread(trio.run, main)"
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), ()

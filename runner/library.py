@@ -76,6 +76,7 @@ class Opening(TypedDict, total=False):
     args: Sequence[str]
     env: Mapping[str, str] | None
     limits: Mapping[str, str | float] | None
+    options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
 
 
@@ -198,18 +199,23 @@ async def open_plugin(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     limits: Mapping[str, str | float] | None = None,
+    options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[OpenPlugin]:
-    """A plugin in its sandbox, launched and ready. It is ended with the context.
+    """A plugin in its cage, launched and ready. It is ended with the context.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of this program, where the policy allows it. `config`: for plugins that take one. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
-    {"memory": "256M"}. `environ`: the operator's environment, if it is not this process's.
+    {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
+    environment, if it is not this process's.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
     _require_trio()
+    for name, given in (("policy", policy), ("state_dir", state_dir)):
+        if given is not None and not os.fspath(given):
+            raise ValueError(f"{name}: its value is empty")
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,
@@ -218,13 +224,14 @@ async def open_plugin(
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
+        options=tuple((options or {}).items()),
     )
     settings = _SessionSettings(
         invocation, dict(os.environ if environ is None else environ), services, config
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
     loaded: ManifestRead = await trio.to_thread.run_sync(
-        lambda: load(settings.invocation.manifest, contract=contract, server=server)
+        lambda: load(settings.invocation.manifest, contract=contract, server=server, options=options)
     )
     plugin = loaded.plugin
     one_shot = plugin is not None and find_contract(plugin.contract).one_shot

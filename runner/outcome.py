@@ -4,7 +4,7 @@ Every failure has a code (what happened), a phase (when), a cause (why exactly),
 change). The tree of failures: each code with the phases it can occur in, and the sentence the operator reads.
 
 Nothing was started
-  manifest_invalid           manifest                "MANIFEST has 2 faults", each with file:line:column
+  manifest_invalid           manifest, handshake     "MANIFEST has 2 faults", each with file:line:column
   policy_invalid             policy                  "POLICY has 2 faults", each with file:line:column
   policy_denied              policy, plan            "the manifest asks for 2 things it may not have"
   sandbox_unavailable        plan, launch            "the memory limit cannot be enforced: REASON"
@@ -14,19 +14,19 @@ The plugin broke its contract (in a session, or with `exec --inspect`)
   handshake_failed           handshake               what is wrong with its answer to the handshake
   protocol_version_mismatch  handshake               which versions it speaks, and which the contract has
   capability_not_declared    handshake, run          which capability it uses and has not declared
-  capability_not_allowed     handshake, run          which capability manifest or policy do not allow
+  capability_not_allowed     handshake, call, run    which capability manifest or policy do not allow
   tool_not_exposed           handshake, call         "the plugin does not offer the tool NAME"
   malformed_response         handshake, call, run    what is wrong with the bytes
 The plugin ended, or was ended
-  timeout                    handshake, call, idle,  "there was no answer within TIME". The phase names the
-                             invocation              clock
+  timeout                    handshake, call, idle,  "there was no answer within TIME", "the deadline
+                             invocation              passed". The phase names the clock
   crashed                    handshake, call, idle,  "the plugin ended with status N", "the plugin exceeded
                              run, teardown           its NAME limit of AMOUNT"
   cancelled                  launch, handshake,      "ended by signal N", "the process that started the
-                             call, idle, run,        runner has ended"
+                             call, idle, run,        runner has ended", "the session is closed"
                              teardown
-A bug in the runner
-  internal                   any                     "ExceptionName: text"
+A bug in the runner, or its own surroundings (stdout cannot be written, the monitor does not answer)
+  internal                   any                     "ExceptionName: text", or what could not be done
 
 `ok` is no failure. Neither are `plugin_error` (call: the plugin answered "no") and `invalid_call` (call: the
 runner refused the call and did not ask the plugin).

@@ -53,7 +53,9 @@ def parse_limit(name: str, value: object) -> int | float:
     else:
         amount = parse_count(value)
         if amount > _MOST.get(name, SIZE_MAX):
-            raise ValueError(f"{_shown(value)} is more than there can be ({_MOST.get(name, SIZE_MAX)})")
+            raise ValueError(
+                f"{_shown(value)} is above the largest possible value ({_MOST.get(name, SIZE_MAX)})"
+            )
     if amount <= 0:
         raise ValueError("it has to be more than 0")
     least, why = _LEAST.get(name, (0, ""))
@@ -79,7 +81,7 @@ def parse_count(value: object) -> int:
     else:
         raise ValueError(f"{_shown(value)} is not a whole number")
     if count < 0:
-        raise ValueError(f"{_shown(value)} is less than nothing")
+        raise ValueError(f"{_shown(value)} is negative")
     return count
 
 

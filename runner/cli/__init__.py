@@ -60,7 +60,7 @@ def _mend_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in all_verbs(words[0]):
+        if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
             if words[0] in ("exec", "call", "tools"):
                 import gc
 
@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not _is_full_disk(error):
             return accident(error)
-        print(f"runner: the output cannot be written to stdout: {error.strerror}", file=sys.stderr)
+        from runner.cli.text import say
+
+        say(f"runner: the output cannot be written to stdout: {error.strerror}")
         return 1
     except Exception as error:  # noqa: BLE001 -- our fault: one line for people, no traceback
         return accident(error)
@@ -99,13 +101,14 @@ def accident(error: Exception) -> int:
 
     if os.environ.get("RUNNER_DEBUG"):
         raise error
+    from runner.cli.text import say
     from sandbox.document.diagnostic import printable
 
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:
-        print(
-            f"runner: internal: {printable(text)}; set RUNNER_DEBUG=1 to see the traceback", file=sys.stderr
-        )
+        say(f"runner: internal: {printable(text)}; set RUNNER_DEBUG=1 to see the traceback")
     except OSError:
         pass  # stderr is closed
     return 70
@@ -154,8 +157,9 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
             advice = getattr(module, "advice", None)
             told = (advice(message) if advice is not None else "") or f"try {self.prog} --help"
             from runner.cli.text import say
+            from sandbox.document.diagnostic import printable
 
-            say(f"{self.prog}: {message} ({told})")
+            say(printable(f"{self.prog}: {message} ({told})"))
             self.exit(2)
 
     parser = Parser(

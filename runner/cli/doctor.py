@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.policy == "":
-        print("runner doctor: --policy: an empty word names nothing", file=sys.stderr)
+        say("runner doctor: --policy: its value is empty; is a variable unset?")
         return USAGE_ERROR
     try:
         policy = load_policy(args.policy, os.environ)

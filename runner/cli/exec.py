@@ -19,6 +19,7 @@ from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.launch.wait import End, Signals, watch_caller, watch_signals
 from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
+from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -60,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
         invocation = invocation_of(args)
         report_file = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
-        print(f"runner exec: {error}", file=sys.stderr)
+        from runner.cli.text import say
+
+        say(f"runner exec: {printable(str(error))}")
         return USAGE_ERROR
     stage: Stage | None = None
     try:
@@ -84,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
                 report_file.write(report(stage, outcome, status))
         except ReportFileError as error:
-            print(f"runner exec: {error}", file=sys.stderr, flush=True)
+            from runner.cli.text import say
+
+            say(f"runner exec: {printable(str(error))}")
+            sys.stderr.flush()
     ended_stage = ended_of(stage)
     if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
         with suppress(OSError):
@@ -150,7 +156,9 @@ def _print_outcome(stage: Stage | None, outcome: Outcome) -> None:
         _print_notes(stage, urgent=False)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
-        print(f"runner exec: kill_incomplete: these processes could not be killed: {pids}", file=sys.stderr)
+        from runner.cli.text import say
+
+        say(f"runner exec: kill_incomplete: these processes could not be killed: {pids}")
     sys.stderr.flush()
 
 

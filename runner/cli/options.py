@@ -115,7 +115,10 @@ def add_contract_options(parser: argparse.ArgumentParser) -> None:
     )
     for option in options.values():
         group.add_argument(
-            option.flag, metavar=option.metavar, help=option.help, dest=_CONTRACT_DEST + option.name
+            option.flag,
+            metavar=option.metavar,
+            help=option.help.replace("%", "%%"),  # argparse would fill it in
+            dest=_CONTRACT_DEST + option.name,
         )
 
 

@@ -74,11 +74,13 @@ def _wrapped(line: str, width: int) -> list[str]:
         return [line]
     import textwrap
 
+    own = len(line) - len(line.lstrip(" "))
     indent = _hanging_indent(line, width)
     # A word that is too long, such as a path, stays whole: people copy it.
     parts = textwrap.wrap(
-        line,
+        line[own:],
         width,
+        initial_indent=" " * own,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,

@@ -21,8 +21,21 @@ def contract_names() -> tuple[str, ...]:
     )
 
 
+class ContractBroken(Exception):
+    """The folder of a contract cannot be used."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"the contract in runner/contracts/{name}/ cannot be loaded: {reason}")
+
+
 def find_contract(name: str) -> Contract:
-    contract: Contract = importlib.import_module(f"runner.contracts.{name}").CONTRACT
+    """Raises ContractBroken."""
+    try:
+        contract: Contract = importlib.import_module(f"runner.contracts.{name}").CONTRACT
+    except Exception as error:
+        raise ContractBroken(name, f"{type(error).__name__}: {error}") from error
+    if contract.name != name:
+        raise ContractBroken(name, f"its CONTRACT calls itself {contract.name!r}")
     return contract
 
 
@@ -45,13 +58,20 @@ def contract_verbs() -> dict[str, ContractVerb]:
 
 
 def contract_options(verb: str) -> dict[str, ContractOption]:
-    """The options of all contracts that a verb takes, by flag. Contracts may share a flag."""
+    """The options of all contracts that a verb takes, by flag. If contracts share a flag, the help names
+    them all."""
     found: dict[str, ContractOption] = {}
     for contract in all_contracts():
         for option in contract.options:
             if verb in option.verbs:
-                found.setdefault(option.flag, option)
+                known = found.get(option.flag)
+                helped = option._replace(help=f"{contract.name}: {option.help}")
+                found[option.flag] = helped if known is None else _joined(known, helped)
     return found
+
+
+def _joined(one: ContractOption, other: ContractOption) -> ContractOption:
+    return one._replace(help=f"{one.help}; {other.help}", names_file=one.names_file or other.names_file)
 
 
 def option_owners(name: str) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Plumbing(NamedTuple):
 
 def foresee_streams(limits: Limits) -> dict[str, str]:
     """How `runner exec` will give the plugin its streams, before it is known what the caller's are."""
-    by_kind = "direct; a terminal is relayed, unless exec is told --tty"
+    by_kind = "direct; a terminal is relayed (exec --tty hands it over)"
     counted = limits.output is not None or limits.output_lines is not None
     return {**dict.fromkeys(NAMES, by_kind), **({"stderr": "relayed, and counted"} if counted else {})}
 

@@ -373,7 +373,7 @@ def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = Fal
     if phase == "launch":
         return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or _LAUNCH_HINT)
     if limited:
-        remedy = raise_hint("deadline" if phase == "invocation" else phase)
+        remedy = raise_hint("call" if phase == "invocation" else phase)
     elif phase == "handshake":
         remedy = "this is the contract's limit: find out why the plugin is slow to start"
     else:

@@ -193,9 +193,7 @@ class SchemaGraph:
     def _read(self, schema: dict[str, Any], node: _Node) -> None:
         name = schema.get(self._id_keyword)
         if schema is not self._document and isinstance(name, str) and not name.startswith("#"):
-            raise SchemaFault(
-                f"the schema has an {self._id_keyword} inside: references below it are not its own"
-            )
+            raise SchemaFault(f"the schema has a nested {self._id_keyword}, which is not supported")
         compared = sum(len(schema[key]) for key in _COMPARED if isinstance(schema.get(key), (list, dict)))
         node.steps += compared // _COMPARED_PER_STEP + _DIVISION_STEPS * ("multipleOf" in schema)
         for keyword in _ELSEWHERE:
@@ -259,11 +257,11 @@ class SchemaGraph:
         if number in above:
             raise SchemaFault("the schema has a reference that leads back to itself")
         if len(above) >= MOST_IN_PLACE:
-            raise SchemaFault(f"the schema refers on more than {MOST_IN_PLACE} times without going deeper")
+            raise SchemaFault(f"the schema has a chain of more than {MOST_IN_PLACE} references")
         here = (*above, number)
         node.rank = 1 + max((self._rank(inner, here) for inner in node.in_place), default=0)
         if node.rank > MOST_IN_PLACE:
-            raise SchemaFault(f"the schema refers on more than {MOST_IN_PLACE} times without going deeper")
+            raise SchemaFault(f"the schema has a chain of more than {MOST_IN_PLACE} references")
         return node.rank
 
     # --- the count ----------------------------------------------------------------------------------------

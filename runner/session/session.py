@@ -253,8 +253,10 @@ class Session:
         knows. `bare` makes one where the monitor could not report."""
         state = self.state
         if ended is None and state.verdict is None:
-            message = "the process that watches over the plugin does not answer"
-            state.verdict = Outcome("internal", "teardown", message, "monitor", "look for what stopped it")
+            message = "the plugin's monitor did not report the end"
+            state.verdict = Outcome(
+                "internal", "teardown", message, "monitor", "look for a stopped process: ps -o pid,stat,args"
+            )
         outcome = state.verdict or settlement.without_verdict(state.left, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)

@@ -63,4 +63,4 @@ class Positions:
 
 
 def duplicate(offset: int, key: str | int) -> Fault:
-    return Fault(offset, "duplicate_key", f"the key {quoted(str(key))} is there twice", "remove one of them")
+    return Fault(offset, "duplicate_key", f"the key {quoted(str(key))} appears twice", "remove one of them")

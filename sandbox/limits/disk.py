@@ -63,7 +63,7 @@ _DOUBTFUL_SECONDS, _DOUBTFUL_SHARE = 0.05, 10
 _REGULAR_SECONDS, _REGULAR_SHARE = 1.0, 50
 _HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
 _UNSEEN_SECONDS = 0.5  # after this time, missing space that no file explains counts
-_UNCOUNTED = "it keeps files open where nobody can count them, and the filesystem has lost as much since"
+_UNCOUNTED = "it holds deleted files that cannot be measured, and the free space fell by as much"
 
 _EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
 # The free space of these is correct at once, including delayed allocations.

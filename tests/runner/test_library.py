@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,17 @@ import trio
 
 import runner
 from runner.launch import forkserver
-from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, open_plugin, run
-from runner.protocol.dialect import Progress
+from runner.library import (
+    InvalidCall,
+    NotOnTrio,
+    OpenPlugin,
+    Outcome,
+    PluginError,
+    PluginFailure,
+    open_plugin,
+    run,
+)
+from runner.protocol.dialect import Progress, Refusal
 from runner.protocol.host_services import Completion, Services
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
@@ -423,7 +433,7 @@ def test_the_public_names_are_there() -> None:
     exec("from runner import *", everything)  # noqa: S102
     assert set(everything) - {"__builtins__"} == {*runner.library.__all__, "__version__"}
     with pytest.raises(AttributeError, match="made_up"):
-        runner.made_up  # noqa: B018
+        runner.made_up  # type: ignore[attr-defined]  # noqa: B018
 
 
 PROGRAM = """\
@@ -484,3 +494,33 @@ def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
         PROGRAM.replace("failure.outcome\n", "failure.outcome.code\n").replace("agent_id: str", "n: int")
     )
     assert wrong.returncode == 1 and wrong.stdout.count("error: ") >= 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PluginError(Refusal(7, "no", "said no", "kind", {"a": 1})),
+        InvalidCall(Refusal(7, "no", "said no", "kind", None)),
+        PluginFailure(Outcome("timeout", "call", "late", "deadline"), ("line",)),
+        NotOnTrio(),
+    ],
+)
+def test_an_exception_can_be_handed_to_another_process(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+    assert {key: value for key, value in vars(again).items() if key != "_refusal"} == {
+        key: value for key, value in vars(error).items() if key != "_refusal"
+    }
+
+
+def test_the_names_are_listed() -> None:
+    assert set(runner.library.__all__) <= set(dir(runner))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", ["policy", "state_dir"])
+async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
+    """It is a variable that is not set, and must not mean the default."""
+    with pytest.raises(ValueError, match=f"^{name}: its value is empty"):
+        async with runner.open_plugin(shelf / "nexo_bare", **{name: ""}):  # type: ignore[arg-type]
+            raise AssertionError("it was opened")

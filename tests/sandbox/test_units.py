@@ -251,8 +251,8 @@ def test_limits(name: str, written: object, amount: float) -> None:
         ("open_files", 15, "15 is less than 16, and the cage itself needs as many to start"),
         ("teardown", "0.5ms", "'0.5ms' is less than 1ms, and no clock here is finer"),
         # Too much.
-        ("pids", (1 << 22) + 1, "4194305 is more than there can be (4194304)"),
-        ("open_files", "1048577", "'1048577' is more than there can be (1048576)"),
+        ("pids", (1 << 22) + 1, "4194305 is more than the largest possible value (4194304)"),
+        ("open_files", "1048577", "'1048577' is more than the largest possible value (1048576)"),
         ("output_lines", SIZE_MAX + 1, "is more than"),
         ("memory", SIZE_MAX + 1, "is not a possible size"),
         ("deadline", DURATION_MAX * 2, "is not a possible duration"),

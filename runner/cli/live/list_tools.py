@@ -43,7 +43,9 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
     assert identity is not None
     contract = find_contract(plugin.contract)
     for listing in contract.lists:
-        if listing.offered_as in identity.details:  # a plugin that does not offer it may not even answer
+        # A plugin that does not offer a list may not even answer.
+        offered = not listing.offered_as or listing.offered_as in identity.details
+        if offered and listing.what not in found:
             with contextlib.suppress(PluginError):
                 found[listing.what] = await session.call(Call("list", listing.what))
     for what, names in plugin.exports:

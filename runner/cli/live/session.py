@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
@@ -15,9 +14,11 @@ import trio
 
 from runner.cli.live.output import Output
 from runner.cli.report_file import ReportFile, ReportFileError
+from runner.cli.text import say
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
+from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, Notice
 from runner.session import settlement
@@ -68,7 +69,7 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
             request.sink.write(report)
         except ReportFileError as error:
             with contextlib.suppress(OSError):
-                print(f"runner {output.verb}: {error}", file=sys.stderr)
+                say(f"runner {output.verb}: {error}")
     return EXIT[outcome.code]
 
 
@@ -93,6 +94,11 @@ async def _conversation(
                 await work(session)
         except* (PluginError, PluginFailure) as group:
             [failed] = _leaves(group)
+        except* Exception as group:  # a bug of ours, or of a contract
+            if os.environ.get("RUNNER_DEBUG"):
+                raise
+            [error] = _leaves(group)
+            failed = PluginFailure(judge_error(error)[0]._replace(phase=seen[0].phase if seen else phase))
     if failed is None and not output.has_told and numbers:
         failed = interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""

@@ -362,7 +362,7 @@ class McpDialect:
             # Clients of that era send no answers at all, not even this one.
             self._peer.drop(plugin_id)
             self._counted["dropped"] += 1
-            why = "servers of this era ask by answering input_required"
+            why = "a server of this protocol version asks by answering input_required"
             return [Notice("dropped", {"method": request.method[:SHOWN], "why": why})]
         if request.method == "ping":
             frame = self._peer.result(request.ticket, {})

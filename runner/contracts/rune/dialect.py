@@ -90,7 +90,7 @@ def objection(setting: Setting) -> Violation | Refusal | None:
             message = f"the capability {quoted(name)} of the bundle is empty or has blanks around it"
             return Violation("manifest_invalid", message, cause="capability")
     if len(set(plugin.capabilities)) != len(plugin.capabilities):
-        return Violation("manifest_invalid", "a capability of the bundle is there twice", cause="capability")
+        return Violation("manifest_invalid", "a capability of the bundle appears twice", cause="capability")
     return None
 
 

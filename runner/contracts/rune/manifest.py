@@ -130,7 +130,7 @@ def _tools(faults: Faults, manifest: Table, allowed: tuple[str, ...]) -> tuple[s
             if not name:
                 faults.error(tool.at("name"), "tool_name", "the tool's name is blank")
             elif name in names:
-                faults.error(tool.at("name"), "tool_duplicate", f"the tool {quoted(name)} is there twice")
+                faults.error(tool.at("name"), "tool_duplicate", f"the tool {quoted(name)} appears twice")
             names[name] = None
         _choice(faults, tool, "approval_tier", TIERS)
         _choice(faults, tool, "target_kind", TARGETS)

@@ -534,7 +534,7 @@ def test_the_policy_says_which_limits_are_needed(
 
 def test_an_empty_policy_names_nothing(runner_as_user: Caller) -> None:
     done = runner_as_user("doctor", "--policy", "")
-    assert (done.returncode, done.stdout) == (2, "") and "an empty word names nothing" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "its value is empty" in done.stderr
 
 
 @pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])

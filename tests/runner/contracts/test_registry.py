@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 
 
 def test_contracts_are_the_folders() -> None:
-    assert contract_names() == ("mcp", "nexo", "rune")
+    folders = {path.parent.name for path in (ROOT / "runner/contracts").glob("*/__init__.py")}
+    assert set(contract_names()) == folders >= {"mcp", "nexo", "rune"}
 
 
 @pytest.mark.parametrize("name", contract_names())

@@ -16,7 +16,9 @@ class ToyContract(Contract):
     kinds = ("tool", "trick")
     declared = ("tricks",)
     verbs = (
-        ContractVerb("recite", "runner.contracts.toy.recite", "print the tools of a toy without starting it"),
+        ContractVerb(
+            "recite", "runner.contracts.toy.verb_recite", "print the tools of a toy without starting it"
+        ),
     )
     options = (ContractOption("--binding", "FILE", "a JSON file with the word a toy says", names_file=True),)
 
