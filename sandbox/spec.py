@@ -87,7 +87,7 @@ DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teard
 
 
 class SandboxSpec(NamedTuple):
-    """What a manifest asks of the cage."""
+    """A manifest's requests for the cage."""
 
     enabled: bool = True  # False: the manifest prefers to run without any cage
     paths: tuple[PathRequest, ...] = ()
@@ -121,7 +121,7 @@ class Note(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """Shown even if nothing has gone wrong."""
+        """Whether it is shown even if nothing failed."""
         return self.rule in ("unsandboxed", "outside", "project")
 
 

@@ -79,7 +79,7 @@ class Peer:
         self.late = 0
         self.unknown = 0
 
-    # --- what we say: each a whole JSON document ----------------------------------------------------------
+    # --- outgoing messages, each a whole JSON document ----------------------------------------------------
 
     # ValueError: the value is not JSON. Then a request is not made, but the ticket of an answer is closed.
 
@@ -112,7 +112,7 @@ class Peer:
             self._errors.append((plugin_id, value))
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
-    # --- what we know -------------------------------------------------------------------------------------
+    # --- open requests ------------------------------------------------------------------------------------
 
     def waits_for(self, token: Hashable) -> int | None:
         """The id under which `token` is open. The newest, if there are more."""
@@ -151,7 +151,7 @@ class Peer:
         self._id_bytes -= len(key)
         return plugin_id
 
-    # --- what we hear -------------------------------------------------------------------------------------
+    # --- incoming messages --------------------------------------------------------------------------------
 
     def receive(self, message: Any) -> Incoming:
         if not isinstance(message, dict):

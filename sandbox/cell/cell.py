@@ -111,7 +111,7 @@ class Cell:
         if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
         elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD_PROCESSES:
-            # bwrap's init would wait for its turn among so many processes. The cgroup counts their usage.
+            # bwrap's init would wait for its turn among all of them. The cgroup counts their usage.
             self.cgroup.kill()
 
     def kill(self) -> None:

@@ -149,7 +149,7 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
     # With the exclusive lock, no other user of the uid can be an instance of this plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
-            f"uid {uid}, which owns {state_dir}, is used by somebody else: {whose}; "
+            f"uid {uid}, which owns {state_dir}, is used elsewhere: {whose}; "
             f"end that process or service, or remove the state (runner state remove {state_dir})"
         )
     if not kept and not (alone and collect(reservations, uid)):
@@ -185,8 +185,7 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
             lock_byte(fd, uid, fcntl.F_UNLCK)
     raise UidsUnavailable(
         f"all uids from {first} to {last} for plugins with state are reserved; remove states that nobody "
-        "needs "
-        "(runner state list, runner state remove), or widen the range with [user] uids in the policy"
+        "needs (runner state list, runner state remove), or widen the range with [user] uids in the policy"
     )
 
 

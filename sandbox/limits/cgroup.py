@@ -119,7 +119,7 @@ class Cgroup:
                 procs = opened(f"{self._unified.path}/cgroup.procs")
                 yield CgroupDoors(tuple(tasks), self._unified.fd, procs)
 
-    # --- what happens in it ---
+    # --- reading --------------
 
     @property
     def counts_memory(self) -> bool:
@@ -192,7 +192,7 @@ class Cgroup:
             return None
         return told
 
-    # --- what is done to it ---
+    # --- changing -------------
 
     def freeze(self, on: bool) -> None:
         """Best effort, and only on cgroup v2."""

@@ -168,7 +168,7 @@ class DiskMeter(Meter):
             self.close()
             raise
 
-    # --- as the loop sees it ---
+    # --- the Meter interface ---
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now >= self.due and self._folders and not self._is_full():
@@ -384,7 +384,7 @@ class DiskMeter(Meter):
         self._explain(unseen, left)
 
     def _explain(self, unseen: bool, left: Mapping[int, _Left]) -> None:
-        """Charge the plugin for files that nobody can see, by the space that is missing."""
+        """Charge the plugin for files that cannot be seen, by the missing space."""
         used = dict.fromkeys(left, 0)
         for each in self._folders:
             used[each.device] += each.used

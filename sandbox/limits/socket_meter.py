@@ -121,7 +121,7 @@ def _held(fd: int) -> float:
 
 
 def held_in(table: str) -> int:
-    """Bytes that the sockets of a /proc/net/tcp or udp take: what is queued in each, and the socket."""
+    """Bytes that the sockets of a /proc/net/tcp or udp take: the queued bytes, and the socket itself."""
     total = 0
     for line in table.splitlines()[1:]:
         words = line.split(None, 5)

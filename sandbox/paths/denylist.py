@@ -255,7 +255,7 @@ class Denylist:
     def linked(
         self, wanted: Mapping[Identity, str], *, devices: Iterable[str], limit: int
     ) -> tuple[str, Hit] | None:
-        """Which of `wanted` (files with several names) has one of them below a denied directory.
+        """The first of `wanted` (files with several names) that has a name below a denied directory.
 
         Walks the denied directories on the same filesystems (`devices`, as mountinfo names them), each at
         most once per launch and only when a source holds such files, comparing the inode numbers that

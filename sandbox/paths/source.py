@@ -365,7 +365,8 @@ class _Scan:
             raise Refused(
                 "set_id",
                 self.asked,
-                f"{self._named(name)} is a set-id program: whoever runs it would run what the plugin wrote",
+                f"{self._named(name)} is a set-id program: the plugin could replace code that runs with "
+                "its owner's rights",
                 "remove its set-id bits (chmod ug-s), or ask for a narrower path",
             )
         if kind == stat.S_IFREG and status.st_nlink > 1:

@@ -60,7 +60,7 @@ def grant(
     host_network_by: str = "",
     bare_environment: bool = False,
 ) -> Grant:
-    """What `spec` gets under `policy`.
+    """The grant of `spec` under `policy`.
 
     `bare_environment`: the contract promises exactly the variables it lists. Variables that the policy passes
     to every plugin are then left out; those that the operator sets are not.

@@ -357,7 +357,7 @@ def _uids(table: _PolicyTable) -> tuple[int, int]:
         return default
     if isinstance(value, list) and len(value) == 2 and all(type(uid) is int for uid in value):
         first, last = value
-        # 65534 is everybody's "nobody" and 2**16-1 the old -1: files and processes of others carry them.
+        # 65534 is "nobody" and 65535 the 16-bit -1: files and processes of other programs have them.
         if 0 < first <= last < 1 << 31 and not (first <= 65534 <= last or first <= 65535 <= last):
             return first, last
     message = (

@@ -98,7 +98,7 @@ class McpDialect:
         self._tickets = 0
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
-    # --- what the session asks -------------------------------------------------------------------
+    # --- the Dialect interface -------------------------------------------------------------------
 
     @property
     def handshake_seconds(self) -> float:
@@ -127,7 +127,7 @@ class McpDialect:
     def counters(self) -> Mapping[str, int]:
         return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counted}
 
-    # --- what we say --------------------------------------------------------------------------------------
+    # --- outgoing messages --------------------------------------------------------------------------------
 
     def opening(self) -> list[Event]:
         events: list[Event] = list(self._handshake.opening())
@@ -221,7 +221,7 @@ class McpDialect:
     def _sent(frame: bytes, lane: Lane = "request") -> Send:
         return Send(line(frame), lane)
 
-    # --- what we hear -------------------------------------------------------------------------------------
+    # --- incoming messages --------------------------------------------------------------------------------
 
     def feed(self, message: Message) -> list[Event]:
         if message.fault == "bad_json":

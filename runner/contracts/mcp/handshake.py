@@ -135,7 +135,7 @@ class Handshake:
             return [self._initialize(older)]
         return self._failed() if supported is None else self._no_common(supported)
 
-    # --- what both come to --------------------------------------------------------------------------------
+    # --- both eras ----------------------------------------------------------------------------------------
 
     def _discover(self) -> Send:
         self._probes += 1

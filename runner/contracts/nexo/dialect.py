@@ -97,7 +97,7 @@ class NexoDialect:
         self._publications: dict[int, Mapping[str, Any]] = {}  # ticket -> event, not yet published
         self._counters: dict[str, int] = {}
 
-    # --- what a session asks of every dialect ---------------------------------------------------------------
+    # --- the Dialect interface ------------------------------------------------------------------------------
 
     @property
     def handshake_seconds(self) -> float:
@@ -194,7 +194,7 @@ class NexoDialect:
         self._stage = "over"
         return (Violation("handshake_failed", message, cause, hint),)
 
-    # --- what the plugin says -------------------------------------------------------------------------------
+    # --- incoming messages ----------------------------------------------------------------------------------
 
     def feed(self, message: Message) -> Events:
         if self._stage == "over" or message.fault == "blank":

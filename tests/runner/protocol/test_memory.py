@@ -222,7 +222,7 @@ hear()
 async def test_noise_counts_by_the_part_that_is_kept(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
-    """Of a long line that is not a message only the beginning is kept."""
+    """Only the beginning of a long line that is not a message is kept."""
     with trio.fail_after(2 * SECONDS):
         async with opened(nexo(write_file, plugin_dir, NOISY)) as session:
             await session.call(DO)

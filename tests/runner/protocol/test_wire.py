@@ -243,7 +243,7 @@ def _mended(value: Any) -> Any:
 
 @given(st.lists(st.sampled_from([*'[]{}"', '\\"', "\\\\", "a", ","]), max_size=60).map("".join))
 def test_depth_equals_a_character_by_character_count(text: str) -> None:
-    """As far as the text is JSON."""
+    """Both counts stop where the text is no longer JSON."""
     depth = deepest = 0
     inside = escaped = False
     for letter in text:

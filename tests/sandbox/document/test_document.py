@@ -307,7 +307,7 @@ _ONE_CHARACTER = {"IN", "LITERAL", "NOT_LITERAL", "ANY", "CATEGORY"}
 
 
 def _repeats(parsed: Any) -> Iterator[tuple[str, bool]]:
-    """Of each repetition in a pattern: its kind, and whether one character is repeated."""
+    """The kind of each repetition in a pattern, and whether it repeats one character."""
     for operation, argument in parsed:
         name = str(operation)
         if name.endswith("_REPEAT"):

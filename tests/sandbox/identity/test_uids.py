@@ -589,7 +589,7 @@ def test_a_uid_in_use_is_skipped(
             books.state(tmp_path / "state", -1, UNUSED, UNUSED)
         # Nor does a plugin run with its own uid, while somebody else does.
         (tmp_path / "owned").mkdir()
-        with pytest.raises(UidsUnavailable, match=f"uid {UNUSED}, which owns .* is used by somebody else: "):
+        with pytest.raises(UidsUnavailable, match=f"uid {UNUSED}, which owns .* is used elsewhere: "):
             books.state(tmp_path / "owned", UNUSED, UNUSED, UNUSED)
     finally:
         if process is not None:

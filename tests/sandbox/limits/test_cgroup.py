@@ -98,7 +98,9 @@ def site(version: int, *controllers: str, directory: str = "/nowhere") -> Site:
         ),
     ],
 )
-def test_what_is_written(where: Site, limits: Limits, written: list[tuple[str, str, str]]) -> None:
+def test_values_written_for_each_limit(
+    where: Site, limits: Limits, written: list[tuple[str, str, str]]
+) -> None:
     assert list(settings(where, limits, DISKS)) == written
 
 
@@ -506,7 +508,7 @@ def counted() -> dict[str, Any]:
         }
 
 
-def test_what_the_kernel_counts(inside: OwnCgroups) -> None:
+def test_counters_of_the_kernel(inside: OwnCgroups) -> None:
     told = elsewhere.run(inside.caller, counted)
     if "pids" in told["effective"]:
         assert told["code"] == 7 and told["left"] == 4

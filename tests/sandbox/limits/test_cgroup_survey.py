@@ -278,7 +278,7 @@ def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, 
 
 
 def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
-    """Then the kernel hands nothing down. The remedy names these processes."""
+    """The kernel then hands nothing down, and the remedy names these processes."""
     own = machine.group(
         unified / "our.scope", has=ALL, others=(os.getpid(), 4194303), delegated=b"1", bounds=BOUND
     )
@@ -653,7 +653,7 @@ FULL = Site(2, frozenset(CONTROLLERS), "/u", "0::", ("cpu", "io"), True)
 GONE = Lack("it broke", "mend it")
 
 
-def test_what_there_is_for_a_controller() -> None:
+def test_the_site_or_the_lack_of_each_controller() -> None:
     found = Survey((MEMORY, CPU, EMPTY), (("pids", GONE),), True)
     assert [found.site(name) for name in ("memory", "cpu", "cpuacct", "pids", "io")] == [
         MEMORY,

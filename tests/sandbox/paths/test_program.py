@@ -899,7 +899,7 @@ def test_only_an_interpreter_adds_the_folder_of_its_script(
 
 
 def test_only_the_first_loader_counts(plugin: Path, plugin_dir: Path, write_file: Write) -> None:
-    """As for the kernel. A second one could name any folder."""
+    """The kernel uses the first loader only. A second one could name any folder."""
     loader = os.fsencode(os.path.realpath("/bin/true"))
     secret = os.fsencode(write_file(plugin_dir / "secret", "s"))
     one = elf(OWN_MACHINE, start=64 + 112, length=len(loader))

@@ -535,7 +535,7 @@ def test_a_bad_limit_is_named_with_its_position() -> None:
         (None, False, True),
     ],
 )
-def test_what_a_machine_has_to_enforce(mode: str | None, delegated: bool, required: bool) -> None:
+def test_limits_a_machine_has_to_enforce(mode: str | None, delegated: bool, required: bool) -> None:
     line = "" if mode is None else f"mode = '{mode}'\n"
     policy = parse_policy("p.toml", f"version = 1\n[limits.memory]\n{line}".encode(), name="p")
     assert policy.limit("memory").required(delegated) is required

@@ -766,7 +766,8 @@ def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None
 
 
 def test_bytes_read_and_written(runner_as: Caller) -> None:
-    """Of the program and of all children it has waited for, without those of the cell's init before it."""
+    """The program's bytes and those of children it waited for, without those of the cell's init before
+    it."""
     script = (
         "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
         "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
