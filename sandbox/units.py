@@ -54,7 +54,7 @@ def parse_limit(name: str, value: object) -> int | float:
         amount = parse_count(value)
         if amount > _MOST.get(name, SIZE_MAX):
             raise ValueError(
-                f"{_shown(value)} is above the largest possible value ({_MOST.get(name, SIZE_MAX)})"
+                f"{_shown(value)} is more than the largest possible value ({_MOST.get(name, SIZE_MAX)})"
             )
     if amount <= 0:
         raise ValueError("it has to be more than 0")
