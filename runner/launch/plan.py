@@ -23,7 +23,7 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import Mounts, contains, read_mounts
 from sandbox.paths.program import follow
 from sandbox.plan.compile import open_plan
-from sandbox.plan.find_bwrap import find_bwrap
+from sandbox.plan.find_bwrap import find_bwrap, trusted_program
 from sandbox.plan.layers import Layers, available_layers, listed
 from sandbox.plan.plan import OWN_PLACES, OpenPlan, PlanRequest
 from sandbox.policy.policy import Policy
@@ -80,9 +80,12 @@ class Sources:
         return opened
 
     def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
-        """Open the sources of a stored plan. Raises PlanRefused."""
+        """Open the sources of a stored plan. Raises PlanRefused, and BwrapUnusable if its bubblewrap is not
+        trusted any more."""
         from sandbox.plan.sources import reopen
 
+        if planned.bwrap:
+            trusted_program(planned.bwrap)
         mounts = read_mounts()
         denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
         opened = self._stack.enter_context(

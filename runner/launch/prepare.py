@@ -84,7 +84,14 @@ def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
-    return Decided(loaded, policy, granted._replace(denials=denials), state_dir, own_homes)
+    return Decided(
+        loaded,
+        policy,
+        granted._replace(denials=denials),
+        state_dir,
+        own_homes,
+        timings=loaded.timings,
+    )
 
 
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:

@@ -9,7 +9,7 @@
     Ended    its last process has ended
 
 `runner.outcome.Failure` carries the last stage that was reached. Reports, explanations and messages are made
-from a stage and nothing else.
+from a stage; only the line and column of a denial are looked up in the file again.
 
 Loaded, Decided and Planned are plain data: named tuples, text, numbers, bytes. They can be written and read
 back (`encode_planned`, `decode_planned`), and a launch can start from the copy. Code that works on a Planned

@@ -81,6 +81,8 @@ def judge_denials(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
     message = f"the manifest asks for {things} it may not have"
     if not asked:
         message = f"{denials[0].origin} cannot be shown to the plugin"
+    if denials[0].rule == "plan_outdated":
+        message = "the stored plan does not fit the machine any more"
     return Outcome("policy_denied", phase, message, denials[0].rule, denials[0].hint, denials=denials)
 
 

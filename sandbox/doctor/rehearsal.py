@@ -102,7 +102,7 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
                 "cage",
                 "missing",
                 f"bwrap cannot build even the smallest cage: {told(bare)}",
-                remedy="follow the remedies above",
+                remedy="see the other findings of `runner doctor`",
                 cause="cage",
             )
         ]
@@ -150,7 +150,7 @@ def _remedy(group: LayerOptions, run: Run) -> str:
         return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
     if group.layer == "masked_proc":
         return "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL)"
-    return "follow the remedies above; the kernel log (journalctl -k) names the denial"
+    return "see the other findings of `runner doctor`; the kernel log (journalctl -k) names the denial"
 
 
 def told(run: Run) -> str:

@@ -92,12 +92,13 @@ class _ProgramSearch:
         reason = None
         if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
             reason = "it is outside of the plugin's folder, and the policy does not let plugins read there"
-            hint += f", or add {tree} to ceiling under [read] in the policy"
         for path in (f"{tree}/{part}" for part in parts) if parts else (tree,):
             denied = self.sight.denied(path)
             if denied is not None and path.endswith(DISPENSABLE_PARTS) and parts:
                 self.notes.append(f"{path} is not shown: {denied}")
                 continue
+            if denied is None and reason is not None:  # the denylist is no matter of a policy
+                hint += f", or add {tree} to ceiling under [read] in the policy"
             reason = denied or reason
             if reason is not None:
                 at = "" if contains(tree, what) else f" needs {tree}, which"

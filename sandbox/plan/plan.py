@@ -1,7 +1,8 @@
 """Grant -> LaunchPlan: everything about a launch that can be known before it.
 
 A plan is a value: the same request on the same files gives the same bytes. What it trusts, it names by
-identity. Descriptors, the leased uid and secrets are not in it; they are filled in at launch.
+identity. Descriptors and the leased uid are not in it; they are filled in at launch. The values of granted
+variables are in it, so a plan is as secret as they are.
 """
 
 from __future__ import annotations

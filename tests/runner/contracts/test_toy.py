@@ -223,3 +223,62 @@ def test_tools_lists_it(toy_as: Caller, bear: Path) -> None:
     assert found["plugin"] == {"id": "bear", "version": "1", "protocol": "toy", "contract": "toy"}
     assert [tool["name"] for tool in found["tools"]] == ["say", "hug"]
     assert found["tricks"] == [{"name": "roll"}]
+
+
+# --- a contract with a bug ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spoiled(tree: Path) -> Iterator[Callable[[str, str], None]]:
+    """Appends to a file of the toy's contract, for one test."""
+    before: dict[Path, str] = {}
+
+    def spoil(file: str, text: str) -> None:
+        path = tree / "runner" / "contracts" / NAME / file
+        before.setdefault(path, path.read_text())
+        path.write_text(before[path] + text)
+        path.chmod(0o644)
+
+    yield spoil
+    for path, text in before.items():
+        path.write_text(text)
+
+
+@pytest.mark.launches
+def test_a_bug_in_a_dialect_is_named_and_reported(
+    toy_as_user: Caller, bear: Path, spoiled: Callable[[str, str], None], plugin_dir: Path
+) -> None:
+    spoiled("dialect.py", "\n\ndef ToyDialect(setting):\n    raise ZeroDivisionError('in the toy')\n")
+    report = plugin_dir / "report.json"
+    plugin_dir.chmod(0o777)
+    done = toy_as_user("call", "--report", report, bear, "say", "--input", "{}")
+    assert (done.returncode, done.stdout) == (70, "")
+    assert "ZeroDivisionError: in the toy" in done.stderr and "Traceback" not in done.stderr
+    outcome = json.loads(report.read_text())["outcome"]
+    assert outcome["code"] == "internal" and "in the toy" in outcome["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("\nx = (\n", "SyntaxError"),
+        ("\nraise RuntimeError('boom')\n", "RuntimeError: boom"),
+        ("\nToyContract.name = 'bear'\n", "its CONTRACT calls itself 'bear'"),
+    ],
+)
+def test_a_contract_that_cannot_be_loaded_is_named(
+    toy_as_user: Caller, bear: Path, spoiled: Callable[[str, str], None], text: str, complaint: str
+) -> None:
+    spoiled("__init__.py", text)
+    done = toy_as_user("check", bear)
+    assert done.returncode == 70 and "Traceback" not in done.stderr
+    assert f"the contract in runner/contracts/{NAME}/ cannot be loaded: {complaint}" in done.stderr
+    assert toy_as_user("--version").returncode == 0
+
+
+def test_help_with_a_percent_sign(toy_as_user: Caller, spoiled: Callable[[str, str], None]) -> None:
+    spoiled(
+        "__init__.py", "\nToyContract.options = (ContractOption('--loud', 'N', '50% louder', ('exec',)),)\n"
+    )
+    done = toy_as_user("exec", "--help")
+    assert done.returncode == 0 and f"{NAME}: 50% louder" in done.stdout

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,29 @@ def test_root_that_cannot_drop_its_uid_or_end_what_has_another(
     done = lacking("call", bare, "bare_echo", "--input", '{"text": "hello"}')
     assert (done.returncode, done.stdout) == (22, "")
     assert f"CAP_{capability.upper()}" in done.stderr
+
+
+@pytest.mark.needs("root")
+@pytest.mark.launches
+def test_an_unsandboxed_plugin_is_ended_where_others_processes_are_hidden(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """With hidepid=1 the stat of every process of another user is unreadable."""
+    hidden = behind(
+        runner_as_user,
+        *("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c"),
+        *('mount -t proc -o hidepid=1 proc /proc && exec "$@"', "sh"),
+    )
+    policy = (ROOT / "policies/default.toml").read_text()
+    rules = write_file(
+        plugin_dir / "policy.toml", re.sub("unsandboxed = .*", 'unsandboxed = "allow"', policy)
+    )
+    write_file(plugin_dir / "p/run.sh", "#!/bin/sh\nsleep 1000 &\necho $!\nexit 5\n", 0o755)
+    manifest = write_file(
+        plugin_dir / "p/nexo-plugin.toml",
+        '[plugin]\nid = "hidden"\nversion = "1.0.0"\nname="H"\ndescription="d"\nmin_nexo_version = ">=0.1"\n'
+        '[plugin.entrypoint]\ncommand = "./run.sh"\n[plugin.sandbox]\nenabled = false\n',
+    )
+    done = hidden("exec", "--policy", rules, manifest)
+    assert done.returncode == 5, done.stderr
+    assert not Path(f"/proc/{int(done.stdout)}").exists()

@@ -332,7 +332,7 @@ def test_a_report_of_each_kind(
 
 # What is told where a cgroup holds the limit, and where it does not: cause, status, limits hit.
 Told = tuple[str, int | None, set[str]]
-BY_BUDGET: dict[str, tuple[str, Told, Told]] = {
+BY_LIMIT: dict[str, tuple[str, Told, Told]] = {
     "memory": ("memory", ("oom", 137, {"memory"}), ("exit:1", 1, set())),
     "memory of a child": ("memory", ("oom", None, {"memory"}), ("", 0, set())),
     "processes": ("pids", ("pids", 2, {"pids"}), ("exit:2", 2, set())),
@@ -345,7 +345,7 @@ BY_BUDGET: dict[str, tuple[str, Told, Told]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_BUDGET)
+@pytest.mark.parametrize("name", BY_LIMIT)
 @pytest.mark.usefixtures("nothing_left")
 def test_a_report_of_each_limit(
     runner_as: Caller, plugin_dir: Path, write_file: Write, documented: set[tuple[str, str]], name: str
@@ -353,7 +353,7 @@ def test_a_report_of_each_limit(
     done = launch(runner_as, plugin_dir, write_file, name)
     report = done.report
     assert faults(report) == []
-    limit, by_cgroup, otherwise = BY_BUDGET[name]
+    limit, by_cgroup, otherwise = BY_LIMIT[name]
     held = {each["name"]: each for each in report["limits"]}
     in_full = not limit or held[limit]["enforced_by"].startswith("cgroup")
     cause, status, hits = by_cgroup if in_full else otherwise

@@ -143,7 +143,7 @@ def test_an_echo_is_not_reported_as_a_refusal(runner_as: Caller, folder: Path) -
         done = runner_as("tools", folder / file)
         assert done.returncode == 11
         assert "handshake_failed in handshake (echo): " in done.stderr
-        assert "sends back what it is sent" in done.stderr and "refuse" not in done.stderr
+        assert "sends our own messages back" in done.stderr and "refuse" not in done.stderr
 
 
 # --- a plugin that hangs -----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.sandbox.cages import cage, order, request
 from tests.tables import wait_for
 
 MIB = 1 << 20
-BUDGET = 64 * MIB
+LIMIT = 64 * MIB
 ATTEMPTS = 12
 
 # --- Writers. None writes more than a gigabyte, should nobody end it ---------------------------------------
@@ -155,7 +155,7 @@ def place(plugin_dir: Path) -> Path:
 
 
 def attempts(
-    caller: Caller, place: Path, program: str, ratio: float, limit: int = BUDGET, within: str = ""
+    caller: Caller, place: Path, program: str, ratio: float, limit: int = LIMIT, within: str = ""
 ) -> None:
     """The writer is always ended, and at least once before it holds more than `ratio` times its limit."""
     held = []
@@ -265,9 +265,9 @@ def test_a_folder_that_cannot_be_measured_is_full(
     """The writer nests without end, or hides. A few writes start the measurement."""
     noise = "open('n', 'w').write('x' * 8192); time.sleep(0.01); os.unlink('n')"
     noisy = f"if not os.fork():\n    for _ in range(20000): {noise}\n"
-    found = elsewhere.run(runner_as_user, filled, str(place), BUDGET, noisy + program, timeout=200)
+    found = elsewhere.run(runner_as_user, filled, str(place), LIMIT, noisy + program, timeout=200)
     assert found["said"] == "disk" and found["why"].startswith(why)
-    assert found["held"] < BUDGET
+    assert found["held"] < LIMIT
     subprocess.run(["rm", "-rf", place], check=True)
     place.mkdir()
 
