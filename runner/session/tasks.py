@@ -120,6 +120,8 @@ class SessionTasks:
         framer = state.dialect.framer()
         try:
             while data := await state.cell.stdout.receive_some(_READ_BYTES):
+                if state.phase == "launch":  # it runs, and may be faster than the monitor's word of it
+                    state.phase = "handshake"
                 self._turn = trio.current_time()
                 self._count("stdout", data)
                 for frame in framer.feed(bytes(data)):

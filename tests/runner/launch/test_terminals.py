@@ -271,18 +271,21 @@ def in_background(argv: list[str]) -> list[Any]:
     terminal.expect("ready\r\n")  # although `tostop` is set
     terminal.type("word\n")
     before = stat()
-    time.sleep(2)
+    states = set()
+    for _ in range(10):  # it may happen to run when we look
+        time.sleep(0.2)
+        states.add(stat()[0])
     after = stat()
     used = sum(int(now) - int(then) for now, then in zip(after[11:13], before[11:13], strict=True))
     terminal.bring_forward(process.pid)
     terminal.expect("heard word\r\n")
-    return [after[0], used, process.wait(60)]
+    return [sorted(states - {"R"}), used, process.wait(60)]
 
 
 def test_a_job_in_the_background(plugin: _Plugin) -> None:
     """It is not stopped when somebody types, nor does it burn a core; in the foreground it reads on."""
-    state, used, status = plugin.run(in_background, "echo ready; read word; echo heard $word")
-    assert (state, status) == ("S", 0)
+    states, used, status = plugin.run(in_background, "echo ready; read word; echo heard $word")
+    assert (states, status) == (["S"], 0)
     assert used <= 5
 
 

@@ -640,9 +640,10 @@ def test_an_idle_plugin_is_rarely_checked(place: Path) -> None:
         assert not made.measure()
         now = time.monotonic()
         assert made.look({}, now) is None
-        assert made.due == pytest.approx(now + 0.25)
-        assert made.look({}, made.due - 0.001) is None
-        assert made.due == pytest.approx(now + 0.25)  # too early: not even looked at
+        due = made.due
+        assert due <= now + 0.251  # earlier, if a busy machine makes the regular measurement due
+        assert made.look({}, due - 0.001) is None
+        assert made.due == due  # too early: not even looked at
 
 
 def test_the_closer_to_the_end_the_more_often(place: Path) -> None:
