@@ -232,7 +232,7 @@ def _open_checked(path: str) -> int:
 
 
 def _check_shared(status: os.stat_result, parent: str) -> None:
-    """Without the sticky bit whoever can write to the parent could put another directory in our place."""
+    """Without the sticky bit, any user that can write to the parent could replace our directory."""
     if status.st_uid not in (0, os.geteuid()) or (
         status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     ):

@@ -5,8 +5,8 @@ tuple, "" for a plain one, "set" and "bytes" for those. Mappings and scalars are
 in ASCII, so names that are no UTF-8 (lone surrogates) arrive as they were.
 
 `decode` makes only values of the classes it is given. It checks how many fields each has and not what is in
-them: what is read was written by `encode`, and whoever keeps it elsewhere guards it (sandbox/cache.py does
-by a digest).
+them. So the bytes must come from `encode`: code that stores them has to guard them, as sandbox/cache.py does
+with a digest.
 """
 
 from __future__ import annotations

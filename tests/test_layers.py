@@ -75,7 +75,7 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
-    "psutil": Use(()),  # installed for programs that look at what the runner started; see CONTRIBUTING.md
+    "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.*",), lazily=True),
 }
 

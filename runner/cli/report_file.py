@@ -111,7 +111,7 @@ def _number(target: str) -> str | None:
 
 def _descriptor(target: str, number: str) -> int:
     if len(number) > 9:
-        raise ReportFileError(f"--report {target}: there is no descriptor of that number")
+        raise ReportFileError(f"--report {target}: there is no descriptor with that number")
     fd = int(number)
     # A bare 1 is most likely a mistake; /dev/stdout is not.
     if fd == 0 or (fd == 1 and target == number):

@@ -26,7 +26,7 @@ from runner.outcome import EXEC_DEADLINE, Failure
 
 
 class LaunchHost(Protocol):
-    """Whoever asked for the launch."""
+    """The side that asked for the launch: `runner exec`, or a monitor."""
 
     @property
     def caller(self) -> int | None:

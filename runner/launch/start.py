@@ -90,7 +90,7 @@ def start(acquired: Acquired, began: float, connect: ConnectStreams) -> Iterator
 
 
 def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
-    """With the limits that whoever reads the streams enforces."""
+    """The plan, with the limits marked that the session or the inspection enforces."""
     if plumbing.inspection is not None:
         return planned._replace(limits=planned.limits.inspected())
     if plumbing.ways[0] == "session":

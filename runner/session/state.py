@@ -57,7 +57,7 @@ class SessionState:
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
         self.closing = False
-        self.given_up = False  # by whoever opened it
+        self.given_up = False  # by the caller that opened it
         self.ready = trio.Event()
         self.over = trio.Event()  # nothing more can be asked
         self.stdout_eof = trio.Event()

@@ -97,7 +97,7 @@ class _ProgramSearch:
             if denied is not None and path.endswith(DISPENSABLE_PARTS) and parts:
                 self.notes.append(f"{path} is not shown: {denied}")
                 continue
-            if denied is None and reason is not None:  # the denylist is no matter of a policy
+            if denied is None and reason is not None:  # a policy cannot allow what the denylist refuses
                 hint += f", or add {tree} to ceiling under [read] in the policy"
             reason = denied or reason
             if reason is not None:

@@ -71,8 +71,8 @@ def find_bwrap(environ: Mapping[str, str], configured: str | None = None) -> Bwr
 def trusted_program(path: str) -> str:
     """The real path of a program that only root can replace and that carries no privilege of its own.
 
-    Every directory and link on the way is judged, not only the end: whoever may rename a parent, or repoint a
-    link, chooses the program.
+    Every directory and link on the way is judged, not only the end: a user that can rename a parent,
+    or repoint a link, chooses the program.
     """
     if not path.startswith("/") or "\0" in path:
         raise BwrapUnusable(

@@ -18,6 +18,14 @@ _TIOCGDEV = 0x80045432
 _PTMX = os.makedev(5, 2)  # opening it makes a new terminal
 
 
+def _require_ready(fd: int, event: int) -> None:
+    """Raises BlockingIOError if a read or write of `fd` would wait now."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(0):
+        raise BlockingIOError
+
+
 class Sink:
     """A descriptor of the caller's to write to.
 
@@ -34,10 +42,7 @@ class Sink:
 
     def write(self, data: bytes) -> int:
         """How much of at most PIECE bytes was taken; BlockingIOError if nothing can be now."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
-        if not poll.poll(0):
-            raise BlockingIOError
+        _require_ready(self.fd, select.POLLOUT)
         return os.write(self.fd, data)
 
     def close(self) -> None:
@@ -157,10 +162,7 @@ class StreamSource:
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes, nothing at the end; BlockingIOError if there are none now."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        if not poll.poll(0):
-            raise BlockingIOError
+        _require_ready(self.fd, select.POLLIN)
         return os.read(self.fd, size)
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class PipePump(Pump):
         raise NotImplementedError
 
     def _see_closed(self) -> None:
-        """The plugin, and whoever had its end, closed the pipe."""
+        """Every process that had the plugin's end of the pipe has closed it."""
 
     def _take(self, now: float) -> bool:
         try:

@@ -319,6 +319,7 @@ def test_a_report_of_each_kind(
     ran = name not in ("refusal", "invalid", "not found")
     assert (report["usage"] is not None) == ran
     assert ("run" in report["timings"]) == ran
+    assert ("manifest" in report["timings"]) == (name != "invalid")
     assert (report["plugin"] is None) == (name == "invalid")
     if report["plugin"] is not None:
         assert report["plugin"]["id"] == "told" and report["plugin"]["version"] == "1.2.3"

@@ -6,6 +6,7 @@ The plans are real ones, as root and as an ordinary user.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -269,6 +270,23 @@ def test_a_plan_is_for_the_user_who_made_it(runner_as: Caller, plugin_dir: Path,
     found = stored.launch(plan, euid=12345)
     assert found["outcome"] == ["policy_denied", "plan_outdated", 126]
     assert found["said"] == ""
+
+
+@pytest.mark.launches
+def test_a_bubblewrap_that_is_no_longer_trusted(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """A plan names its bubblewrap. Others may have replaced it, or made it setuid, since then."""
+    stored = Stored(runner_as, plugin_dir, write_file, SMALL)
+    plan = stored.plan(state=False)
+    copy = plugin_dir / "bwrap"
+    shutil.copy("/usr/bin/bwrap", copy)
+    copy.chmod(0o4755)
+    found = stored.launch(plan, bwrap=str(copy))
+    assert found["outcome"] == ["sandbox_unavailable", "bubblewrap", 125]
+    assert found["said"] == "" and found["stage"] == "Planned"
+    assert not found["report"]["exit"]["reached_exec"]
+    assert stored.launch(plan)["report"]["exit"]["reached_exec"]  # the control
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b'["Planned"]', b'["Invocation","m"]', b'["",1]'])

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from runner.launch import verdict
 from runner.launch.inspection import Breach
 from runner.launch.verdict import ended_early, ended_unasked, judge, limits_hit, stream_closed
 from runner.launch.wait import End, Reason
@@ -236,6 +237,17 @@ def test_which_clock_rang() -> None:
     assert limits_hit(twice, limits) == ()
     assert limits_hit(twice._replace(rang="deadline"), limits) == ("deadline",)
     assert limits_hit(twice._replace(rang="teardown"), limits) == ("teardown",)
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"),
+    [("handshake", "handshake"), ("call", "call"), ("idle", "idle"), ("invocation", "call")],
+)
+def test_the_remedy_names_the_limit_that_ran_out(phase: Phase, limit: str) -> None:
+    """One clock counts for all of a one-shot plugin's invocation. It is the `call` limit."""
+    hint = verdict.expired(phase, 1.0, limited=True).hint
+    assert f"the {limit} limit" in hint and f"--limit {limit}=" in hint
+    assert f"--limit {limit}=" not in verdict.expired(phase, 1.0, limited=False).hint
 
 
 @pytest.mark.parametrize(("reason", "code"), list(itertools.product(REASONS, CODES)))

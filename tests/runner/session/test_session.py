@@ -461,6 +461,27 @@ async def failure_of(manifest: Path, call: Call = DO, **more: Any) -> PluginFail
     return caught.value
 
 
+@pytest.mark.trio
+async def test_a_handshake_that_is_faster_than_the_monitor(plugin_dir: Path, sessions: None) -> None:
+    """The plugin's first line can arrive before the monitor's message that the plugin was launched."""
+
+    def delay(session: Session) -> None:
+        launched = session.state.cell.launched
+
+        async def late() -> Mapping[str, float]:
+            await session.state.over.wait()
+            return await launched()
+
+        setattr(session.state.cell, "launched", late)  # noqa: B010 -- a method, replaced for this test
+
+    manifest = misbehaviour.plugin(plugin_dir, "wrong_id", "rune")
+    call = Call("tool", TOOL["rune"], INPUT)
+    with trio.fail_after(SECONDS), pytest.raises(PluginFailure) as caught:
+        async with opened(manifest, call=call, on_made=delay) as session:
+            await session.call(call)
+    assert caught.value.outcome[:2] == ("handshake_failed", "handshake")
+
+
 # --- Which cause counts ------------------------------------------------------------------------------------
 
 
