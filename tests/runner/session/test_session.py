@@ -462,8 +462,11 @@ async def failure_of(manifest: Path, call: Call = DO, **more: Any) -> PluginFail
 
 
 @pytest.mark.trio
-async def test_a_handshake_that_is_faster_than_the_monitor(plugin_dir: Path, sessions: None) -> None:
-    """The plugin's first line can arrive before the monitor's message that the plugin was launched."""
+async def test_output_before_the_monitors_message(
+    plugin_dir: Path, write_file: Write, sessions: None
+) -> None:
+    """The plugin's first bytes can arrive before the monitor's message that the plugin was launched. What is
+    wrong with them is then the handshake's fault, not the launch's."""
 
     def delay(session: Session) -> None:
         launched = session.state.cell.launched
@@ -474,12 +477,10 @@ async def test_a_handshake_that_is_faster_than_the_monitor(plugin_dir: Path, ses
 
         setattr(session.state.cell, "launched", late)  # noqa: B010 -- a method, replaced for this test
 
-    manifest = misbehaviour.plugin(plugin_dir, "wrong_id", "rune")
-    call = Call("tool", TOOL["rune"], INPUT)
-    with trio.fail_after(SECONDS), pytest.raises(PluginFailure) as caught:
-        async with opened(manifest, call=call, on_made=delay) as session:
-            await session.call(call)
-    assert caught.value.outcome[:2] == ("handshake_failed", "handshake")
+    manifest = nexo(write_file, plugin_dir, 'while True:\n    os.write(1, b"x" * 65536)\n')
+    failure = await failure_of(manifest, on_made=delay)
+    assert failure.outcome[:2] == ("malformed_response", "handshake")
+    assert failure.outcome.cause == "frame_too_large"
 
 
 # --- Which cause counts ------------------------------------------------------------------------------------
