@@ -108,7 +108,10 @@ class Cell:
         the processes that it kills at the end of a namespace, so the namespace's init is not killed here.
         """
         self._hasten()
-        if not self.signal_program(signal.SIGKILL) and not _signal_below(self.pid, 1, signal.SIGKILL):
+        # A program that ran and is not found has just ended by itself. bwrap is about to report its exit
+        # code: killed now, it would take the code along. The caller kills the cell if that takes too long.
+        ended = self.signal_program(signal.SIGKILL) or self.runs()
+        if not ended and not _signal_below(self.pid, 1, signal.SIGKILL):
             self.kill()
         elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD_PROCESSES:
             # bwrap's init would wait for its turn among all of them. The cgroup counts their usage.

@@ -342,6 +342,41 @@ def test_ending_from_within_reports_usage(runner_as: Caller) -> None:
     assert 0.3 <= used < 10
 
 
+def ended_after_the_program(given: dict[str, Any]) -> list[Any]:
+    """End a cage whose program has ended and whose bwrap has not reported that yet: it is stopped."""
+    import os
+    import signal
+    import time
+    from contextlib import contextmanager
+
+    from sandbox.cell.cell import children
+
+    said_r, said_w = os.pipe()
+    saved = os.dup(1)
+    os.dup2(said_w, 1)
+    with contextmanager(cage)(given) as cell:
+        os.read(said_r, 1)
+        outer = children(cell.pid)[0]
+        inner = children(outer)[0]
+        os.kill(outer, signal.SIGSTOP)
+        cell.signal_program(signal.SIGTERM)
+        while children(inner):
+            time.sleep(0.002)
+        cell.end()
+        os.kill(outer, signal.SIGCONT)
+        end = cell.wait()
+    os.dup2(saved, 1)
+    return [end.code, end.signal]
+
+
+def test_the_exit_code_of_a_program_that_has_just_ended_is_not_lost(runner_as: Caller) -> None:
+    given = cages.order(sh("echo ready; exec sleep 1000"))
+    assert elsewhere.run(runner_as, ended_after_the_program, given, using=(cage,)) == [
+        128 + signal.SIGTERM,
+        None,
+    ]
+
+
 def test_a_process_that_vanishes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     def children(pid: int) -> list[int]:
         if pid == 3:
