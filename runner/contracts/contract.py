@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from runner.plugin import Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
-    from runner.protocol.host_services import HostMethods
+    from runner.protocol.host_services import HostMethods, Services
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -129,11 +129,16 @@ class Contract(Protocol):
         """For `runner exec --inspect`: checks what plugin and host say to each other."""
         ...
 
-    def services(self) -> HostMethods:
-        """What its plugins may ask of their host."""
+    def services(self, plugin: Plugin) -> HostMethods:
+        """What a plugin may ask of its host."""
         from runner.protocol.host_services import NoHostMethods
 
         return NoHostMethods()
+
+    def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
+        """The host's services, with those that the runner itself has for plugins of this contract. `state_dir`
+        is the plugin's own directory; the cage shows only the folders in it that the plugin asked for."""
+        return services
 
     def event(self, call: Call) -> tuple[str, Any]:
         """Method and params of the notification for a call of kind "event", where `kinds` has it."""

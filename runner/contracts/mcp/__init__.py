@@ -62,7 +62,7 @@ class McpContract(Contract):
 
         return make(setting)
 
-    def services(self) -> HostMethods:
+    def services(self, plugin: Plugin) -> HostMethods:
         from runner.contracts.mcp import services
 
         return services

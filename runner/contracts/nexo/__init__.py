@@ -68,7 +68,7 @@ class NexoContract(Contract):
 
         return make(setting)
 
-    def services(self) -> HostMethods:
+    def services(self, plugin: Plugin) -> HostMethods:
         from runner.contracts.nexo import services
 
         return services
