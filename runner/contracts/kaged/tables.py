@@ -10,8 +10,8 @@ from runner.manifest import model
 
 Hook = Literal["on_session_start", "on_session_idle", "pre_compact", "post_compact"]
 Role = Literal["observer", "compactor"]
-HOOKS: tuple[Hook, ...] = ("on_session_start", "on_session_idle", "pre_compact", "post_compact")
-ROLES: tuple[Role, ...] = ("observer", "compactor")
+HOOKS: tuple[str, ...] = ("on_session_start", "on_session_idle", "pre_compact", "post_compact")
+ROLES: tuple[str, ...] = ("observer", "compactor")
 
 
 class _Table(BaseModel):

@@ -451,6 +451,11 @@ def test_the_editors_schema_accepts_what_we_accept() -> None:
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(described())
     validator.validate(parse("/x.yaml", FULL.encode(), "yaml").data)
-    wrongs: list[dict[str, Any]] = [{"kaged_api": 0}, {"hook_timeout_sec": 61}, {"command": []}, {"name": ...}]
+    wrongs: list[dict[str, Any]] = [
+        {"kaged_api": 0},
+        {"hook_timeout_sec": 61},
+        {"command": []},
+        {"name": ...},
+    ]
     for wrong in wrongs:
         assert not validator.is_valid(described(**wrong)), wrong
