@@ -18,7 +18,7 @@ from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
-from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, SandboxSpec
+from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, Project, SandboxSpec
 
 # What the plugin finds as its config root. The state directory has more beside it, which the cage does not
 # show: the storage broker's database.
@@ -84,6 +84,8 @@ def read(
             env=_env(faults, manifest, project_id, project_root or root),
         ),
         exports=exports_of(declared),
+        # Shown read-only if the policy says so. The folders of its configuration are asked for above.
+        project=Project(project_root) if project_root else None,
         capabilities=capabilities.strings,
         timeouts=(
             ("handshake", HANDSHAKE_SECONDS),
