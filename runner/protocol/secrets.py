@@ -17,7 +17,7 @@ MARK = "[secret]"  # not longer than the shortest text it replaces
 
 
 class Secrets(Mapping[str, Any]):
-    """JSON by name. Its repr has no values."""
+    """JSON by name. Its text, in a traceback or a log, shows none of them."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
@@ -35,7 +35,7 @@ class Secrets(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Secrets({', '.join(self._values)})"
+        return f"<{len(self)} secrets>"
 
     @property
     def longest(self) -> int:
