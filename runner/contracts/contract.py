@@ -93,10 +93,17 @@ class Contract(Protocol):
         """Whether a parsed document with an unknown file name is one of its manifests."""
         ...
 
+    # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
+    # check take --config too. Otherwise only the dialect gets it.
+    config_shapes_cage: bool = False
+
+    takes_secrets: bool = False  # whether the dialect delivers secrets of the operator (--secrets)
+
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """The plugin, from the text alone; None if there is an error among the diagnostics."""
+        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
+        if there is none."""
         ...
 
     def servers(self, document: Document) -> tuple[str, ...]:
@@ -136,8 +143,8 @@ class Contract(Protocol):
         return NoHostMethods()
 
     def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
-        """The host's services, with those that the runner itself has for plugins of this contract. `state_dir`
-        is the plugin's own directory; the cage shows only the folders in it that the plugin asked for."""
+        """The host's services, with those that the runner itself has for plugins of this contract.
+        `state_dir` is the plugin's own directory; the cage shows only what the plugin asked for of it."""
         return services
 
     def event(self, call: Call) -> tuple[str, Any]:

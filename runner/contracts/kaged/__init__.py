@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract, ContractOption
 
@@ -34,6 +34,8 @@ class KagedContract(Contract):
     kinds = ("tool", "method", "hook")
     context: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
     declared = ("methods", "hooks")
+    config_shapes_cage = True
+    takes_secrets = True
     options = (
         ContractOption(
             "--project", "DIR", "the project that the plugin works on: what project:/ paths lie below"
@@ -45,11 +47,16 @@ class KagedContract(Contract):
         return "kaged_api" in document.data
 
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
         from runner.contracts.kaged.manifest import read
 
-        return read(document, home=home, options=options)
+        return read(document, home=home, options=options, config=config)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        from runner.contracts.kaged.manifest import check_files
+
+        return check_files(document, plugin)
 
     def json_schema(self) -> dict[str, object]:
         from runner.contracts.kaged.manifest import json_schema

@@ -40,8 +40,7 @@ class Declared(NamedTuple):
     project_root: str = ""  # empty: it works on no project
 
 
-def exports_of(name: str, declared: Declared) -> tuple[Export, ...]:
-    """`name`: of the plugin, which every tool's name on the wire begins with."""
+def exports_of(declared: Declared) -> tuple[Export, ...]:
     schemas = ((_CONFIG, declared.config_schema), (_SYSTEM_CONFIG, declared.system_config_schema))
     return (
         ("tools", tuple(declared.tools)),

@@ -41,7 +41,7 @@ class NexoContract(Contract):
         )
 
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
         from runner.contracts.nexo.manifest import read
 
