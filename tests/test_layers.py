@@ -68,6 +68,8 @@ MAY_IMPORT: Mapping[str, Use] = {
     "trio": Use(
         (
             "runner.cli.live.*",
+            "runner.contracts.*.compaction",
+            "runner.contracts.*.storage",
             "runner.launch.remote_cell",
             "runner.library",
             "runner.protocol.host_services",
