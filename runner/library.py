@@ -19,12 +19,14 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
+from runner.launch.prepare import with_config
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
+from runner.protocol.secrets import Secrets
 from runner.session.open import open_session
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
@@ -70,6 +72,7 @@ class Opening(TypedDict, total=False):
     policy: Path | None
     services: Services | None
     config: Any
+    secrets: Mapping[str, Any] | None
     contract: str | None
     server: str | None
     state_dir: Path | None
@@ -164,6 +167,7 @@ class _SessionSettings(NamedTuple):
     environ: Mapping[str, str]
     services: Services | None
     config: Any
+    secrets: Secrets | None
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -173,6 +177,7 @@ class _SessionSettings(NamedTuple):
             environ=self.environ,
             services=self.services,
             config=self.config,
+            secrets=self.secrets,
             call=call,
             seconds=seconds,
         )
@@ -193,6 +198,7 @@ async def open_plugin(
     policy: Path | None = None,
     services: Services | None = None,
     config: Any = None,
+    secrets: Mapping[str, Any] | None = None,
     contract: str | None = None,
     server: str | None = None,
     state_dir: Path | None = None,
@@ -205,7 +211,8 @@ async def open_plugin(
     """A plugin in its cage, launched and ready. It is ended with the context.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
-    ask of this program, where the policy allows it. `config`: for plugins that take one. `server`: which one
+    ask of this program, where the policy allows it. `config`: for plugins that take one. `secrets`: for
+    plugins whose contract sends them; they are never shown, logged or reported. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
     {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
     environment, if it is not this process's.
@@ -227,13 +234,25 @@ async def open_plugin(
         options=tuple((options or {}).items()),
     )
     settings = _SessionSettings(
-        invocation, dict(os.environ if environ is None else environ), services, config
+        await trio.to_thread.run_sync(with_config, invocation, config),
+        dict(os.environ if environ is None else environ),
+        services,
+        config,
+        None if secrets is None else Secrets(secrets),
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
     loaded: ManifestRead = await trio.to_thread.run_sync(
-        lambda: load(settings.invocation.manifest, contract=contract, server=server, options=options)
+        lambda: load(
+            settings.invocation.manifest,
+            contract=contract,
+            server=server,
+            options=options,
+            config=settings.invocation.config,
+        )
     )
     plugin = loaded.plugin
+    if secrets and plugin is not None and not find_contract(plugin.contract).takes_secrets:
+        raise ValueError(f"secrets: the contract {plugin.contract} sends its plugins none")
     one_shot = plugin is not None and find_contract(plugin.contract).one_shot
     async with AsyncExitStack() as stack:
         session = None if one_shot else await stack.enter_async_context(settings.session())

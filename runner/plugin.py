@@ -32,6 +32,9 @@ class Plugin(NamedTuple):
     capabilities: tuple[str, ...] = ()
     timeouts: tuple[tuple[str, float], ...] = ()  # phase -> seconds
     project: Project | None = None  # the folder it works on, where that is not its own
+    # What its contract says about starting it again and looking after it: word -> seconds, a number, or a
+    # word. For a supervisor; one session heeds only what concerns itself.
+    lifecycle: tuple[tuple[str, float | str], ...] = ()
 
 
 class Switches(NamedTuple):

@@ -15,11 +15,12 @@ from sandbox.value import NamedTuple
 KeyPath = tuple[str | int, ...]
 
 Access = Literal["read", "write"]
-NetworkMode = Literal["none", "allowlist", "host"]
+# "open": every host by name, but not the private ranges and not this machine.
+NetworkMode = Literal["none", "allowlist", "open", "host"]
 SeccompProfile = Literal["strict", "default", "compat"]
 
 # Weakest grant first: a ceiling admits everything up to and including itself.
-NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "host")
+NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
 
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN).
@@ -40,7 +41,7 @@ class PathRequest(NamedTuple):
 
 class Network(NamedTuple):
     mode: NetworkMode = "none"
-    hosts: tuple[str, ...] = ()  # "name:port", for mode allowlist
+    hosts: tuple[str, ...] = ()  # "name:port" or "name:*", for mode allowlist
     where: KeyPath = ()
 
 

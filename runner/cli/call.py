@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.json_option import read_json_option
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from runner.launch.forkserver import LaunchTicket
     from runner.launch.stages import Invocation
+    from runner.protocol.secrets import Secrets
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -54,9 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         metavar="JSON|@FILE",
         help="an object with what the contract sends along: agent_id, workspace_id, …",
-    )
-    parser.add_argument(
-        "--config", metavar="JSON|@FILE", help="the configuration, for plugins whose contract sends them one"
     )
     add_talking(parser)
     many = parser.add_argument_group("many calls")
@@ -106,6 +104,12 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="PATH|FD",
         help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
     )
+    parser.add_argument(
+        "--secrets",
+        metavar="FILE|-",
+        help="a JSON object with the operator's secrets, for plugins whose contract sends them; never shown,"
+        " logged or reported",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,12 +117,13 @@ def run(args: argparse.Namespace) -> int:
         invocation = invocation_of(args)
         _check(args)
         seconds = _seconds(args.timeout)
-        given = _document("--input", args.input)
-        context = _document("--context", args.context)
+        given = read_json_option("--input", args.input)
+        context = read_json_option("--context", args.context)
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: it has to be a JSON object, as in \'{"agent_id": "a"}\'')
-        config = _document("--config", args.config)
         _check_contract(args, context or {})
+        invocation, config = configured(invocation)
+        secrets = read_secrets(args)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner call: {printable(str(error))}")
@@ -130,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     from runner.protocol.dialect import Call
 
     request = SessionRequest(
-        invocation, Call(args.kind, args.name, given, context or {}), seconds, config, sink, sent
+        invocation, Call(args.kind, args.name, given, context or {}), seconds, config, secrets, sink, sent
     )
     output = Output("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
@@ -166,8 +171,8 @@ def _check(args: argparse.Namespace) -> None:
                 raise ValueError(
                     f"{option}: it is about one call and does not go with --repeat; leave one of them out"
                 )
-    if [args.input, args.context, args.config].count("-") > 1:
-        raise ValueError("only one of --input, --context and --config can be read from stdin")
+    if [args.input, args.context, args.config, args.secrets].count("-") > 1:
+        raise ValueError("only one of --input, --context, --config and --secrets can be read from stdin")
 
 
 def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
@@ -186,6 +191,41 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(contract.kinds)}")
     if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
         raise ValueError(f"--context: {stray}")
+
+
+def configured(invocation: Invocation) -> tuple[Invocation, Any]:
+    """The configuration, to be sent, and an invocation that has it only if the cage depends on it."""
+    if not invocation.config:
+        return invocation, None
+    import json
+
+    from runner.launch.prepare import with_config
+
+    config = json.loads(invocation.config)
+    return with_config(invocation, config), config
+
+
+def read_secrets(args: argparse.Namespace) -> Secrets | None:
+    """ValueError says what is wrong with --secrets, and nothing that the file says."""
+    if args.secrets is None:
+        return None
+    from runner.protocol.secrets import Secrets
+
+    word = args.secrets if args.secrets == "-" else f"@{args.secrets}"
+    try:
+        value = read_json_option("--secrets", word)
+    except ValueError as error:
+        if isinstance(error.__context__, OSError):
+            raise
+        raise ValueError(f"--secrets {args.secrets}: this is not JSON that can be used") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
+    from runner.manifest.load import contract_at
+
+    name = contract_at(args.manifest, args.contract)
+    if name is not None and not find_contract(name).takes_secrets:
+        raise ValueError(f"--secrets: the contract {name} sends its plugins no secrets; leave it out")
+    return Secrets(value)
 
 
 def request_launch(invocation: Invocation) -> LaunchTicket | None:
@@ -213,38 +253,3 @@ def _seconds(word: str | None) -> float | None:
         return float(parse_limit("call", word))
     except ValueError as error:
         raise ValueError(f"--timeout {word}: {error}") from None
-
-
-def _document(option: str, word: str | None) -> Any:
-    """JSON, by the same rules as for plugins. ValueError says what is wrong with it."""
-    if word is None:
-        return None
-    from runner.protocol import wire
-
-    if word == "-" or word.startswith("@"):
-        try:
-            if word == "-":
-                raw = sys.stdin.buffer.read()
-            else:
-                with open(word[1:], "rb") as file:
-                    raw = file.read()
-        except OSError as error:
-            raise ValueError(f"{option} {word}: {error.strerror}") from None
-    else:
-        raw = os.fsencode(word)
-    try:
-        return wire.decode(raw)
-    except wire.WireFault as fault:
-        what = "this is not JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
-        raise ValueError(f"{option}: {what}: {fault.detail}{_meant(option, word)}") from None
-
-
-def _meant(option: str, word: str) -> str:
-    """What the caller most likely meant by a word that is not JSON."""
-    if word == "-" or word.startswith("@"):
-        return ""
-    if len(word) < 4096 and "\0" not in word and os.path.exists(word):
-        return f"; to read the file of that name write {option} @{word}"
-    if word[:1].isalpha():
-        return """; write text as '"text"', and a file as @FILE"""
-    return "; write a file as @FILE"

@@ -10,7 +10,13 @@ import sys
 from typing import Any
 
 from runner import __version__
-from runner.cli.options import add_contract_options, add_manifest_choice, contract_options_of
+from runner.cli.options import (
+    add_config,
+    add_contract_options,
+    add_manifest_choice,
+    config_of,
+    contract_options_of,
+)
 from runner.cli.text import print_diagnostics, say
 from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
@@ -27,17 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=("text", "json", "sarif"), default="text", help="default: text")
     add_manifest_choice(parser)
+    add_config(parser)
     add_contract_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        options = dict(contract_options_of(args))
+        options, config = dict(contract_options_of(args)), config_of(args.config)
     except ValueError as error:
         say(f"runner check: {error}")
         return USAGE_ERROR
     files = [
-        (path, load_all(path, contract=args.contract, server=args.server, options=options))
+        (path, load_all(path, contract=args.contract, server=args.server, options=options, config=config))
         for path in args.manifests
     ]
     shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]

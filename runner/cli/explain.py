@@ -76,7 +76,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
     """The report of a launch that has not taken place, with the command line."""
     full = report(stage, outcome, EXIT[outcome.code])
     kept = ("runner", "plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
-    decided, planned = decided_of(stage), planned_of(stage)
+    loaded, decided, planned = loaded_of(stage), decided_of(stage), planned_of(stage)
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
         for what, words, verdict, why in _asked(stage, outcome)
@@ -87,6 +87,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "asked": asked,
         "streams": None if decided is None else foresee_streams(decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
+        "lifecycle": None if loaded is None else dict(loaded.plugin.lifecycle),
         "argv": None if planned is None else _command_line(planned),
     }
 
@@ -201,6 +202,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
             yield ""
             meaning = decided.policy.on_hook_failure
             yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
+    if plugin.lifecycle:
+        yield ""
+        rows = [(word.replace("_", " "), _lifecycle(value)) for word, value in plugin.lifecycle]
+        yield from _table("lifecycle, for a supervisor (times in seconds)", rows)
     yield ""
     if outcome.code == "ok":
         lacking = any(note.rule == "outside" for note in notes(stage))
@@ -211,6 +216,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
+
+
+def _lifecycle(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:

@@ -39,10 +39,28 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         default=[],
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
+    add_config(parser)
     add_limits(parser)
     add_contract_options(parser)
     parser.set_defaults(arguments=[])
     parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="JSON|@FILE", help="the plugin's configuration, if its contract has one"
+    )
+
+
+def config_of(word: str | None) -> str:
+    """--config as JSON text; empty if it was not given. ValueError says what is wrong with it."""
+    if word is None:
+        return ""
+    import json
+
+    from runner.cli.json_option import read_json_option
+
+    return json.dumps(read_json_option("--config", word))
 
 
 # The limits people reach for have options of their own; --limit knows them all.
@@ -170,6 +188,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         args=tuple(args.arguments),
         overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=_limits(args.limits)),
         options=contract_options_of(args),
+        config=config_of(args.config),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.cli.call import add_talking, request_launch
+from runner.cli.call import add_talking, configured, read_secrets, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
@@ -34,7 +34,8 @@ def advice(message: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        invocation = invocation_of(args)
+        invocation, config = configured(invocation_of(args))
+        secrets = read_secrets(args)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner tools: {printable(str(error))}")
@@ -45,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
-    request = SessionRequest(invocation, Call("list", "tools"), None, None, sink, sent)
+    request = SessionRequest(invocation, Call("list", "tools"), None, config, secrets, sink, sent)
     return list_all(request, Output("tools", as_json=args.json, events=args.events))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from runner.plugin import Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
-    from runner.protocol.host_services import HostMethods
+    from runner.protocol.host_services import HostMethods, Services
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -102,10 +102,17 @@ class Contract(Protocol):
         """Whether a parsed document with an unknown file name is one of its manifests."""
         ...
 
+    # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
+    # check take --config too. Otherwise only the dialect gets it.
+    config_shapes_cage: bool = False
+
+    takes_secrets: bool = False  # whether the dialect delivers secrets of the operator (--secrets)
+
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """The plugin, from the text alone; None if there is an error among the diagnostics."""
+        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
+        if there is none."""
         ...
 
     def servers(self, document: Document) -> tuple[str, ...]:
@@ -138,11 +145,16 @@ class Contract(Protocol):
         """For `runner exec --inspect`: checks what plugin and host say to each other."""
         ...
 
-    def services(self) -> HostMethods:
-        """What its plugins may ask of their host."""
+    def services(self, plugin: Plugin) -> HostMethods:
+        """What a plugin may ask of its host."""
         from runner.protocol.host_services import NoHostMethods
 
         return NoHostMethods()
+
+    def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
+        """The host's services, with those that the runner itself has for plugins of this contract.
+        `state_dir` is the plugin's own directory; the cage shows only what the plugin asked for of it."""
+        return services
 
     def event(self, call: Call) -> tuple[str, Any]:
         """Method and params of the notification for a call of kind "event", where `kinds` has it."""

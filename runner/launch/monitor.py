@@ -94,6 +94,7 @@ class Terms(NamedTuple):
     unsandboxed: bool
     notes: tuple[Note, ...] = ()
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
+    state_dir: str | None = None  # the plugin's own directory, on the host
 
 
 class Launched(NamedTuple):
@@ -357,6 +358,7 @@ def _terms(planned: Planned) -> Terms:
         planned.grant.unsandboxed,
         notes(planned),
         policy.on_hook_failure,
+        planned.state_dir,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from runner.contracts.registry import find_contract
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
@@ -32,6 +33,7 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
         contract=invocation.contract,
         server=invocation.server,
         options=dict(invocation.options),
+        config=invocation.config,
     )
     if read.plugin is None:
         raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
@@ -46,6 +48,17 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
         )
         raise Failure(outcome, EXEC_NOT_FOUND, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
+
+
+def with_config(invocation: Invocation, config: Any) -> Invocation:
+    """The invocation, with the plugin's configuration if its cage depends on it. Raises ValueError if that is
+    not JSON."""
+    from runner.manifest.load import contract_at
+    from runner.protocol import wire
+
+    name = None if config is None else contract_at(invocation.manifest, invocation.contract)
+    shapes = name is not None and find_contract(name).config_shapes_cage
+    return invocation._replace(config=wire.encode(config).decode() if shapes else "")
 
 
 def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Decided:

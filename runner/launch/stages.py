@@ -55,6 +55,7 @@ class Invocation(NamedTuple):
     args: tuple[str, ...] = ()
     overrides: Overrides = Overrides()
     options: tuple[tuple[str, str], ...] = ()  # the contract's own
+    config: str = ""  # the plugin's configuration as JSON, where its contract derives requests from it
 
 
 class Stopwatch:

@@ -119,15 +119,18 @@ def load(
     contract: str | None = None,
     server: str | None = None,
     options: Mapping[str, str] | None = None,
+    config: str = "",
 ) -> ManifestRead:
-    """The plugin of a manifest, or all its faults. `options`: the contract's own."""
+    """The plugin of a manifest, or all its faults. `options`: the contract's own. `config`: the plugin's
+    configuration as JSON, where its contract derives requests from it; empty: there is none."""
     options = options or {}
     try:
         found = find(path, contract)
         raw = read_bounded(found.path)
         home = _home()
-        # An option may name a file, and no cache key covers its content. So such a plugin is not cached.
-        key = "" if options else cache.key(found.path, raw, found.contract, server, home)
+        # An option may name a file, and no cache key covers its content. So such a plugin is not cached, nor
+        # is one with a configuration.
+        key = "" if options or config else cache.key(found.path, raw, found.contract, server, home)
         cached = cache.load(key) if key else None
         if cached is not None:
             plugin, diagnostics = cached
@@ -135,7 +138,7 @@ def load(
         name, document = _recognise(found, raw)
     except DocumentError as error:
         return ManifestRead(None, error.diagnostics)
-    loaded = _read(name, document, server, home, options)
+    loaded = _read(name, document, server, home, options, config)
     if loaded.plugin is not None and key:
         cache.store(key, loaded.plugin, loaded.diagnostics)
     return ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
@@ -157,6 +160,7 @@ def load_all(
     contract: str | None = None,
     server: str | None = None,
     options: Mapping[str, str] | None = None,
+    config: str = "",
 ) -> tuple[ManifestRead, ...]:
     """Every plugin of a manifest (or the one server named), each also checked against the files around it.
 
@@ -176,14 +180,15 @@ def load_all(
             message = f"the other servers of {len(listed)} were not checked"
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
-        results.append(_check_files(name, document, _read(name, document, each, home, options or {})))
+        loaded = _read(name, document, each, home, options or {}, config)
+        results.append(_check_files(name, document, loaded))
         shown += len(results[-1].diagnostics)
     first = results[0]
     return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
 
 
 def _read(
-    name: str, document: Document, server: str | None, home: str, options: Mapping[str, str]
+    name: str, document: Document, server: str | None, home: str, options: Mapping[str, str], config: str
 ) -> ManifestRead:
     contract = find_contract(name)
     own = {option.name for option in contract.options}
@@ -194,12 +199,24 @@ def _read(
             message = f"{flag} belongs to {owners}, and this is a manifest of {name}"
             refused = document.diagnostic((), "option_foreign", message, f"leave {flag} out")
             return ManifestRead(None, (refused,))
+    if config and not contract.config_shapes_cage:
+        message = f"the cage of a {name} plugin does not depend on its configuration"
+        hint = "leave --config out here; runner call sends a configuration to plugins that take one"
+        return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))
+    value = _parsed(config) if config else None
     if server is not None and not contract.several_plugins:
-        _, diagnostics = contract.read(document, server=None, home=home, options=options)
+        _, diagnostics = contract.read(document, server=None, home=home, options=options, config=value)
         message = f"a {name} manifest has no servers to choose from"
         refused = document.diagnostic((), "server_unknown", message, "leave --server out")
         return ManifestRead(None, (refused, *diagnostics))
-    return ManifestRead(*contract.read(document, server=server, home=home, options=options))
+    read = contract.read(document, server=server, home=home, options=options, config=value)
+    return ManifestRead(*read)
+
+
+def _parsed(config: str) -> object:
+    import json
+
+    return json.loads(config)
 
 
 def _check_files(name: str, document: Document, loaded: ManifestRead) -> ManifestRead:

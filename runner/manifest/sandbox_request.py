@@ -141,11 +141,14 @@ def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tu
     return tuple(found)
 
 
-def parse_host(text: str) -> str:
-    """`name:port` in lower case; ValueError with the second half of a sentence otherwise."""
+def parse_host(text: str, *, any_port: bool = False) -> str:
+    """`name:port` in lower case; ValueError with the second half of a sentence otherwise. `any_port`: the
+    port may be `*`."""
     host, colon, port = text.rpartition(":")
     if not colon or not host:
         raise ValueError("has no port")
+    if any_port and port == "*":
+        return parse_host(f"{host}:1").removesuffix("1") + "*"
     if not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII) or int(port) > 65535:
         raise ValueError("has no port between 1 and 65535")
     if host.startswith("[") and host.endswith("]"):

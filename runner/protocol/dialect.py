@@ -60,6 +60,7 @@ class Setting(NamedTuple):
     services: frozenset[str] = frozenset()  # what the host offers: names of fields of Services
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     options: Mapping[str, str] = {}  # values of the contract's own command line options
+    secrets: Mapping[str, Any] = {}  # the operator's, for contracts that deliver them: never shown or kept
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -186,6 +187,7 @@ class Message(NamedTuple):
     detail: str = ""
     raw: bytes = b""  # the beginning of a faulty frame, for messages
     weight: int = 0  # bytes that the value takes in memory
+    at: float = 0.0  # when it was read, in seconds on the session's clock: a dialect has none of its own
 
 
 class Dialect(Protocol):

@@ -78,6 +78,24 @@ class Elicitation(Protocol):
     async def elicit(self, request: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
 
+class KeyValueStore(Protocol):
+    """Values of one plugin that outlive it. Each raises HostError."""
+
+    async def get(self, key: str) -> Any:
+        """None: there is no such key."""
+        ...
+
+    async def set(self, key: str, value: Any) -> None: ...
+
+    async def delete(self, key: str) -> bool:
+        """Whether there was such a key."""
+        ...
+
+    async def list(self, prefix: str, after: str, limit: int) -> Sequence[str]:
+        """Keys in order, those behind `after` only."""
+        ...
+
+
 class Services(NamedTuple):
     """The services of a host. None: it has no such service, and the plugin gets the contract's answer for
     that."""
@@ -88,6 +106,7 @@ class Services(NamedTuple):
     roots: Roots | None = None
     sampling: Sampling | None = None
     elicitation: Elicitation | None = None
+    storage: KeyValueStore | None = None
 
     @property
     def offered(self) -> frozenset[str]:

@@ -29,6 +29,7 @@ async def open_session(
     call: Call | None = None,
     seconds: float | None = None,
     config: Any = None,
+    secrets: Mapping[str, Any] | None = None,
     sent: LaunchTicket | None = None,
     on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
@@ -49,7 +50,8 @@ async def open_session(
                 raise _unprepared(invocation, failed, cell.has_ended) from None
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
-            gate = Gate(contract.services(), services, terms.host)
+            services = contract.provide(plugin, services, terms.state_dir)
+            gate = Gate(contract.services(plugin), services, terms.host)
             setting = Setting(
                 plugin,
                 terms.limits,
@@ -60,6 +62,7 @@ async def open_session(
                 gate.offered,
                 terms.on_hook_failure,
                 dict(invocation.options),
+                secrets or {},
             )
             dialect = contract.dialect(setting)
             session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))

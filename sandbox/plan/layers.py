@@ -78,10 +78,11 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
 
 def require_enforceable(network: Network | None) -> None:
     """Raise LayerUnavailable for a network mode that this version cannot enforce."""
-    if network is not None and network.mode == "allowlist":
+    if network is not None and network.mode in ("allowlist", "open"):
+        what = "a network allowlist" if network.mode == "allowlist" else "the network mode open"
         raise LayerUnavailable(
             "network",
-            "this version cannot enforce a network allowlist",
+            f"this version cannot enforce {what}",
             "ask for no network in the manifest, or for the host's network under a policy that allows it "
             '(ceiling = "host" under [network])',
         )

@@ -188,7 +188,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
         return Network("none", where=asked.where)
-    if asked.mode != "allowlist" or ceiling == "host":
+    if asked.mode != "allowlist" or ceiling in ("open", "host"):
         return asked
     granted = []
     for host in asked.hosts:

@@ -21,6 +21,7 @@ from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, Notice
+from runner.protocol.secrets import Secrets
 from runner.session import settlement
 from runner.session.open import bare_report, open_session
 from runner.session.session import Session
@@ -34,6 +35,7 @@ class SessionRequest(NamedTuple):
     call: Call
     seconds: float | None
     config: Any
+    secrets: Secrets | None
     sink: ReportFile
     sent: LaunchTicket | None
 
@@ -46,6 +48,7 @@ class SessionRequest(NamedTuple):
             call=self.call,
             seconds=self.seconds,
             config=self.config,
+            secrets=self.secrets,
             sent=self.sent,
             on_made=on_made,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract, Listing
 
@@ -37,7 +37,7 @@ class McpContract(Contract):
         return isinstance(document.data.get("mcpServers"), dict)
 
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
         from runner.contracts.mcp.manifest import read
 
@@ -63,7 +63,7 @@ class McpContract(Contract):
 
         return make(setting)
 
-    def services(self) -> HostMethods:
+    def services(self, plugin: Plugin) -> HostMethods:
         from runner.contracts.mcp import services
 
         return services

@@ -43,7 +43,7 @@ class NexoContract(Contract):
         )
 
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
         from runner.contracts.nexo.manifest import read
 
@@ -70,7 +70,7 @@ class NexoContract(Contract):
 
         return make(setting)
 
-    def services(self) -> HostMethods:
+    def services(self, plugin: Plugin) -> HostMethods:
         from runner.contracts.nexo import services
 
         return services

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract
 
@@ -41,7 +41,7 @@ class RuneContract(Contract):
         return "plugin_id" in data and "process" in data
 
     def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str]
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
         from runner.contracts.rune.manifest import read
 

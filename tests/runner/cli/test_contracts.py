@@ -10,8 +10,11 @@ import subprocess
 import pytest
 
 from runner.contracts.registry import all_contracts, contract_names
+from runner.plugin import Plugin
+from sandbox.spec import SandboxSpec
 from tests.conftest import Caller
 
+NOBODY = Plugin("", "", "", "", "", "", None, None, SandboxSpec())
 KEYS = {
     "name",
     "about",
@@ -19,6 +22,8 @@ KEYS = {
     "file_names",
     "recognised_by",
     "several_plugins",
+    "config_shapes_cage",
+    "takes_secrets",
     "calls",
     "context",
     "lists",
@@ -40,7 +45,7 @@ def test_json_has_every_contract(runner_as_user: Caller) -> None:
         assert said.keys() == KEYS
         assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.kinds)
         assert said["one_call_per_process"] == contract.one_shot and said["lists"]
-        assert said["host_methods"] == dict(contract.services().METHODS)
+        assert said["host_methods"] == dict(contract.services(NOBODY).METHODS)
 
 
 def test_text_has_the_same_values(runner_as_user: Caller) -> None:
@@ -58,6 +63,8 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
             "calls",
             "context",
             "lists",
+            "cage",
+            "secrets",
             "process",
             "may ask",
             "options",
@@ -65,8 +72,10 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         ]
         assert all(values.values())
         assert values["manifest"].startswith(", ".join(contract.file_names))
+        assert values["secrets"] == ("--secrets" if contract.takes_secrets else "none")
+        assert ("--config" in values["cage"]) == contract.config_shapes_cage
         assert values["calls"] == ", ".join(contract.kinds)
-        assert values["may ask"] == (", ".join(contract.services().METHODS) or "none")
+        assert values["may ask"] == (", ".join(contract.services(NOBODY).METHODS) or "none")
 
 
 @pytest.mark.parametrize("columns", [60, 200])

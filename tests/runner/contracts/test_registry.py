@@ -9,6 +9,8 @@ import pytest
 from runner.cli import VERBS
 from runner.contracts.contract import ContractOption
 from runner.contracts.registry import all_contracts, all_kinds, contract_names, find_contract, option_owners
+from runner.plugin import Plugin
+from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
 
 
@@ -21,14 +23,15 @@ def test_contracts_are_the_folders() -> None:
 def test_each_contract_is_complete(name: str) -> None:
     contract = find_contract(name)
     assert contract.name == name
-    assert contract.format in ("toml", "json") and contract.file_names and contract.sign
+    assert contract.format in ("toml", "json", "yaml") and contract.file_names and contract.sign
     assert contract.about and "\n" not in contract.about and len(contract.about) < 100
     assert contract.no_command_hint and contract.kinds[0] == "tool"
     assert contract.json_schema()
     assert "list" not in contract.kinds, "a word of the runner's own"
     assert set(contract.context) <= set(contract.kinds)
     assert {listing.kind for listing in contract.lists} <= {"", *contract.kinds}
-    assert contract.services().METHODS is not None
+    plugin = Plugin("a", "1", name, "a", "", "/a/manifest", None, None, SandboxSpec())
+    assert contract.services(plugin).METHODS is not None
 
 
 def test_verbs_and_options_of_contracts_hide_no_other() -> None:

@@ -27,7 +27,7 @@ class ToyContract(Contract):
     def recognises(self, document):
         return "toy" in document.data
 
-    def read(self, document, *, server, home, options):
+    def read(self, document, *, server, home, options, config):
         from runner.contracts.toy.manifest import read
 
         return read(document, options.get("binding"))

@@ -1,0 +1,43 @@
+"""Options whose value is JSON: on the command line itself, in a file, or on stdin."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def read_json_option(option: str, word: str | None) -> Any:
+    """The value, by the same rules as for plugins; None if the option was not given. ValueError says what is
+    wrong with it."""
+    if word is None:
+        return None
+    from runner.protocol import wire
+
+    if word == "-" or word.startswith("@"):
+        try:
+            if word == "-":
+                raw = sys.stdin.buffer.read()
+            else:
+                with open(word[1:], "rb") as file:
+                    raw = file.read()
+        except OSError as error:
+            raise ValueError(f"{option} {word}: {error.strerror}") from None
+    else:
+        raw = os.fsencode(word)
+    try:
+        return wire.decode(raw)
+    except wire.WireFault as fault:
+        what = "this is not JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
+        raise ValueError(f"{option}: {what}: {fault.detail}{_meant(option, word)}") from None
+
+
+def _meant(option: str, word: str) -> str:
+    """What the caller most likely meant by a word that is not JSON."""
+    if word == "-" or word.startswith("@"):
+        return ""
+    if len(word) < 4096 and "\0" not in word and os.path.exists(word):
+        return f"; to read the file of that name write {option} @{word}"
+    if word[:1].isalpha():
+        return """; write text as '"text"', and a file as @FILE"""
+    return "; write a file as @FILE"

@@ -1,0 +1,88 @@
+"""kaged plugins (kaged_api 1): a YAML manifest, JSON-RPC lines on stdio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.contracts.contract import Contract, ContractOption
+
+if TYPE_CHECKING:
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Dialect, Setting
+    from runner.protocol.host_services import HostMethods, Services
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
+
+API_VERSION = 1
+
+# Seconds. The manifest gives the hooks' and the shutdown's own.
+HANDSHAKE_SECONDS = 10.0
+CALL_SECONDS = 60.0
+HEALTH_ANSWER_SECONDS = 5.0
+
+CONTEXT = ("operator_id", "project_id", "agent_path", "session_id", "request_id", "project_root")
+
+
+class KagedContract(Contract):
+    name = "kaged"
+    about = "JSON-RPC lines on stdio, kaged_api 1; described by a YAML manifest"
+    format: Format = "yaml"
+    file_names = ("kaged-plugin.yaml", "manifest.yaml")
+    sign = "a kaged_api key"
+    no_command_hint = 'give the manifest a command: command: ["./plugin.py"]'
+    kinds = ("tool", "method", "hook")
+    context: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
+    declared = ("methods", "hooks")
+    config_shapes_cage = True
+    takes_secrets = True
+    options = (
+        ContractOption(
+            "--project", "DIR", "the project that the plugin works on: what project:/ paths lie below"
+        ),
+        ContractOption("--project-id", "ID", "the project's id; without it the name of its folder"),
+    )
+
+    def recognises(self, document: Document) -> bool:
+        return "kaged_api" in document.data
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.kaged.manifest import read
+
+        return read(document, home=home, options=options, config=config)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        from runner.contracts.kaged.manifest import check_files
+
+        return check_files(document, plugin)
+
+    def json_schema(self) -> dict[str, object]:
+        from runner.contracts.kaged.manifest import json_schema
+
+        return json_schema()
+
+    def dialect(self, setting: Setting) -> Dialect:
+        from runner.contracts.kaged.dialect import make
+
+        return make(setting)
+
+    def inspector(self, setting: Setting) -> Inspector:
+        from runner.contracts.kaged.inspector import make
+
+        return make(setting)
+
+    def services(self, plugin: Plugin) -> HostMethods:
+        from runner.contracts.kaged.services import StorageMethods
+
+        return StorageMethods(plugin.capabilities)
+
+    def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
+        from runner.contracts.kaged.services import provide
+
+        return provide(plugin, services, state_dir)
+
+
+CONTRACT = KagedContract()

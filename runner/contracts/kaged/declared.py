@@ -1,0 +1,82 @@
+"""What a manifest declares about the conversation, kept in the exports of the Plugin. Only this module writes
+and reads them.
+
+An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.plugin import Plugin
+from sandbox.value import NamedTuple
+
+COMPACTOR, OBSERVER = "compactor", "observer"
+
+_TOOL = "tool."
+_PROJECT = "project"
+_CONFIG, _SYSTEM_CONFIG = "config_schema", "system_config_schema"
+
+Export = tuple[str, tuple[str, ...]]
+
+
+class DeclaredTool(NamedTuple):
+    name: str  # as on the wire: PLUGIN.TOOL
+    description: str
+    schema: Any  # JSON Schema, parsed
+
+
+class Declared(NamedTuple):
+    methods: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    tools: Mapping[str, DeclaredTool] = {}  # by the name on the wire
+    notifications: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    config_schema: Any = None  # None: there is none
+    system_config_schema: Any = None
+    project_id: str = "unknown"
+    project_root: str = ""  # empty: it works on no project
+
+
+def exports_of(declared: Declared) -> tuple[Export, ...]:
+    schemas = ((_CONFIG, declared.config_schema), (_SYSTEM_CONFIG, declared.system_config_schema))
+    return (
+        ("tools", tuple(declared.tools)),
+        ("methods", declared.methods),
+        ("hooks", declared.hooks),
+        ("notifications", declared.notifications),
+        ("roles", declared.roles),
+        *(
+            (_TOOL + tool.name, (tool.description, json.dumps(tool.schema)))
+            for tool in declared.tools.values()
+        ),
+        *((kind, (json.dumps(schema),)) for kind, schema in schemas if schema is not None),
+        (_PROJECT, (declared.project_id, declared.project_root)),
+    )
+
+
+def declared_by(plugin: Plugin) -> Declared:
+    found: dict[str, Sequence[str]] = dict(plugin.exports)
+    tools = {
+        kind.removeprefix(_TOOL): DeclaredTool(kind.removeprefix(_TOOL), row[0], json.loads(row[1]))
+        for kind, row in found.items()
+        if kind.startswith(_TOOL)
+    }
+    project_id, project_root = found.get(_PROJECT, ("unknown", ""))
+    return Declared(
+        methods=tuple(found.get("methods", ())),
+        hooks=tuple(found.get("hooks", ())),
+        tools=tools,
+        notifications=tuple(found.get("notifications", ())),
+        roles=tuple(found.get("roles", ())),
+        config_schema=_parsed(found.get(_CONFIG)),
+        system_config_schema=_parsed(found.get(_SYSTEM_CONFIG)),
+        project_id=project_id,
+        project_root=project_root,
+    )
+
+
+def _parsed(row: Sequence[str] | None) -> Any:
+    return None if row is None else json.loads(row[0])

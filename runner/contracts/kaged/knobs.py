@@ -1,0 +1,171 @@
+"""Knobs, and the folders that follow from the configuration.
+
+A knob is a control for one field of the configuration. A `path` knob, and every value of the form `config:/…`
+or `project:/…`, names a folder that the plugin writes to, although no capability says so: the host builds the
+cage from the configuration. A write that is not bound to a folder of the host would vanish with the cage.
+
+    config:/P     <config root>/P/<project id>. The config root is the plugin's own, so nothing more is asked
+    project:/P    <project root>/P, which has to exist: --project names the root
+    /P            this folder, where a path knob allows it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from runner.manifest import model, sandbox_request
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
+from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.spec import KeyPath, PathRequest
+from sandbox.value import NamedTuple
+
+KNOB_TYPES = ("range", "int_range", "enum", "boolean", "text", "multiline", "model_alias", "path")
+CONFIG, PROJECT = "config:/", "project:/"
+
+_MOST_VALUES = 10_000  # of a configuration that are searched for paths
+
+
+class KnobTable(BaseModel):
+    """A control for one field of the configuration."""
+
+    model_config = model.TABLE
+
+    type: Literal["range", "int_range", "enum", "boolean", "text", "multiline", "model_alias", "path"]
+    label: str
+    binds_to: str = Field(description="config.FIELD: a property of config_schema.")
+    description: str | None = None
+    min: int | float | None = None
+    max: int | float | None = None
+    step: int | float | None = None
+    values: list[Any] | None = Field(default=None, description="Of an enum.")
+    labels: dict[str, str] | None = None
+    max_length: int | None = None
+    prefixes: list[str] | None = Field(default=None, description="Of a path: config:/ and project:/.")
+    default: Any = None
+
+
+class Folders(NamedTuple):
+    """Where the paths of a configuration lead to."""
+
+    project_root: str  # empty: there is no project
+    home: str
+
+
+def check_knobs(faults: Faults, manifest: Table) -> None:
+    """Each knob has to bind to a property of config_schema. Its type is not compared with the property's:
+    real manifests bind a range with fractional steps to an integer."""
+    fields = manifest.table("config_schema").table("properties").data
+    knobs = manifest.table("knobs")
+    for name in knobs.data:
+        knob = knobs.table(name)
+        binds_to = knob.string("binds_to")
+        if binds_to is None:
+            continue
+        scope, dot, field = binds_to.partition(".")
+        at = knob.at("binds_to")
+        if scope == "system_config":
+            message = f"the knob {quoted(name)} binds to {quoted(binds_to)}: secrets have no knobs"
+            faults.error(at, "knob_binds_to", message, "bind it to a property of config_schema: config.FIELD")
+        elif scope != "config" or not dot or not field:
+            message = f"the knob {quoted(name)} binds to {quoted(binds_to)}, which is not config.FIELD"
+            faults.error(at, "knob_binds_to", message)
+        elif field not in fields:
+            message = f"the knob {quoted(name)} binds to {quoted(field)}, which config_schema does not have"
+            hint = did_you_mean(field, fields) or f"add it to config_schema.properties: {field}"
+            faults.error(at, "knob_binds_to", message, hint)
+        low, high = knob.data.get("min"), knob.data.get("max")
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            faults.error(knob.at("min"), "knob_range", f"the knob {quoted(name)} has its min above its max")
+        values = knob.data.get("values")
+        if knob.string("type") == "enum" and not (isinstance(values, list) and values):
+            faults.error(knob.at("values"), "knob_values", f"the enum {quoted(name)} has no values")
+
+
+def path_requests(
+    faults: Faults, manifest: Table, config: Mapping[str, Any], folders: Folders
+) -> tuple[PathRequest, ...]:
+    """The folders that the configuration, with the manifest's defaults, makes the plugin write to."""
+    found: dict[PathRequest, None] = {}
+    for value in _path_values(manifest, config):
+        path = _resolve(faults, value, folders)
+        if path is None:
+            continue
+        item = Item(value.keys, value.text)
+        sandbox_request.check_path(faults, item, path, folders.home, write=True)
+        found[PathRequest(path, "write", where=value.keys)] = None
+    return tuple(found)
+
+
+class _PathValue(NamedTuple):
+    field: str
+    text: str
+    keys: KeyPath  # of the knob or the property, since the configuration is not in the manifest
+    prefixes: tuple[str, ...] | None = None  # None: it is no path knob's
+
+
+def _path_values(manifest: Table, config: Mapping[str, Any]) -> Iterator[_PathValue]:
+    properties = manifest.table("config_schema").table("properties")
+    knobs = manifest.table("knobs")
+    bound = {}
+    for name in knobs.data:
+        knob = knobs.table(name)
+        field = (knob.string("binds_to") or "").removeprefix("config.")
+        if knob.string("type") == "path" and field:
+            bound[field] = knob
+    for field, knob in bound.items():
+        default = knob.data.get("default", properties.table(field).data.get("default"))
+        value = config.get(field, default)
+        if isinstance(value, str) and value:
+            prefixes = tuple(item.text for item in knob.strings("prefixes"))
+            yield _PathValue(field, value, knob.keys, prefixes)
+    defaults = {name: properties.table(name).data.get("default") for name in properties.data}
+    for field, value in {**defaults, **config}.items():
+        if field in bound:
+            continue
+        keys = properties.at(field) if field in properties else manifest.at("config_schema")
+        for text in _texts(value):
+            if text.startswith((CONFIG, PROJECT)):
+                yield _PathValue(field, text, keys)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    pending, seen = [value], 0
+    while pending and seen < _MOST_VALUES:
+        each = pending.pop()
+        seen += 1
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            pending.extend(each.values())
+        elif isinstance(each, list):
+            pending.extend(each)
+
+
+def _resolve(faults: Faults, value: _PathValue, folders: Folders) -> str | None:
+    """The folder on the host; None if the plugin has it already, or it was refused."""
+    said = f"{value.field} is {quoted(value.text)}"
+    if value.prefixes and not value.text.startswith(value.prefixes):
+        hint = f"it begins with {' or '.join(value.prefixes)}"
+        faults.error(value.keys, "config_path", f"{said}, which the knob's prefixes do not allow", hint)
+        return None
+    if value.text.startswith((CONFIG, PROJECT)):
+        rest = value.text.removeprefix(CONFIG).removeprefix(PROJECT)
+        if any(part in ("", ".", "..") for part in rest.split("/")):
+            faults.error(value.keys, "config_path", f"{said}: it has an empty, '.' or '..' segment")
+            return None
+        if value.text.startswith(CONFIG):
+            return None
+        if not folders.project_root:
+            hint = "name the project with --project DIR"
+            faults.error(value.keys, "config_path", f"{said}, and there is no project", hint)
+            return None
+        return f"{folders.project_root}/{rest}"
+    if value.text.startswith("/"):
+        return value.text
+    hint = "write config:/NAME, project:/NAME or an absolute path"
+    faults.error(value.keys, "config_path", f"{said}, which is no path that can be bound", hint)
+    return None
