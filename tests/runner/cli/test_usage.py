@@ -77,7 +77,7 @@ def test_the_example_is_right(verb: str) -> None:
         (("new",), "required: CONTRACT, DIR"),
         (("new", "nexo"), "required: DIR"),
         (("new", "nexoo", "x"), "did you mean 'nexo'?"),
-        (("new", "cobol", "x"), "there are mcp, "),
+        (("new", "cobol", "x"), f"there are {', '.join(contract_names())}"),
         (("doctor", "--format", "x"), "--format"),
     ],
 )
