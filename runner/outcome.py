@@ -19,7 +19,8 @@ The plugin broke its contract (in a session, or with `exec --inspect`)
   malformed_response         handshake, call, run    what is wrong with the bytes
 The plugin ended, or was ended
   timeout                    handshake, call, idle,  "there was no answer within TIME", "the deadline
-                             invocation              passed". The phase names the clock
+                             invocation              passed", "there was no answer to health.check within
+                                                     TIME". The phase names the clock
   crashed                    handshake, call, idle,  "the plugin ended with status N", "the plugin exceeded
                              run, teardown           its NAME limit of AMOUNT"
   cancelled                  launch, handshake,      "ended by signal N", "the process that started the

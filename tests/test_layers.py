@@ -68,6 +68,8 @@ MAY_IMPORT: Mapping[str, Use] = {
     "trio": Use(
         (
             "runner.cli.live.*",
+            "runner.contracts.*.compaction",
+            "runner.contracts.*.storage",
             "runner.launch.remote_cell",
             "runner.library",
             "runner.protocol.host_services",
@@ -77,6 +79,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.*",), lazily=True),
+    "yaml": Use(("sandbox.document.yaml",)),
 }
 
 # The public face of a package: it names what is above it, for type checkers only, and imports it when asked.

@@ -383,6 +383,15 @@ def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = Fal
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 
+def lifeless(method: str, seconds: float) -> Outcome:
+    """The plugin did not answer the question whether it is alive, which was asked between calls."""
+    from sandbox.units import format_limit
+
+    message = f"there was no answer to {method} within {format_limit('deadline', seconds)}"
+    hint = "this is the contract's limit: the plugin has to answer whenever it works on no call"
+    return Outcome("timeout", "idle", message, "health", hint)
+
+
 def stalled(seconds: float) -> Outcome:
     from sandbox.units import format_limit
 

@@ -136,6 +136,10 @@ class Farewelled(NamedTuple):
     error: str = ""
 
 
+class Alive(NamedTuple):
+    """The plugin has answered the question whether it is alive (Dialect.beat)."""
+
+
 class Violation(NamedTuple):
     """The plugin broke the contract, and the conversation ends. With `call`, only that call has failed."""
 
@@ -148,7 +152,17 @@ class Violation(NamedTuple):
 
 
 Event = (
-    Send | Ready | Reply | Refusal | Progress | HostCall | HostCallCancelled | Notice | Farewelled | Violation
+    Send
+    | Ready
+    | Reply
+    | Refusal
+    | Progress
+    | HostCall
+    | HostCallCancelled
+    | Notice
+    | Farewelled
+    | Alive
+    | Violation
 )
 Events = Sequence[Event]
 
@@ -167,8 +181,17 @@ class Farewell(NamedTuple):
     answer: float = 0.0  # wait for Farewelled before stdin is closed
     exit: float = 2.0  # wait for the exit after stdin was closed
     terminate: float = 0.0  # wait after SIGTERM; 0: none is sent. Then every process is killed
+    whole: float = 0.0  # for the answer and the exit: what the answer leaves of it is added to `exit`
     # Whether the exit belongs to the answer: a one-shot plugin has to exit with 0 in time.
     counts: bool = False
+
+
+class Pulse(NamedTuple):
+    """How a plugin is asked whether it is alive while nothing else is asked of it."""
+
+    method: str  # for messages
+    interval: float  # seconds from one question to the next
+    answer: float  # seconds within which any answer has to come
 
 
 class CallRefused(Exception):
@@ -191,7 +214,10 @@ class Message(NamedTuple):
 
 
 class Dialect(Protocol):
-    """One conversation. `token` is the session's number for a call, unique in the conversation."""
+    """One conversation. `token` is the session's number for a call, unique in the conversation.
+
+    A contract's dialect inherits from it, and so gets what few contracts have: at the end of the class.
+    """
 
     @property
     def one_shot(self) -> bool:
@@ -258,3 +284,14 @@ class Dialect(Protocol):
     def counters(self) -> Mapping[str, int]:
         """For the report: late, unknown, unreadable, dropped, …"""
         ...
+
+    # --- what a contract may leave out ----------------------------------------------------------------------
+
+    @property
+    def pulse(self) -> Pulse | None:
+        """None: the contract has no such question."""
+        return None
+
+    def beat(self) -> Events:
+        """Ask whether the plugin is alive. Its answer is the event Alive."""
+        return ()

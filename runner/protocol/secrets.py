@@ -1,14 +1,81 @@
-"""Secrets of the operator on their way to a plugin."""
+"""The operator's secrets for one plugin, and how they are kept out of everything that is shown or kept.
+
+A plugin has its secrets and may repeat them: in an error, in a notice, on its stderr. There the texts of the
+secrets are replaced. That catches honest plugins; a plugin that wants to betray a secret can encode it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Characters. A shorter text is not replaced: it would be found in words that are no secret.
+SHORTEST = 8
 
-class Secrets(dict[str, Any]):
-    """By name. Its text, in a traceback or a log, shows none of them."""
+MARK = "[secret]"  # not longer than the shortest text it replaces
+
+
+class Secrets(Mapping[str, Any]):
+    """JSON by name. Its text, in a traceback or a log, shows none of them."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+        # The longest first: one secret may be a part of another.
+        self._texts = sorted(set(_texts_in(self._values)), key=len, reverse=True)
+        self._raw = [text.encode("utf-8", "replace") for text in self._texts]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def __repr__(self) -> str:
         return f"<{len(self)} secrets>"
 
-    __str__ = __repr__
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest text that is replaced."""
+        return max(map(len, self._raw), default=0)
+
+    def hide(self, text: str) -> str:
+        for secret in self._texts:
+            text = text.replace(secret, MARK)
+        return text
+
+    def hide_in_bytes(self, data: bytes) -> bytes:
+        for secret in self._raw:
+            data = data.replace(secret, MARK.encode())
+        return data
+
+    def hide_in(self, value: Any) -> Any:
+        """The same for JSON, with its keys."""
+        if not self._texts:
+            return value
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, Mapping):
+            return {self.hide_in(key): self.hide_in(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide_in(each) for each in value]
+        return value
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        # A key of several lines may be printed line by line, and any text as a string of JSON.
+        for text in (value, *value.splitlines()):
+            if len(text.strip()) >= SHORTEST:
+                yield text.strip()
+                yield json.dumps(text.strip())[1:-1]
+                yield json.dumps(text.strip(), ensure_ascii=False)[1:-1]
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_in(each)

@@ -17,6 +17,7 @@ from runner.launch.stages import Invocation
 from runner.outcome import EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
+from runner.protocol.secrets import Secrets
 from runner.session.session import Session
 
 
@@ -52,6 +53,7 @@ async def open_session(
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.state_dir)
             gate = Gate(contract.services(plugin), services, terms.host)
+            hidden = Secrets(secrets)
             setting = Setting(
                 plugin,
                 terms.limits,
@@ -62,10 +64,11 @@ async def open_session(
                 gate.offered,
                 terms.on_hook_failure,
                 dict(invocation.options),
-                secrets or {},
+                hidden,
             )
             dialect = contract.dialect(setting)
             session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
+            session.state.record.secrets = hidden
             if on_made is not None:
                 on_made(session)
             try:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from runner.outcome import Phase
 from runner.protocol.dialect import Identity
+from runner.protocol.secrets import Secrets
 from sandbox.spec import Limits
 
 _STDERR_TAIL_BYTES = 8 << 10
@@ -25,12 +26,17 @@ class SessionRecord:
         self.claimed_id: str | None = None  # by a plugin whose handshake names another id than its manifest
         self.farewell_error = ""
         self.forced = False  # it was killed because it did not end when asked to
+        self.secrets = Secrets()  # not to be shown, although the plugin may write them to its stderr
         self._tail = bytearray()
+        self._tail_is_cut = False
 
     @property
     def stderr(self) -> str:
         """The end of what it wrote there."""
-        return self._tail.decode("utf-8", "replace")
+        tail = self.secrets.hide_in_bytes(bytes(self._tail))
+        if self._tail_is_cut:  # perhaps in the middle of a secret
+            tail = tail[self.secrets.longest :]
+        return tail[-_STDERR_TAIL_BYTES:].decode("utf-8", "replace")
 
     @property
     def noise(self) -> str:
@@ -45,7 +51,9 @@ class SessionRecord:
         if b"\n" in data:  # ten times faster than counting; most of a long answer has none
             self.lines += data.count(b"\n")
         if stream == "stderr":
-            self._tail = (self._tail + data)[-_STDERR_TAIL_BYTES:]
+            tail = self._tail + data
+            self._tail = tail[-_STDERR_TAIL_BYTES - self.secrets.longest :]
+            self._tail_is_cut = self._tail_is_cut or len(self._tail) < len(tail)
 
     def exceeded(self, limits: Limits) -> str | None:
         """The output limit that has just been exceeded. Both streams count together."""

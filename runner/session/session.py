@@ -118,9 +118,12 @@ class Session:
         finally:
             state.record.took("call", trio.current_time() - began)
             del state.waiters[token]
+            state.note_quiet()
             state.last_active = trio.current_time()
             if not state.waiters and state.phase == "call":
                 state.phase = "run"
+            if not isinstance(waiter.answer, Reply | Refusal):
+                state.busy_until = max(state.busy_until, began + self._call_seconds(call, None))
             if waiter.answer is None and not state.over.is_set():
                 # Our caller was cancelled. The plugin is told, and nothing else changes.
                 withdrawn = [state.outbox.withdraw(letter) for letter in letters]

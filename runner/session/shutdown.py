@@ -59,7 +59,9 @@ class Shutdown:
                 answer=min(farewell.answer, _SHORT_SECONDS),
                 exit=min(farewell.exit, _SHORT_SECONDS),
                 terminate=min(farewell.terminate, _SHORT_SECONDS),
+                whole=0.0,
             )
+        began = trio.current_time()
         granted = state.terms.limits.teardown  # for all steps together
         with trio.move_on_after(math.inf if granted is None else granted) as clock:
             if farewell.frames and not state.outbox.closed:
@@ -71,7 +73,8 @@ class Shutdown:
                 await state.flushed.wait()
             # If the writer still has something that the plugin does not read, this interrupts it.
             await state.cell.stdin.aclose()
-            if await self._has_ended_within(farewell.exit):
+            left = farewell.whole - (trio.current_time() - began)
+            if await self._has_ended_within(max(farewell.exit, left)):
                 return
             if farewell.terminate and not state.over.is_set():
                 state.cell.signal(_SIGTERM)

@@ -6,12 +6,15 @@ through this state, so that the first cause of a failure stays the cause.
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from runner.launch.monitor import Terms
 from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, outcome_document
 from runner.protocol.dialect import (
+    Alive,
     Dialect,
     Event,
     Events,
@@ -65,7 +68,12 @@ class SessionState:
         self.frame_read = trio.Event()  # replaced with each frame
         self.farewelled = trio.Event()
         self.flushed = trio.Event()  # nothing more is written
-        self.last_active = trio.current_time()  # when either side last said something
+        self.alive = trio.Event()  # replaced with each question whether the plugin is
+        self.went_quiet = trio.Event()  # replaced by the task that waits until nothing is in flight
+        # Until then the plugin may work on a call that its caller gave up.
+        self.busy_until = -math.inf
+        # When either side last said something. Whether the plugin is alive does not count.
+        self.last_active = trio.current_time()
 
     @property
     def is_over(self) -> bool:
@@ -77,6 +85,16 @@ class SessionState:
         """Whether somebody waits for the plugin. A caller that already has its answer does not count, even
         if its task has not run yet."""
         return not self.ready.is_set() or any(each.answer is None for each in self.waiters.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether neither side waits for an answer of the other."""
+        return not self.waiters and not self.serving
+
+    def note_quiet(self) -> None:
+        """Called where something that was in flight has ended."""
+        if self.is_quiet:
+            self.went_quiet.set()
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -121,6 +139,8 @@ class SessionState:
                 if event.kind == "stdout":
                     self.record.strayed(event.value)
                 self.backlog.tell(event, self.charged)
+            case Alive():
+                self.alive.set()
             case Farewelled(error):
                 self.record.farewell_error = error
                 self.farewelled.set()

@@ -16,7 +16,7 @@ from runner.exceptions import PluginFailure
 from runner.launch import verdict
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
-from runner.protocol.dialect import Answer, HostCall, Message
+from runner.protocol.dialect import Alive, Answer, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
 from runner.session.state import SessionState
 from runner.session.waiter import first_of
@@ -26,6 +26,7 @@ LINGER_SECONDS = 2.0
 
 _READ_BYTES = 64 << 10  # of a stream, for one read
 _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
+_PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
 
 # KeyboardInterrupt belongs to the caller that waits for the plugin. In one of these tasks it would end the
@@ -72,6 +73,8 @@ class SessionTasks:
         await self._shake_hands(nursery)
         if state.terms.limits.idle is not None:
             nursery.start_soon(self._watch_idleness, state.terms.limits.idle)
+        if state.dialect.pulse is not None:
+            nursery.start_soon(self._watch_health, state.dialect.pulse)
 
     # --- opening ----------------------------------------------------------------------------------------
 
@@ -151,11 +154,11 @@ class SessionTasks:
             message = await trio.to_thread.run_sync(state.dialect.read, frame)
         else:
             message = state.dialect.read(frame)
-        state.last_active = trio.current_time()
+        now = trio.current_time()
         state.frame_read.set()
-        asked = self._handle(message, nursery)
+        asked = self._handle(Message(*message[:-1], now), nursery)
         del message  # else it is held while we wait below for the plugin to read its answers
-        if asked or len(frame) > _READ_BYTES or state.last_active - self._turn > _TURN_SECONDS:
+        if asked or len(frame) > _READ_BYTES or now - self._turn > _TURN_SECONDS:
             # Let other tasks run. A question is then taken up before more is read, if only to be answered
             # "busy": else a plugin with many questions in one write would look like one that never waits for
             # an answer. The caller of a long answer takes it before the next one is read. And one read can
@@ -170,7 +173,10 @@ class SessionTasks:
         asked = False
         questions = Charge(state.questions, message.weight, QUESTION)
         state.charged = state.backlog.charge(message.weight)
-        for event in state.dialect.feed(message):
+        events = state.dialect.feed(message)
+        if not any(isinstance(event, Alive) for event in events):
+            state.last_active = message.at
+        for event in events:
             if isinstance(event, HostCall):
                 self._begin_serving(event, questions, nursery)
                 asked = True
@@ -228,6 +234,7 @@ class SessionTasks:
                     state.charged = None
         finally:
             state.serving.pop(call.ticket, None)
+            state.note_quiet()
             frame.release()
 
     # --- writing ----------------------------------------------------------------------------------------
@@ -329,6 +336,33 @@ class SessionTasks:
                 state.fail(verdict.expired("idle", seconds, limited=True))
                 return
             await trio.sleep(left)
+
+    @_uninterrupted
+    async def _watch_health(self, pulse: Pulse) -> None:
+        """Asks whether the plugin is alive, from time to time and never during a call."""
+        state = self._state
+        while not state.over.is_set():
+            await trio.sleep(pulse.interval)
+            while not state.is_quiet or trio.current_time() < state.busy_until:
+                if not state.is_quiet:
+                    state.went_quiet = trio.Event()
+                    await state.went_quiet.wait()
+                await trio.sleep_until(state.busy_until)
+            if not state.is_over and not await self._is_alive(pulse):
+                state.phase = "idle"
+                state.fail(verdict.lifeless(pulse.method, pulse.answer))
+
+    async def _is_alive(self, pulse: Pulse) -> bool:
+        state = self._state
+        state.alive = trio.Event()
+        active = state.last_active
+        state.act_all(state.dialect.beat())
+        state.last_active = active
+        # If the whole machine was stopped meanwhile, the answer may be in the pipe when the time is up.
+        for seconds in (pulse.answer, _PIPE_SECONDS):
+            with trio.move_on_after(seconds):
+                await first_of(state.alive, state.over)
+        return state.alive.is_set() or state.is_over  # a plugin that is being ended owes no answer
 
 
 def _sendable(answer: Answer) -> Answer:

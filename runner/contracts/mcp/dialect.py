@@ -18,6 +18,7 @@ from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
+    Dialect,
     Event,
     Farewell,
     HostCall,
@@ -81,7 +82,7 @@ def make(setting: Setting) -> McpDialect:
     return McpDialect(setting)
 
 
-class McpDialect:
+class McpDialect(Dialect):
     one_shot = False
 
     def __init__(self, setting: Setting) -> None:

@@ -32,6 +32,7 @@ from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
+    Dialect,
     Event,
     Events,
     Farewell,
@@ -74,7 +75,7 @@ def make(setting: Setting) -> NexoDialect:
     return NexoDialect(setting)
 
 
-class NexoDialect:
+class NexoDialect(Dialect):
     one_shot = False
 
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:

@@ -34,6 +34,7 @@ from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
+    Dialect,
     Events,
     Farewell,
     Identity,
@@ -94,7 +95,7 @@ def objection(setting: Setting) -> Violation | Refusal | None:
     return None
 
 
-class RuneDialect:
+class RuneDialect(Dialect):
     """One conversation, which is one call."""
 
     one_shot = True

@@ -1,0 +1,125 @@
+"""The request for each kind of call. Nothing is sent that the manifest does not declare.
+
+    kind      name                          input
+    tool      PLUGIN.TOOL, or just TOOL     its arguments, as its parameters_schema says
+    method    a method of the manifest      its params
+    hook      a hook of the manifest        what hooks.py says
+
+The params on the wire are the input and `_context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from runner.contracts.kaged import hooks
+from runner.contracts.kaged.call_context import KEY, PRIMARY
+from runner.contracts.kaged.declared import Declared, DeclaredTool
+from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
+from runner.protocol.memory import COMPILED, Shelf
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
+
+_INVALID_PARAMS, _UNSUPPORTED = "-32602", "-32601"
+_LISTS = ("methods", "hooks", "notifications")
+
+
+class CallBook:
+    """The calls that a plugin's manifest allows."""
+
+    def __init__(self, plugin_id: str, declared: Declared) -> None:
+        self._plugin_id = plugin_id
+        self._declared = declared
+        self._schemas = Shelf[Schema](COMPILED)  # compiled when a tool is first called
+
+    def list(self, token: int, name: str) -> Any:
+        """Raises CallRefused."""
+        if name == "tools":
+            return [
+                {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+                for tool in self._declared.tools.values()
+            ]
+        if name not in _LISTS:
+            message = f"there is no list of {quoted(name)}"
+            raise CallRefused(Refusal(token, _UNSUPPORTED, message, "unsupported"))
+        return [{"name": entry} for entry in getattr(self._declared, name)]
+
+    def request(self, token: int, call: Call, context: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+        """Method and params. Raises CallRefused."""
+        declared = self._declared
+        if call.kind == "tool":
+            tool = self._tool(token, call.name)
+            given = _object(token, call)
+            self._check(token, tool, given)
+            method = tool.name
+        elif call.kind == "method":
+            method, given = _known(token, "method", call.name, declared.methods), _object(token, call)
+        elif call.kind == "hook":
+            method = hooks.PREFIX + _known(token, "hook", call.name, declared.hooks)
+            given = _object(token, call)
+            _check_hook(token, call.name, given, context["agent_path"])
+        else:
+            message = f"a plugin of this contract has no {call.kind}s: it has tools, methods and hooks"
+            raise CallRefused(Refusal(token, _UNSUPPORTED, message, "unsupported"))
+        return method, {**given, KEY: dict(context)}
+
+    def _tool(self, token: int, name: str) -> DeclaredTool:
+        tools = self._declared.tools
+        found = tools.get(name) or tools.get(f"{self._plugin_id}.{name}")
+        if found is None:
+            # A caller who writes the short name is helped with the short names.
+            known = [each if "." in name else each.rpartition(".")[2] for each in tools]
+            raise _unknown(token, "tool", name, known)
+        return found
+
+    def _check(self, token: int, tool: DeclaredTool, arguments: Mapping[str, Any]) -> None:
+        schema = self._schemas.get(tool.name)
+        if schema is None:
+            try:
+                schema = Schema(tool.schema)
+            except SchemaFault as fault:
+                message = f"the parameters_schema of the tool {quoted(tool.name)} cannot be used: {fault}"
+                raise CallRefused(Refusal(token, _INVALID_PARAMS, message, "bad_schema")) from None
+            self._schemas.put(tool.name, schema, schema.size)
+        faults = [printable(str(fault)) for fault in schema.faults(arguments)]
+        if faults:
+            message = f"the arguments do not fit the schema of {quoted(tool.name)}: {'; '.join(faults[:3])}"
+            refusal = Refusal(token, _INVALID_PARAMS, message, "invalid_arguments", {"details": faults})
+            raise CallRefused(refusal)
+
+
+def _object(token: int, call: Call) -> dict[str, Any]:
+    if call.input is None:
+        return {}
+    if not isinstance(call.input, Mapping):
+        message = f"the input of a {call.kind} has to be an object"
+        raise CallRefused(Refusal(token, _INVALID_PARAMS, message, "invalid_params"))
+    if KEY in call.input:
+        message = f"the input has {KEY}, which the runner sets; give its fields with --context"
+        raise CallRefused(Refusal(token, _INVALID_PARAMS, message, "invalid_params"))
+    return dict(call.input)
+
+
+def _check_hook(token: int, hook: str, given: Mapping[str, Any], agent_path: str) -> None:
+    if fault := hooks.params_fault(hook, given):
+        raise CallRefused(Refusal(token, _INVALID_PARAMS, fault, "invalid_params"))
+    if hook in hooks.PRIMARY_ONLY and agent_path != PRIMARY:
+        message = f"{hook} is for the primary agent only, and agent_path is {quoted(agent_path)}"
+        raise CallRefused(Refusal(token, _INVALID_PARAMS, message, "invalid_context"))
+
+
+def _known(token: int, what: str, name: str, known: Collection[str]) -> str:
+    if name not in known:
+        raise _unknown(token, what, name, known)
+    return name
+
+
+def _unknown(token: int, what: str, name: str, known: Collection[str]) -> CallRefused:
+    if known:
+        message = f"there is no {what} {quoted(name)} in the plugin's manifest"
+        hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"
+    else:
+        message, hint = f"the plugin's manifest declares no {what}s", f"declare them under {what}s"
+    return CallRefused(Violation("tool_not_exposed", message, what, hint, token))

@@ -1,0 +1,367 @@
+"""The conversation with a kaged plugin: JSON-RPC 2.0, one object on each line.
+
+    opening   initialize (id 1), its answer, the notification initialized, then Ready
+    calls     PLUGIN.TOOL, a declared method, or kaged.hook.HOOK, each with `_context`
+    health    health.check while no call runs; any answer is life, also an error
+    end       shutdown, then stdin is closed: some plugins exit only then
+
+Stdout carries messages and nothing else. A line that is none ends the plugin. Every number that the manifest
+gives in seconds reaches this module in `Plugin.timeouts` and `Plugin.lifecycle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
+
+from runner.contracts.kaged import (
+    CALL_SECONDS,
+    CONTRACT,
+    HANDSHAKE_SECONDS,
+    HEALTH_ANSWER_SECONDS,
+    errors,
+    handshake,
+    hooks,
+)
+from runner.contracts.kaged.call_context import ContextFault, Ids, make_context, make_id
+from runner.contracts.kaged.calls import CallBook
+from runner.contracts.kaged.declared import declared_by
+from runner.contracts.kaged.notifications import Notifications
+from runner.protocol import frames, jsonrpc, wire
+from runner.protocol.dialect import (
+    Alive,
+    Answer,
+    Call,
+    CallRefused,
+    Dialect,
+    Event,
+    Events,
+    Farewell,
+    Farewelled,
+    HostCall,
+    Lane,
+    Message,
+    Notice,
+    Pulse,
+    Ready,
+    Refusal,
+    Reply,
+    Send,
+    Setting,
+    Violation,
+    stray_context,
+)
+from runner.protocol.memory import STANDING
+from runner.protocol.secrets import Secrets
+from sandbox.document.diagnostic import quoted
+
+FRAME_LIMIT = 4 * 1024 * 1024  # bytes of a line without its newline, both ways
+
+# Seconds, where neither manifest nor contract names any.
+HEALTH_INTERVAL_SECONDS = 30.0
+HOOK_SECONDS = 10.0
+SHUTDOWN_SECONDS = 5.0
+TERMINATE_SECONDS = 1.0
+
+HEALTH_CHECK = "health.check"
+
+_SHOWN_BYTES = 200  # of a faulty line
+_SHOWN_CHARACTERS = 200  # of an error that answers nothing of ours
+_INITIALIZE, _SHUTDOWN, _BEAT = "initialize", "shutdown", "beat"  # tokens of our own requests
+_NOT_YET = (jsonrpc.INVALID_REQUEST, "the answer to initialize comes before any request", None)
+
+Stage = Literal["new", "initialize", "ready", "leaving", "over"]
+
+
+def make(setting: Setting) -> KagedDialect:
+    return KagedDialect(setting)
+
+
+class KagedDialect(Dialect):
+    one_shot = False
+    patience = None
+
+    def __init__(self, setting: Setting, ids: Ids = make_id) -> None:
+        self._setting = setting._replace(secrets={})
+        self._secrets = Secrets(setting.secrets)
+        self._plugin = setting.plugin
+        self._timeouts = dict(setting.plugin.timeouts)
+        self._declared = declared_by(setting.plugin)
+        self._calls = CallBook(setting.plugin.id, self._declared)
+        self._notifications = Notifications(self._declared.notifications)
+        self._ids = ids
+        self._session_id = ids()
+        self._peer = jsonrpc.Peer()
+        self._stage: Stage = "new"
+        self._open: dict[int, str] = {}  # token of an open call -> its hook; empty for other calls
+        self._counters: dict[str, int] = {}
+
+    # --- the Dialect interface ------------------------------------------------------------------------------
+
+    @property
+    def handshake_seconds(self) -> float:
+        return self._timeouts.get("handshake", HANDSHAKE_SECONDS)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        peer = {"late": self._peer.late, "unknown": self._peer.unknown}
+        return {**peer, **self._notifications.counters, **self._counters}
+
+    def framer(self) -> frames.Framer:
+        return frames.LineFramer(FRAME_LIMIT)
+
+    def read(self, raw: bytes) -> Message:
+        if not raw.strip():
+            return Message(fault="blank")
+        value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
+        return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)
+
+    def silence(self) -> Events:
+        return ()
+
+    def seconds(self, call: Call) -> float:
+        if call.kind == "hook":
+            return self._timeouts.get("hook", HOOK_SECONDS)
+        return self._timeouts.get("call", CALL_SECONDS)
+
+    # --- the handshake --------------------------------------------------------------------------------------
+
+    def opening(self) -> Events:
+        self._stage = "initialize"
+        try:
+            params = handshake.make_params(self._setting, self._declared, self._secrets)
+        except handshake.HandshakeFault as fault:
+            return self._end(fault.violation)
+        try:
+            raw = self._peer.request(_INITIALIZE, "initialize", params)
+        except ValueError:  # its text may repeat a value
+            text = "the configuration or the secrets are not JSON"
+            return self._end(Violation("handshake_failed", text, "config_invalid"))
+        if len(raw) > FRAME_LIMIT:
+            text = f"with its configuration, initialize has {len(raw)} bytes; a message has {FRAME_LIMIT}"
+            return self._end(Violation("handshake_failed", text, "config_invalid", "configure it with less"))
+        return (self._send(raw),)
+
+    def _initialized(self, result: Any, weight: int) -> Events:
+        if weight > STANDING:  # its lists are kept while it runs
+            text = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
+            return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
+        try:
+            welcome = handshake.read_welcome(result, self._plugin)
+        except handshake.HandshakeFault as fault:
+            return self._end(fault.violation)
+        self._stage = "ready"
+        said = self._send(self._peer.notification("initialized", {}))
+        return (*welcome.notices, said, Ready(welcome.identity))
+
+    def _end(self, violation: Violation) -> Events:
+        self._stage = "over"
+        return (violation,)
+
+    # --- incoming messages ----------------------------------------------------------------------------------
+
+    def feed(self, message: Message) -> Events:
+        events = self._heard(message)
+        return [self._hidden(event) for event in events] if self._secrets else events
+
+    def _heard(self, message: Message) -> Events:
+        if self._stage == "over" or message.fault == "blank":
+            return ()
+        if message.fault:
+            return self._end(errors.judge_unreadable(message.fault, message.detail))
+        value = message.value
+        if (fault := errors.judge_object(value)) is not None:
+            return self._end(fault)
+        if "id" in value and "method" not in value and "error" not in value:
+            # JavaScript leaves out a result that is undefined. It counts as null.
+            value = {"result": None, **value}
+        heard = self._peer.receive(value)
+        if isinstance(heard, jsonrpc.RpcResult):
+            return self._answered(heard.token, heard.value, message.weight)
+        if isinstance(heard, jsonrpc.RpcError):
+            return self._refused(heard)
+        if isinstance(heard, jsonrpc.RpcRequest):
+            return self._asked(heard)
+        if isinstance(heard, jsonrpc.RpcNotification):
+            return self._notifications.take(heard.method, heard.params, message.at)
+        broken = errors.judge_stray(heard.why, heard.detail, ready=self._stage != "initialize")
+        if broken is not None:
+            return self._end(broken)
+        return self._unread(value) if heard.why == "unknown" else ()
+
+    def _unread(self, value: Mapping[str, Any]) -> Events:
+        """Plugins answer what they cannot read with the id 0 or null."""
+        number, error = value["id"], value.get("error")
+        if not isinstance(error, dict) or not (number is None or (type(number) is int and number == 0)):
+            return ()
+        self._count("unread")
+        text = errors.quote_error(error.get("code"), error.get("message"))
+        return (Notice("unread", f"the plugin could not read a message: {text[:_SHOWN_CHARACTERS]}"),)
+
+    def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
+        if token == _INITIALIZE:
+            return self._initialized(value, weight)
+        if token == _SHUTDOWN:
+            return (Farewelled(),)
+        if token == _BEAT:
+            return (Alive(),)
+        if not isinstance(token, int):
+            return ()
+        hook = self._open.pop(token)
+        if not hook:
+            return (Reply(token, value),)
+        if fault := hooks.result_fault(hook, value, self._declared.roles):
+            return self._stood_in(token, hook, fault)
+        return (Reply(token, hooks.contribution(hook, value)),)
+
+    def _refused(self, error: jsonrpc.RpcError) -> Events:
+        said = errors.quote_error(error.code, error.message)
+        if error.token == _INITIALIZE:
+            return self._end(
+                Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
+            )
+        if error.token == _SHUTDOWN:
+            return (Farewelled(said),)
+        if error.token == _BEAT:
+            return (Alive(),)
+        if not isinstance(error.token, int):
+            return ()
+        hook = self._open.pop(error.token)
+        if hook:
+            return self._stood_in(error.token, hook, f"it answered with an error: {said}")
+        return (errors.make_refusal(error.token, error.code, error.message, error.data),)
+
+    def _asked(self, question: jsonrpc.RpcRequest) -> Events:
+        if self._stage == "initialize":
+            return self._reply(question.ticket, Answer(error=_NOT_YET))
+        return (HostCall(question.ticket, question.method, question.params),)
+
+    def _hidden(self, event: Event) -> Event:
+        """The event without the secrets that the plugin repeats in it. Results are the caller's, and what the
+        plugin asks of the host is its own: both stay as they are."""
+        hide, hide_in = self._secrets.hide, self._secrets.hide_in
+        match event:
+            case Notice():
+                return event._replace(value=hide_in(event.value))
+            case Refusal():
+                return event._replace(message=hide(event.message), data=hide_in(event.data))
+            case Violation():
+                claimed = None if event.plugin_id is None else hide(event.plugin_id)
+                return event._replace(message=hide(event.message), plugin_id=claimed)
+            case Reply():
+                return event._replace(failure=hide(event.failure))
+            case Farewelled():
+                return event._replace(error=hide(event.error))
+            case Ready(identity):
+                shown = identity._replace(version=hide(identity.version), details=hide_in(identity.details))
+                return Ready(shown)
+        return event
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def call(self, token: int, call: Call) -> Events:
+        if call.kind == "list":
+            return (Reply(token, self._calls.list(token, call.name)),)
+        if self._stage != "ready" or token in self._open:
+            twice = token in self._open
+            why = "this call has been sent already" if twice else "the plugin is not ready for calls"
+            raise CallRefused(Violation("internal", why, "not_ready", call=token))
+        if stray := stray_context(call, CONTRACT.context):
+            raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
+        try:
+            context = make_context(call.context, self._declared, self._session_id, self._ids)
+        except ContextFault as fault:
+            raise CallRefused(Refusal(token, "-32602", str(fault), "invalid_context")) from None
+        method, params = self._calls.request(token, call, context)
+        try:
+            raw = self._peer.request(token, method, params)
+        except ValueError as error:
+            raise CallRefused(Refusal(token, "-32602", f"the input is {error}", "not_json")) from None
+        if len(raw) > FRAME_LIMIT:
+            self._peer.forget(token)
+            why = f"the call has {len(raw)} bytes, and a message of this contract has at most {FRAME_LIMIT}"
+            raise CallRefused(Refusal(token, "-32602", why, "too_large"))
+        self._open[token] = call.name if call.kind == "hook" else ""
+        return (self._send(raw),)
+
+    def cancel(self, token: int, reason: str) -> Events:
+        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped."""
+        self._peer.forget(token)
+        self._open.pop(token, None)
+        return ()
+
+    def expired(self, token: int, why: str) -> Events:
+        hook = self._open.get(token)
+        if not hook:
+            return ()
+        self._peer.forget(token)
+        del self._open[token]
+        return self._stood_in(token, hook, why)
+
+    def _stood_in(self, token: int, hook: str, why: str) -> Events:
+        self._count("hooks_failed")
+        return hooks.stand_in(token, hook, why)
+
+    def notify(self, method: str, params: Any) -> Events:
+        message = f"there is no notification {quoted(method)} to send to this plugin"
+        raise CallRefused(Refusal(0, "-32601", message, "unsupported"))
+
+    # --- answers to the plugin ------------------------------------------------------------------------------
+
+    def answer(self, ticket: int, answer: Answer) -> Events:
+        return self._reply(ticket, answer)
+
+    def emit(self, ticket: int, value: Any) -> Events:
+        return ()  # this contract has no partial answers
+
+    def _reply(self, ticket: int, answer: Answer) -> Events:
+        asked_as = self._peer.asked_as(ticket)
+        try:
+            if answer.error is not None:
+                raw = self._peer.error(ticket, *answer.error)
+            else:
+                raw = self._peer.result(ticket, answer.result)
+            if raw is None:
+                return ()
+            if len(raw) <= FRAME_LIMIT:
+                return (self._send(raw, "reply"),)
+            why = f"the answer has {len(raw)} bytes, and a message has at most {FRAME_LIMIT}"
+        except ValueError:
+            why = "the answer is not JSON"
+        error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
+        raw = wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error})
+        if len(raw) <= FRAME_LIMIT:
+            return (self._send(raw, "reply"),)
+        self._count("unanswerable")  # the plugin's own id fills a line by itself
+        return ()
+
+    # --- health and the end ---------------------------------------------------------------------------------
+
+    @property
+    def pulse(self) -> Pulse:
+        lifecycle = dict(self._plugin.lifecycle)
+        return Pulse(
+            HEALTH_CHECK,
+            float(lifecycle.get("health_interval", HEALTH_INTERVAL_SECONDS)),
+            float(lifecycle.get("health_answer", HEALTH_ANSWER_SECONDS)),
+        )
+
+    def beat(self) -> Events:
+        if self._stage != "ready":
+            return ()
+        self._count("health_checks")
+        return (self._send(self._peer.request(_BEAT, HEALTH_CHECK, {})),)
+
+    def farewell(self) -> Farewell:
+        if self._stage != "ready":
+            return Farewell(terminate=TERMINATE_SECONDS)
+        self._stage = "leaving"
+        whole = self._timeouts.get("shutdown", SHUTDOWN_SECONDS)
+        frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {}))
+        return Farewell((frame,), answer=whole / 2, exit=whole / 2, terminate=TERMINATE_SECONDS, whole=whole)
+
+    def _send(self, raw: bytes, lane: Lane = "request") -> Send:
+        return Send(frames.line(raw), lane)
+
+    def _count(self, name: str) -> None:
+        self._counters[name] = self._counters.get(name, 0) + 1
