@@ -45,5 +45,6 @@ def make_context(given: Mapping[str, Any], declared: Declared, session_id: str, 
         context[name] = given[name]
     if not _AGENT_PATH.fullmatch(context["agent_path"]):
         raise ContextFault(f"agent_path in the context has to be {PRIMARY} or {PRIMARY}.subagents.KEY")
-    context.setdefault("request_id", ids())
+    if "request_id" not in context:
+        context["request_id"] = ids()
     return context
