@@ -30,10 +30,9 @@ def test_the_limits_are_the_contracts() -> None:
 
 
 def test_a_handshake() -> None:
-    inspector = make(Setting(NOTES))
-    assert not inspector.awaiting
-    inspector.host_frame(line(INITIALIZE))
-    assert inspector.awaiting
+    assert not make(Setting(NOTES)).awaiting
+    inspector = asked()
+    assert (inspector.awaiting, inspector.handshaken) == (True, False)
     assert inspector.plugin_frame(line(answer(1, WELCOME))) is None
     assert (inspector.awaiting, inspector.handshaken) == (False, True)
 
