@@ -96,6 +96,17 @@ class OpenPlugin:
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](0)
 
     @property
+    def plugin(self) -> Plugin:
+        """What its manifest says."""
+        return self._plugin
+
+    @property
+    def substituted(self) -> str:
+        """Why the last answer was not the plugin's own: a hook failed, and the contract has an answer for
+        that. Empty if it was its own. Valid until another task calls the plugin."""
+        return self._session.substituted if self._session is not None else ""
+
+    @property
     def identity(self) -> Identity:
         """Who the plugin is, by its handshake; before the handshake, by its manifest."""
         known = self._session.identity if self._session is not None else self._identity

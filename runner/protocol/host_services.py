@@ -82,7 +82,7 @@ class KeyValueStore(Protocol):
     """Values of one plugin that outlive it. Each raises HostError."""
 
     async def get(self, key: str) -> Any:
-        """None: there is no such key."""
+        """Raises KeyError if there is no such key."""
         ...
 
     async def set(self, key: str, value: Any) -> None: ...
