@@ -93,7 +93,10 @@ def test_dependencies_are_those_that_layers_may_import() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {
-        requirement.partition(">=")[0].replace("python-prctl", "prctl").replace("-", "_")
+        requirement.partition(">=")[0]
+        .replace("python-prctl", "prctl")
+        .replace("pyyaml", "yaml")
+        .replace("-", "_")
         for requirement in project["dependencies"]
     }
     assert names == set(MAY_IMPORT)

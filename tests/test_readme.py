@@ -60,6 +60,8 @@ def test_there_are_examples() -> None:
         "check",
         "explain",
         "doctor",
+        "new",
+        "contracts",
     }
     assert set(_files()) == {"greedy.toml", "mcp.json", "slow.toml"}
 

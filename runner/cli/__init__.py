@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from runner.contracts.contract import Verb
 
 # In the order people meet them. Contracts may bring further ones along: see all_verbs().
-VERBS = ("exec", "call", "tools", "check", "explain", "doctor", "state", "schema", "completion")
+VERBS = (
+    "exec",
+    "call",
+    "tools",
+    "check",
+    "explain",
+    "new",
+    "contracts",
+    "doctor",
+    "state",
+    "schema",
+    "completion",
+)
 
 
 def entry() -> NoReturn:

@@ -71,8 +71,8 @@ def _values(option: str) -> tuple[str, ...]:
 def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
     """What a verb takes besides options: words to choose from, and whether it takes files."""
     operands = [action for action in verb_parser(verb)._actions if not action.option_strings]
-    if verb == "schema":
-        return contract_names(), False
+    if any(action.dest == "contract" for action in operands):
+        return contract_names(), len(operands) > 1
     choices = tuple(str(choice) for action in operands for choice in action.choices or ())
     return choices, any(action.choices is None for action in operands)
 

@@ -74,7 +74,16 @@ class Verb(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
+class ExampleCall(NamedTuple):
+    """A call of the plugin in the contract's example/ that succeeds. With the input {} it fails."""
+
+    name: str = "greet"  # may contain the id of the example's plugin, which `runner new` replaces
+    input: str = '{"name": "world"}'  # JSON
+
+
 class Contract(Protocol):
+    about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
+
     # --- its manifests ------------------------------------------------------------------------------------
 
     name: str  # the name of its folder, and what --contract takes
@@ -150,6 +159,12 @@ class Contract(Protocol):
     def event(self, call: Call) -> tuple[str, Any]:
         """Method and params of the notification for a call of kind "event", where `kinds` has it."""
         raise AssertionError(f"the contract {self.name} has no events")
+
+    # --- its example --------------------------------------------------------------------------------------
+
+    # The folder example/ beside the contract's modules is a small plugin, which `runner new` copies. The new
+    # plugin's name takes the place of the id in the example's manifest, wherever that word stands in a file.
+    example_call: ExampleCall = ExampleCall()  # what `runner new` tells people to try
 
     # --- its command line ---------------------------------------------------------------------------------
 

@@ -12,13 +12,20 @@ if TYPE_CHECKING:
     from runner.contracts.contract import Contract, ContractOption, ContractVerb
 
 
+_FOLDER = os.path.join(CODE_ROOT, "runner", "contracts")
+
+
 def contract_names() -> tuple[str, ...]:
-    folder = os.path.join(CODE_ROOT, "runner", "contracts")
     return tuple(
         sorted(
-            name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "__init__.py"))
+            name for name in os.listdir(_FOLDER) if os.path.isfile(os.path.join(_FOLDER, name, "__init__.py"))
         )
     )
+
+
+def example_folder(name: str) -> str:
+    """The folder with the example plugin of a contract."""
+    return os.path.join(_FOLDER, name, "example")
 
 
 class ContractBroken(Exception):

@@ -21,6 +21,9 @@ from sandbox.value import NamedTuple
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
 
+# File names whose ending fixes the format.
+_ENDINGS: Mapping[str, Format] = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+
 
 class Found(NamedTuple):
     path: str  # absolute
@@ -251,7 +254,7 @@ def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     try:
         document = parse(found.path, raw, syntax)
     except DocumentError as error:
-        if found.path.endswith((".json", ".toml")):
+        if found.path.endswith(tuple(_ENDINGS)):
             raise
         # The file name fixes no format, so the syntax error is only part of the hint.
         raise _unknown(found.path, _syntax_hint(syntax, error.diagnostics[0])) from None
@@ -280,8 +283,8 @@ def _syntax_hint(syntax: Format, fault: Diagnostic) -> str:
 
 
 def _format(path: str, raw: bytes) -> Format:
-    if path.endswith(".json"):
-        return "json"
-    if path.endswith(".toml"):
-        return "toml"
+    for ending, syntax in _ENDINGS.items():
+        if path.endswith(ending):
+            return syntax
+    # Nearly any text is YAML, so it is never guessed.
     return "json" if raw.lstrip()[:1] == b"{" else "toml"

@@ -78,9 +78,17 @@ Heard = Question | Answered
 
 class Observer:
     """Both sides of one conversation. `words`: the keys the contract reads in the parts of a message;
-    `methods`: those it acts on. A host that ignores case would also take other spellings of them."""
+    `methods`: those it acts on. A host that ignores case would also take other spellings of them.
+    `messages_only`: a line that is no object of JSON-RPC 2.0 is a fault."""
 
-    def __init__(self, words: frozenset[str] = frozenset(), methods: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        words: frozenset[str] = frozenset(),
+        methods: frozenset[str] = frozenset(),
+        *,
+        messages_only: bool = False,
+    ) -> None:
+        self._messages_only = messages_only
         self._words = words
         self._methods = methods
         self._open: dict[tuple[type, Any], str] = {}
@@ -124,6 +132,9 @@ class Observer:
         value, cause, detail, _ = wire.message(raw, identity=_KEYS, unique=True)
         if cause not in (None, "bad_json"):
             return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
+        if self._messages_only and (cause is not None or not _is_rpc(value)):
+            text = f"a line that is no message of JSON-RPC 2.0: {detail}".removesuffix(": ")
+            return Violation("malformed_response", text, cause or "not_rpc")
         if hides(raw, is_json=cause is None, is_message=_is_message):
             return _ambiguous("some hosts would read this line as more than one")
         if cause is not None:
@@ -284,6 +295,13 @@ def _is_message(value: Any) -> bool:
             return True
         keys.add(folded)
     return "id" in keys and ("result" in keys or "error" in keys)
+
+
+def _is_rpc(value: Any) -> bool:
+    """Whether a value is a request, a notification or an answer of JSON-RPC 2.0."""
+    if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
+        return False
+    return isinstance(value.get("method"), str) or "id" in value
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:

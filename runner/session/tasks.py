@@ -341,17 +341,16 @@ class SessionTasks:
     async def _watch_health(self, pulse: Pulse) -> None:
         """Asks whether the plugin is alive, from time to time and never during a call."""
         state = self._state
-        while not state.is_over:
+        while not state.over.is_set():
             await trio.sleep(pulse.interval)
             while not state.is_quiet or trio.current_time() < state.busy_until:
                 if not state.is_quiet:
                     state.went_quiet = trio.Event()
                     await state.went_quiet.wait()
                 await trio.sleep_until(state.busy_until)
-            if state.is_over or await self._is_alive(pulse) or state.over.is_set():
-                continue
-            state.phase = "idle"
-            state.fail(verdict.lifeless(pulse.method, pulse.answer))
+            if not state.is_over and not await self._is_alive(pulse):
+                state.phase = "idle"
+                state.fail(verdict.lifeless(pulse.method, pulse.answer))
 
     async def _is_alive(self, pulse: Pulse) -> bool:
         state = self._state
@@ -363,7 +362,7 @@ class SessionTasks:
         for seconds in (pulse.answer, _PIPE_SECONDS):
             with trio.move_on_after(seconds):
                 await first_of(state.alive, state.over)
-        return state.alive.is_set() or state.closing
+        return state.alive.is_set() or state.is_over  # a plugin that is being ended owes no answer
 
 
 def _sendable(answer: Answer) -> Answer:

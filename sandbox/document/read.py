@@ -15,7 +15,7 @@ from typing import Literal
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
 
-Format = Literal["toml", "json"]
+Format = Literal["toml", "json", "yaml"]
 
 SIZE_LIMIT = 1 << 20
 
@@ -145,27 +145,45 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
     if len(raw) > limit:
         raise _too_large(path, limit, f"it has {len(raw)} bytes")
     # Imported here: a launch with cached manifest and policy reads files and parses none.
-    from sandbox.document import json as json_text
-    from sandbox.document import toml as toml_text
     from sandbox.document.positions import Fault, line_column
 
     text = _decode(path, raw)
     try:
-        seen = toml_text.scan(text) if format == "toml" else json_text.scan(text)
-        # The text behind the stop was not measured, so the parser gets only enough to name the fault.
-        known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
-        data = toml_text.parse(known, seen.stop) if format == "toml" else json_text.parse(text)
-        if seen.stop is not None:
-            raise Fault(seen.stop, f"{format}_syntax", "the text from here on cannot be read")
+        data, offsets = _read_text(text, format)
     except Fault as fault:
         line, column = fault.place or line_column(text, fault.offset)
         raise DocumentError(Diagnostic(path, line, column, fault.rule, fault.message, fault.hint)) from None
     if not isinstance(data, dict):
         message = f"the document is {_kind(data)}, an object is needed"
-        raise DocumentError(Diagnostic(path, 1, 1, "not_an_object", message, 'it has to start with "{"'))
-    document = Document(path, format, raw, data, text, seen.offsets)
+        hint = (
+            "it has to consist of lines such as name: value"
+            if format == "yaml"
+            else 'it has to start with "{"'
+        )
+        raise DocumentError(Diagnostic(path, 1, 1, "not_an_object", message, hint))
+    document = Document(path, format, raw, data, text, offsets)
     _check_values(document)
     return document
+
+
+def _read_text(text: str, syntax: Format) -> tuple[object, dict[KeyPath, int]]:
+    """The data, and the offset of each key and list item. Raises Fault."""
+    from sandbox.document.positions import Fault
+
+    if syntax == "yaml":
+        from sandbox.document import yaml as yaml_text
+
+        return yaml_text.parse(text)
+    from sandbox.document import json as json_text
+    from sandbox.document import toml as toml_text
+
+    seen = toml_text.scan(text) if syntax == "toml" else json_text.scan(text)
+    # The text behind the stop was not measured, so the parser gets only enough to name the fault.
+    known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
+    data = toml_text.parse(known, seen.stop) if syntax == "toml" else json_text.parse(text)
+    if seen.stop is not None:
+        raise Fault(seen.stop, f"{syntax}_syntax", "the text from here on cannot be read")
+    return data, seen.offsets
 
 
 def _decode(path: str, raw: bytes) -> str:
@@ -209,7 +227,7 @@ def _kind(value: object) -> str:
 
 
 def _check_values(document: Document) -> None:
-    """Refuse values that both syntaxes allow and that cannot be used: NUL and half characters in strings (no
+    """Refuse values that every syntax allows and that cannot be used: NUL and half characters in strings (no
     argument, path or variable can hold them), and integers that do not fit 64 bits."""
     pending: list[tuple[KeyPath, object]] = [((), document.data)]
     found: dict[Diagnostic, None] = {}

@@ -155,7 +155,9 @@ def _compile(
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),
-                visible=sight_of(mounted),
+                visible=sight_of(
+                    mounted, roots=[root for root in (request.state_dir, project and project.path) if root]
+                ),
             ),
         ),
         program_files=found.files,

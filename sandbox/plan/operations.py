@@ -127,7 +127,16 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
             continue
 
 
-def sight_of(operations: Iterable[Operation]) -> Callable[[str], bool]:
-    """A function that tells whether an absolute path of the host leads to the same file in the cage."""
+def sight_of(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
+    """A function that tells whether an absolute path of the host leads to the same file in the cage.
+
+    `roots`: folders that count as shown if a part of them is. Not below /tmp: what a plugin writes there
+    beside the part would be gone with its cage.
+    """
     places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
-    return lambda path: any(contains(place, path) for place in places)
+    parts = [
+        root
+        for root in roots
+        if not contains("/tmp", root) and any(contains(root, place) for place in places)
+    ]
+    return lambda path: path in parts or any(contains(place, path) for place in places)

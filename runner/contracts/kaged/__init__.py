@@ -27,6 +27,7 @@ CONTEXT = ("operator_id", "project_id", "agent_path", "session_id", "request_id"
 
 class KagedContract(Contract):
     name = "kaged"
+    about = "JSON-RPC lines on stdio, kaged_api 1; described by a YAML manifest"
     format: Format = "yaml"
     file_names = ("kaged-plugin.yaml", "manifest.yaml")
     sign = "a kaged_api key"

@@ -12,40 +12,18 @@ cage from the configuration. A write that is not bound to a folder of the host w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field
-
-from runner.manifest import model, sandbox_request
+from runner.manifest import sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath, PathRequest
 from sandbox.value import NamedTuple
 
-KNOB_TYPES = ("range", "int_range", "enum", "boolean", "text", "multiline", "model_alias", "path")
 CONFIG, PROJECT = "config:/", "project:/"
 
 _MOST_VALUES = 10_000  # of a configuration that are searched for paths
-
-
-class KnobTable(BaseModel):
-    """A control for one field of the configuration."""
-
-    model_config = model.TABLE
-
-    type: Literal["range", "int_range", "enum", "boolean", "text", "multiline", "model_alias", "path"]
-    label: str
-    binds_to: str = Field(description="config.FIELD: a property of config_schema.")
-    description: str | None = None
-    min: int | float | None = None
-    max: int | float | None = None
-    step: int | float | None = None
-    values: list[Any] | None = Field(default=None, description="Of an enum.")
-    labels: dict[str, str] | None = None
-    max_length: int | None = None
-    prefixes: list[str] | None = Field(default=None, description="Of a path: config:/ and project:/.")
-    default: Any = None
 
 
 class Folders(NamedTuple):

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
-
-from pydantic import BaseModel, Field
+from typing import Any
 
 from runner.contracts.kaged import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.contracts.kaged.capabilities import read_capabilities
 from runner.contracts.kaged.declared import COMPACTOR, OBSERVER, Declared, DeclaredTool, exports_of
-from runner.contracts.kaged.knobs import Folders, KnobTable, check_knobs, path_requests
+from runner.contracts.kaged.knobs import Folders, check_knobs, path_requests
+from runner.contracts.kaged.tables import HOOKS, ROLES, Manifest
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
-from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, SandboxSpec
-
-HOOKS = ("on_session_start", "on_session_idle", "pre_compact", "post_compact")
-ROLES = (OBSERVER, COMPACTOR)
+from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, Project, SandboxSpec
 
 # What the plugin finds as its config root. The state directory has more beside it, which the cage does not
 # show: the storage broker's database.
@@ -44,50 +40,6 @@ _RESTARTS: tuple[tuple[str, float], ...] = (
     ("crashes_most", 5.0),
     ("crashes_within", 600.0),
 )
-
-
-class _Table(BaseModel):
-    model_config = model.TABLE
-
-
-class ToolTable(_Table):
-    """A tool. On the wire its name is PLUGIN.NAME."""
-
-    name: str = Field(description="One segment in lower case.")
-    description: str
-    parameters_schema: dict[str, Any] = Field(description="JSON Schema of the arguments.")
-
-
-class Manifest(_Table):
-    """kaged-plugin.yaml"""
-
-    name: str = Field(description="Lower case letters, digits and hyphens, 64 at most.", min_length=1)
-    version: str = Field(description="Semantic version.", min_length=1)
-    kaged_api: int = Field(description="The version of the plugin interface: 1.", gt=0)
-    description: str = Field(min_length=1, max_length=200)
-    author: str | None = None
-    license: str | None = Field(default=None, description="SPDX identifier.")
-    homepage: str | None = Field(default=None, description="URL.")
-    command: list[str] = Field(
-        description="Program and arguments, run in the manifest's folder.", min_length=1
-    )
-    env: dict[str, str] | None = Field(default=None, description="Variables to set.")
-    capabilities: list[str] | None = Field(default=None, description="What it needs of the host.")
-    methods: list[str] | None = Field(default=None, description="Methods: 2 to 4 segments with dots.")
-    notifications: list[str] | None = Field(default=None, description="Notifications that it may send.")
-    config_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON Schema of its configuration."
-    )
-    system_config_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON Schema of the operator's secrets for it."
-    )
-    hooks: list[Literal["on_session_start", "on_session_idle", "pre_compact", "post_compact"]] | None = None
-    tools: list[ToolTable] | None = None
-    roles: list[Literal["observer", "compactor"]] | None = None
-    knobs: dict[str, KnobTable] | None = Field(default=None, description="Controls of the configuration.")
-    shutdown_timeout_sec: int = Field(default=5, ge=1, le=30)
-    health_interval_sec: int = Field(default=30, ge=5, le=300)
-    hook_timeout_sec: int = Field(default=10, ge=1, le=60)
 
 
 def read(
@@ -132,6 +84,8 @@ def read(
             env=_env(faults, manifest, project_id, project_root or root),
         ),
         exports=exports_of(declared),
+        # Shown read-only if the policy says so. The folders of its configuration are asked for above.
+        project=Project(project_root) if project_root else None,
         capabilities=capabilities.strings,
         timeouts=(
             ("handshake", HANDSHAKE_SECONDS),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 class McpContract(Contract):
     name = "mcp"
+    about = "servers of the Model Context Protocol on stdio, from the configuration that hosts have"
     format: Format = "json"
     file_names = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
     sign = "an mcpServers object"

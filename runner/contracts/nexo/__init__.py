@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract
+from runner.contracts.contract import Contract, ExampleCall
 from runner.plugin import Switches
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ _HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
 
 class NexoContract(Contract):
     name = "nexo"
+    about = "JSON-RPC lines on stdio, contract 1.10; described by a TOML manifest"
     format: Format = "toml"
     file_names = ("plugin.toml", "nexo-plugin.toml")
     sign = "a [plugin] table"
     no_command_hint = 'give the manifest a command: [plugin.entrypoint] command = "./plugin.py"'
     kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
     context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
+    example_call = ExampleCall("greeter_greet")  # a tool's name begins with its plugin's id
     declared = ("hooks", "channels", "llm_providers", "memory_backends")
 
     def recognises(self, document: Document) -> bool:

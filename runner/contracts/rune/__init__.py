@@ -22,6 +22,7 @@ TIMEOUTS: Mapping[str, float] = {"invocation": 5.0, "launch": 2.0, "handshake": 
 
 class RuneContract(Contract):
     name = "rune"
+    about = "bundles of rune-terminal, rterm.plugin.v1: one handshake, one request, one response"
     format: Format = "json"
     file_names = ("rterm-plugin.json",)
     sign = "protocol_version rterm.plugin.v1, or plugin_id and process"

@@ -14,6 +14,7 @@ import pytest
 
 from runner import __version__
 from runner.cli import VERBS, verb_module, verb_parser
+from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
 
@@ -71,6 +72,12 @@ def test_the_example_is_right(verb: str) -> None:
         (("check",), "required: MANIFEST"),
         (("schema", "cobol"), "cobol"),
         (("completion", "csh"), "csh"),
+        (("contracts", "--format", "yaml"), "--format"),
+        (("contracts", "nexo"), "unrecognized arguments: nexo"),
+        (("new",), "required: CONTRACT, DIR"),
+        (("new", "nexo"), "required: DIR"),
+        (("new", "nexoo", "x"), "did you mean 'nexo'?"),
+        (("new", "cobol", "x"), f"there are {', '.join(contract_names())}"),
         (("doctor", "--format", "x"), "--format"),
     ],
 )
@@ -169,8 +176,12 @@ def test_a_policy_is_completed_by_name_and_as_a_file(
 def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
     script = runner_as_user("completion", "bash").stdout
     assert "etc" in completed(script, "runner", "exec", "")  # the control: files of / are offered
-    assert completed(script, "runner", "exec", "--contract", "") == {"mcp", "nexo", "rune"}
-    assert completed(script, "runner", "schema", "") == {"--help", "mcp", "nexo", "rune"}
+    assert completed(script, "runner", "exec", "--contract", "") == set(contract_names())
+    assert completed(script, "runner", "schema", "") == {"--help", *contract_names()}
+    assert completed(script, "runner", "contracts", "") == {"--help", "--format"}
+    assert completed(script, "runner", "contracts", "--format", "") == {"text", "json"}
+    assert {"--help", "--name", "etc", *contract_names()} <= completed(script, "runner", "new", "")
+    assert completed(script, "runner", "new", "--name", "") == set()
     assert completed(script, "runner", "completion", "") == {"--help", "bash", "zsh", "fish"}
     assert completed(script, "runner", "doctor", "") == {"--help", "--format", "--policy"}
     assert completed(script, "runner", "exec", "--deadline", "") == set()
@@ -189,11 +200,11 @@ def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
     lines = runner_as_user("completion", "fish").stdout.splitlines()
     start = "complete -c runner -n '__fish_seen_subcommand_from"
     assert f"{start} exec' -l policy -r -a 'default dev strict'" in lines
-    assert f"{start} exec' -l contract -x -a 'mcp nexo rune'" in lines
+    assert f"{start} exec' -l contract -x -a '{' '.join(contract_names())}'" in lines
     assert f"{start} exec' -l limit -x -a '{' '.join(f'{name}=' for name in LIMIT_NAMES)}'" in lines
     assert f"{start} explain' -l cpu-time -x" in lines
-    assert [f"{start} {verb}' -f" in lines for verb in ("exec", "schema", "completion")] == [
-        False,
-        True,
-        True,
-    ]
+    without_files = [verb for verb in VERBS if f"{start} {verb}' -f" in lines]
+    assert set(without_files) >= {"contracts", "schema", "completion"} and not {"exec", "new"} & set(
+        without_files
+    )
+    assert {f"{start} new' -a {name}" for name in contract_names()} <= set(lines)

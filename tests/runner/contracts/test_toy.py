@@ -1,6 +1,6 @@
 """A contract in one folder: a toy contract is dropped into a copy of the tree, and every verb knows it.
 
-The toy is in tests/plugins/toy/: `contract` is its folder, `plugin` a plugin of it.
+The toy's folder is tests/plugins/toy/contract. Its example/ is the plugin of these tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tree() -> Iterator[Path]:
 
 @pytest.fixture
 def bear(plugin_dir: Path) -> Path:
-    shutil.copytree(TOY / "plugin", plugin_dir / "bear")
+    shutil.copytree(TOY / "contract" / "example", plugin_dir / "bear")
     for path in (plugin_dir / "bear", *(plugin_dir / "bear").iterdir()):
         path.chmod(0o755)
     return plugin_dir / "bear"
@@ -103,6 +103,19 @@ def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) ->
     assert "did you mean recite?" in toy_as_user("recit").stderr
 
 
+def test_contracts_lists_it(toy_as_user: Caller) -> None:
+    done = toy_as_user("contracts")
+    assert done.returncode == 0 and "toy: a toy that says hello, and then what it did\n" in done.stdout
+    assert "  options   --binding FILE\n  verbs     recite\n" in done.stdout
+    found = {
+        each["name"]: each
+        for each in json.loads(toy_as_user("contracts", "--format", "json").stdout)["contracts"]
+    }
+    assert found[NAME]["lists"] == ["tools", "tricks"] and found[NAME]["calls"] == ["tool", "trick"]
+    assert [verb["name"] for verb in found[NAME]["verbs"]] == ["recite"]
+    assert [option["flag"] for option in found[NAME]["options"]] == ["--binding"]
+
+
 def test_its_verb_runs(toy_as_user: Caller, bear: Path) -> None:
     done = toy_as_user("recite", bear)
     assert (done.returncode, done.stdout) == (0, "say hug\n")
@@ -133,6 +146,7 @@ def test_completion_knows_it(toy_as_user: Caller, bear: Path) -> None:
     assert complete("runner", "exec", "--binding", "toy.j") == {"toy.json"}
     assert complete("runner", "exec", "--contract", "t") == {"toy"}
     assert complete("runner", "schema", "to") == {"toy"}
+    assert "toy" in complete("runner", "new", "to")
     assert complete("runner", "call", "--kind", "tr") == {"trick"}
     for shell in ("zsh", "fish"):
         assert "recite" in toy_as_user("completion", shell).stdout
@@ -225,6 +239,17 @@ def test_tools_lists_it(toy_as: Caller, bear: Path) -> None:
     assert found["tricks"] == [{"name": "roll"}]
 
 
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_new_writes_its_example(toy_as: Caller, plugin_dir: Path) -> None:
+    toy_as.give(plugin_dir)
+    done = toy_as("new", NAME, "wolf", cwd=plugin_dir)
+    assert done.returncode == 0 and "runner call wolf say --input '\"boo\"'\n" in done.stdout, done.stderr
+    called = toy_as("call", "--json", "wolf", "say", "--input", '"boo"', cwd=plugin_dir)
+    assert called.returncode == 0 and json.loads(called.stdout)["with"] == "boo", called.stderr
+    assert toy_as("check", "wolf", cwd=plugin_dir).stdout == "wolf: ok: wolf 1 (toy)\n"
+
+
 # --- a contract with a bug ---------------------------------------------------------------------------------
 
 
@@ -274,6 +299,21 @@ def test_a_contract_that_cannot_be_loaded_is_named(
     assert done.returncode == 70 and "Traceback" not in done.stderr
     assert f"the contract in runner/contracts/{NAME}/ cannot be loaded: {complaint}" in done.stderr
     assert toy_as_user("--version").returncode == 0
+
+
+def test_a_contract_that_cannot_be_loaded_is_listed_with_the_others(
+    toy_as_user: Caller, spoiled: Callable[[str, str], None], plugin_dir: Path
+) -> None:
+    spoiled("__init__.py", "\nraise RuntimeError('boom')\n")
+    reason = f"the contract in runner/contracts/{NAME}/ cannot be loaded: RuntimeError: boom"
+    done = toy_as_user("contracts")
+    assert done.returncode == 70 and done.stderr == f"runner contracts: {reason}\n"
+    assert "nexo: " in done.stdout and "toy: " not in done.stdout
+    document = json.loads(toy_as_user("contracts", "--format", "json").stdout)
+    assert document["broken"] == [{"name": NAME, "reason": reason}] and len(document["contracts"]) >= 3
+    toy_as_user.give(plugin_dir)
+    refused = toy_as_user("new", NAME, "wolf", cwd=plugin_dir)
+    assert refused.returncode == 70 and reason in refused.stderr and not (plugin_dir / "wolf").exists()
 
 
 def test_help_with_a_percent_sign(toy_as_user: Caller, spoiled: Callable[[str, str], None]) -> None:

@@ -153,7 +153,7 @@ def test_unknown_content_says_what_was_looked_for(tmp_path: Path) -> None:
     ("name", "text", "place"),
     [
         ("README.md", "# Title\n\nSome words.\n", "read as TOML, line 3, column 6: "),
-        ("foo.yaml", "plugin:\n  id: x\n", "read as TOML, line 1, column 7: "),
+        ("foo.conf", "plugin:\n  id: x\n", "read as TOML, line 1, column 7: "),
         ("Makefile", "all:\n\ttrue\n", "read as TOML, line 1, column 4: "),
         ("settings", '{"plugin_id": "x",,}', "read as JSON, line 1, column 19: "),
     ],
@@ -169,7 +169,15 @@ def test_a_syntax_error_in_a_file_without_a_known_extension(
     assert place in diagnostic.hint and "--contract NAME" in diagnostic.hint
 
 
-@pytest.mark.parametrize(("name", "rule"), [("x.toml", "toml_syntax"), ("x.json", "json_syntax")])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("x.toml", "toml_syntax"),
+        ("x.json", "json_syntax"),
+        ("x.yaml", "yaml_syntax"),
+        ("x.yml", "yaml_syntax"),
+    ],
+)
 def test_a_syntax_error_in_a_file_with_a_known_extension(tmp_path: Path, name: str, rule: str) -> None:
     (tmp_path / name).write_text("{,")
     assert rules(load(str(tmp_path / name))) == [rule]

@@ -4,17 +4,19 @@ The plugin says {"hello": ID}. Then it answers each {"id": N, "do": TOOL, "with"
 {"id": N, "did": VALUE}.
 """
 
-from runner.contracts.contract import Contract, ContractOption, ContractVerb
+from runner.contracts.contract import Contract, ContractOption, ContractVerb, ExampleCall
 
 
 class ToyContract(Contract):
     name = "toy"
+    about = "a toy that says hello, and then what it did"
     format = "json"
     file_names = ("toy.json",)
     sign = "a toy key"
     no_command_hint = 'give it a command: "run": ["./toy"]'
     kinds = ("tool", "trick")
     declared = ("tricks",)
+    example_call = ExampleCall("say", '"boo"')
     verbs = (
         ContractVerb(
             "recite", "runner.contracts.toy.verb_recite", "print the tools of a toy without starting it"

@@ -1,0 +1,94 @@
+"""runner contracts: the contracts there are, and what each of them supports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.cli.text import say
+from runner.contracts.contract import Contract
+from runner.contracts.registry import ContractBroken, contract_names, find_contract
+from runner.outcome import EXIT
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import printable
+from sandbox.spec import SandboxSpec
+
+NAME = "contracts"
+HELP = "list the contracts whose plugins can be run, and what each supports"
+EXAMPLE = "runner contracts --format json"
+
+SCHEMA = "runner.contracts.v1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    described: list[dict[str, Any]] = []
+    broken: list[dict[str, str]] = []
+    for name in contract_names():
+        try:
+            described.append(_describe(find_contract(name)))
+        except ContractBroken as fault:
+            broken.append({"name": name, "reason": str(fault)})
+        except Exception as error:  # noqa: BLE001 -- a bug in one contract does not hide the others
+            reason = str(ContractBroken(name, f"{type(error).__name__}: {error}"))
+            broken.append({"name": name, "reason": reason})
+    if args.format == "json":
+        print(json.dumps({"schema": SCHEMA, "contracts": described, "broken": broken}, indent=2))
+    else:
+        say("\n\n".join("\n".join(_lines(each)) for each in described), sys.stdout)
+    for each in broken:
+        say(f"runner contracts: {printable(each['reason'])}")
+    return EXIT["internal" if broken else "ok"]
+
+
+def _describe(contract: Contract) -> dict[str, Any]:
+    # A contract's methods are the same for all plugins. Manifest and policy decide which of them it may use.
+    nobody = Plugin("", "", contract.name, "", "", "", None, None, SandboxSpec())
+    return {
+        "name": contract.name,
+        "about": contract.about,
+        "format": contract.format,
+        "file_names": list(contract.file_names),
+        "recognised_by": contract.sign,
+        "several_plugins": contract.several_plugins,
+        "config_shapes_cage": contract.config_shapes_cage,
+        "takes_secrets": contract.takes_secrets,
+        "calls": list(contract.kinds),
+        "context": {kind: list(keys) for kind, keys in contract.context.items()},
+        "lists": [*([listing.what for listing in contract.lists] or ["tools"]), *contract.declared],
+        "one_call_per_process": contract.one_shot,
+        "host_methods": dict(contract.services(nobody).METHODS),
+        "options": [
+            {"flag": option.flag, "metavar": option.metavar, "help": option.help, "verbs": list(option.verbs)}
+            for option in contract.options
+        ],
+        "verbs": [{"name": verb.name, "help": verb.help} for verb in contract.verbs],
+    }
+
+
+def _lines(contract: Mapping[str, Any]) -> list[str]:
+    several = "; one may list several plugins" if contract["several_plugins"] else ""
+    config = " and --config" if contract["config_shapes_cage"] else ""
+    rows: Sequence[tuple[str, str]] = (
+        ("manifest", f"{', '.join(contract['file_names'])} ({contract['format'].upper()}){several}"),
+        ("or by", contract["recognised_by"]),
+        ("calls", ", ".join(contract["calls"])),
+        ("context", "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in contract["context"].items())),
+        ("lists", ", ".join(contract["lists"])),
+        ("cage", f"as the manifest{config} asks and the policy allows"),
+        ("secrets", "--secrets" if contract["takes_secrets"] else ""),
+        ("process", "one for each call" if contract["one_call_per_process"] else "one for many calls"),
+        ("may ask", ", ".join(contract["host_methods"])),
+        ("options", ", ".join(f"{option['flag']} {option['metavar']}" for option in contract["options"])),
+        ("verbs", ", ".join(verb["name"] for verb in contract["verbs"])),
+    )
+    return [
+        f"{contract['name']}: {contract['about']}",
+        *(f"  {what:<9} {value or 'none'}" for what, value in rows),
+    ]

@@ -1,0 +1,203 @@
+"""runner new: write the example of a contract into a folder, as a plugin to start from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import stat
+import tempfile
+from collections.abc import Mapping
+
+from runner.cli.text import failure, say
+from runner.contracts.registry import contract_names, example_folder, find_contract
+from runner.launch.run import rehearse
+from runner.launch.stages import Invocation
+from runner.manifest.load import load_all
+from runner.outcome import EXIT, USAGE_ERROR, Failure
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
+
+NAME = "new"
+HELP = "write a small plugin to start from"
+EXAMPLE = "runner new CONTRACT ./my-plugin"
+
+_NOT_WRITTEN = 1
+
+# What a name may look like before a contract is asked. It is put into strings of several languages unquoted.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_PLAIN_NAME_HINT = "use letters, digits, '.', '_' and '-', at most 64 of them"
+
+Files = Mapping[str, bytes]  # by path, relative to the plugin's folder
+
+
+class NotWritten(Exception):
+    def __init__(self, message: str, status: int = USAGE_ERROR) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("contract", metavar="CONTRACT", help=", ".join(contract_names()))
+    parser.add_argument("folder", metavar="DIR", help="the plugin's folder: a new one, or an empty one")
+    parser.add_argument(
+        "--name",
+        help="the plugin's id; default: the name of DIR, or what comes near it and is a valid id",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        known = contract_names()
+        if args.contract not in known:
+            near = did_you_mean(args.contract, known)
+            guess = f"{near} There are" if near else "there are"
+            raise NotWritten(f"there is no contract {quoted(args.contract)}; {guess} {', '.join(known)}")
+        _check_place(args.folder)
+        example = _read_example(args.contract)
+        own_name = _plugin_id(args.contract, example)
+        name = _choose_name(args.contract, example, own_name, args.name, args.folder)
+        files = _rename(example, own_name, name)
+        _write(args.folder, files)
+    except NotWritten as refused:
+        say(f"runner new: {printable(str(refused))}")
+        return refused.status
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else args.folder
+        say(f"runner new: {printable(where)}: {error.strerror}; nothing was written, name another DIR")
+        return _NOT_WRITTEN
+    _tell(args.contract, args.folder, files, name, own_name)
+    return EXIT["ok"]
+
+
+def _check_place(folder: str) -> None:
+    """Refuse a folder that has something in it, and a path that cannot become a folder."""
+    if not folder or "\0" in folder:
+        raise NotWritten("the path of DIR is empty or contains a NUL character")
+    place = os.path.abspath(folder)
+    while not os.path.isdir(place):
+        if os.path.islink(place) and not os.path.exists(place):
+            target = os.readlink(place)
+            raise NotWritten(f"{place} is a link to {target}, which does not exist; remove the link")
+        if os.path.lexists(place):
+            raise NotWritten(f"{place} is not a folder; name a new folder, or an empty one")
+        place = os.path.dirname(place)
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise NotWritten(f"{folder} is not empty, and nothing is overwritten; name a new folder")
+
+
+def _read_example(contract: str) -> Files:
+    top = example_folder(contract)
+    found: dict[str, bytes] = {}
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(each for each in folders if each != "__pycache__")
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, top)] = file.read()
+    if not found:
+        raise NotWritten(f"the contract {contract} has no example: {top} does not exist", _NOT_WRITTEN)
+    return found
+
+
+def _plugin_id(contract: str, files: Files) -> str:
+    """The id of the plugin that these files are. Raises NotWritten with their first fault."""
+    with tempfile.TemporaryDirectory(prefix="runner-new-") as trial:
+        _fill(trial, files, [])
+        [read, *_] = load_all(trial, contract=contract)
+    if read.plugin is None or read.diagnostics:
+        fault = read.diagnostics[0]
+        raise NotWritten("; ".join(text for text in (fault.message, fault.hint) if text))
+    return read.plugin.id
+
+
+def _choose_name(contract: str, example: Files, own_name: str, asked: str | None, folder: str) -> str:
+    """`asked`, or the name of the folder in the first spelling that the contract takes, or the example's."""
+    if asked is not None:
+        if not _PLAIN_NAME.match(asked):
+            raise NotWritten(f"--name {quoted(asked)} is not possible; {_PLAIN_NAME_HINT}")
+        try:
+            if _plugin_id(contract, _rename(example, own_name, asked)) == asked:
+                return asked
+            fault = "it is read differently there"
+        except NotWritten as refused:
+            fault = str(refused)
+        raise NotWritten(f"--name {quoted(asked)} does not fit a plugin of {contract}: {fault}")
+    base = os.path.basename(os.path.abspath(folder))
+    plain = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-") if base.isascii() else ""
+    for name in dict.fromkeys((base, plain, plain.replace("-", "_"))):
+        try:
+            if _PLAIN_NAME.match(name) and _plugin_id(contract, _rename(example, own_name, name)) == name:
+                return name
+        except NotWritten:
+            continue
+    say(f"runner new: {quoted(base)} cannot be the id of a {contract} plugin; --name chooses another id")
+    return own_name
+
+
+def _rename(files: Files, old: str, new: str) -> Files:
+    return {path: content.replace(old.encode(), new.encode()) for path, content in files.items()}
+
+
+def _write(folder: str, files: Files) -> None:
+    """All files, or none: what was made is removed again if the rest cannot be made."""
+    made: list[str] = []
+    try:
+        _make_folders(os.path.abspath(folder), made)
+        _fill(folder, files, made)
+    except BaseException:
+        for path in reversed(made):
+            try:
+                os.rmdir(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
+            except OSError:
+                pass  # somebody else has removed it, or put something into it
+        raise
+
+
+def _make_folders(path: str, made: list[str]) -> None:
+    if not os.path.isdir(path):
+        _make_folders(os.path.dirname(path), made)
+        os.mkdir(path)
+        made.append(path)
+        _open_to_plugins(path, 0o755)
+
+
+def _fill(folder: str, files: Files, made: list[str]) -> None:
+    for relative, content in files.items():
+        path = os.path.join(folder, relative)
+        _make_folders(os.path.dirname(path), made)
+        # A wheel does not keep the executable bit.
+        mode = 0o755 if content.startswith(b"#!") else 0o644
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            made.append(path)
+            file.write(content)
+        _open_to_plugins(path, mode)
+
+
+def _open_to_plugins(path: str, mode: int) -> None:
+    """Root's plugins run as another user, who has to read their files whatever root's umask is."""
+    if os.geteuid() == 0:
+        os.chmod(path, mode)
+
+
+def _tell(contract: str, folder: str, files: Files, name: str, own_name: str) -> None:
+    word = shlex.quote(folder if not folder.startswith("-") else f"./{folder}")
+    call = find_contract(contract).example_call
+    tool = call.name.replace(own_name, name)
+    lines = [
+        f"{printable(folder)} is now the {contract} plugin {name}: {', '.join(sorted(files))}",
+        "",
+        "Check it, list its tools, call one:",
+        f"  runner check {word}",
+        f"  runner tools {word}",
+        f"  runner call {word} {tool} --input {shlex.quote(call.input)}",
+        "Let your host start it with this command, in place of its own:",
+        f"  runner exec {word}",
+    ]
+    # Not wrapped: people copy the commands.
+    print("\n".join(lines), flush=True)
+    try:
+        rehearse(Invocation(folder), os.environ)
+    except Failure as refused:
+        say("\nIt would not be launched where it is now:")
+        failure(refused.stage, refused.outcome)

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""A kaged plugin: JSON-RPC 2.0, one message per line. stdin brings requests, stdout takes answers.
+
+To add a tool, write a function, list it in METHODS, and describe it in kaged-plugin.yaml.
+"""
+
+import json
+import os
+import sys
+
+NAME, VERSION = "greeter", "0.1.0"  # as in kaged-plugin.yaml
+COUNT_FILE = os.path.join(os.environ.get("KAGED_CONFIG_ROOT", "."), "count")  # this folder persists
+config = {}
+
+
+class Refused(Exception):
+    """The answer to a request is an error: its code and a message for people."""
+
+
+def greet(params):
+    name = params["name"].strip()  # the host has checked the type against the schema
+    if not name:
+        raise Refused(-32000, "name is blank")
+    number = count(params)["greeted"] + 1
+    with open(COUNT_FILE, "w") as file:
+        file.write(str(number))
+    return {"greeting": f"{config.get('greeting', 'Hello')}, {name}!"}
+
+
+def count(params):
+    try:
+        with open(COUNT_FILE) as file:
+            return {"greeted": int(file.read())}
+    except FileNotFoundError:
+        return {"greeted": 0}
+
+
+def on_session_start(params):
+    who = params["_context"]["agent_path"]  # every call has a _context
+    return {"inject": f"The agent {who} can greet people with {NAME}.greet."}
+
+
+METHODS = {
+    f"{NAME}.greet": greet,
+    f"{NAME}.count": count,
+    "kaged.hook.on_session_start": on_session_start,
+}
+
+
+# --- The protocol. What is below can stay as it is. ---
+
+
+def answer(method, params):
+    if method == "initialize":
+        config.update(params.get("config") or {})
+        about = {"name": NAME, "version": VERSION, "api_version": 1}
+        return {**about, "methods": [], "notifications": [], "capabilities_used": ["net:[]"]}
+    if method in ("health.check", "shutdown"):
+        return {"status": "ok"}
+    if method not in METHODS:
+        raise Refused(-32601, f"there is no method {method!r}")
+    return METHODS[method](params)
+
+
+for line in sys.stdin:  # the host closes it to end the plugin
+    request = json.loads(line)
+    if "id" not in request or "method" not in request:
+        continue  # a notification: initialized
+    message = {"jsonrpc": "2.0", "id": request["id"]}
+    try:
+        message["result"] = answer(request["method"], request.get("params") or {})
+    except Refused as refused:
+        message["error"] = {"code": refused.args[0], "message": refused.args[1]}
+    # Only the protocol goes to stdout, and each line at once. print(…, file=sys.stderr) is for people.
+    print(json.dumps(message), flush=True)
+    if request["method"] == "shutdown":
+        break

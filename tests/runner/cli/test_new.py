@@ -1,0 +1,290 @@
+"""runner new: a plugin to start from, all of it or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from runner.cli import main, new
+from runner.contracts.registry import contract_names, example_folder, find_contract
+from runner.manifest.load import load_all
+from tests.conftest import Caller
+
+NAMES = contract_names()
+
+
+def run_as_printed(
+    caller: Caller, commands: Sequence[str], folder: Path
+) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Run lines as a person would paste them: in bash, where `runner` is the command of this caller."""
+    words = " ".join(f"'{word}'" for word in caller.command()[len(caller.prefix) :])
+    for command in commands:
+        yield subprocess.run(
+            [*caller.prefix, "/bin/bash", "-c", f'runner() {{ {words} "$@"; }}\n{command}\n'],
+            cwd=folder,
+            env=dict(caller.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+
+def forget_state(caller: Caller, plugin: Path) -> None:
+    """Remove what the plugin has kept in its place on this machine, if it asks for state at all."""
+    done = caller("state", "remove", plugin)
+    assert done.returncode == 0 or "has no state" in done.stderr, done.stderr
+
+
+def printed_commands(said: str) -> list[str]:
+    return re.findall(r"^  (runner .*)$", said, re.MULTILINE)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def only_plugin_id(folder: Path) -> str:
+    [read] = load_all(str(folder))
+    assert read.plugin is not None and read.diagnostics == ()
+    return read.plugin.id
+
+
+# --- what is printed works ---------------------------------------------------------------------------------
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("folder", ["hello", "my plugin's/one-more"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_prints_works(runner_as: Caller, plugin_dir: Path, name: str, folder: str) -> None:
+    runner_as.give(plugin_dir)
+    done = runner_as("new", name, folder, cwd=plugin_dir)
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = printed_commands(done.stdout)
+    assert [command.split()[1] for command in commands] == ["check", "tools", "call", "exec"]
+    ended = list(run_as_printed(runner_as, commands, plugin_dir))
+    forget_state(runner_as, plugin_dir / folder)
+    assert [(each.returncode, each.stderr) for each in ended] == [(0, "")] * 4
+    assert only_plugin_id(plugin_dir / folder).replace("_", "-") == os.path.basename(folder)
+
+
+@pytest.mark.launches
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("name", NAMES)
+def test_roots_umask_does_not_close_it_to_the_plugin(
+    runner_as_root: Caller, plugin_dir: Path, name: str
+) -> None:
+    [done] = run_as_printed(runner_as_root, [f"umask 077; runner new {name} a/hello"], plugin_dir)
+    assert done.returncode == 0 and done.stderr == ""
+    for path in (plugin_dir / "a", *(plugin_dir / "a").rglob("*")):
+        assert path.stat().st_mode & 0o044 == 0o044
+    ended = list(run_as_printed(runner_as_root, printed_commands(done.stdout), plugin_dir))
+    forget_state(runner_as_root, plugin_dir / "a" / "hello")
+    assert [(each.returncode, each.stderr) for each in ended] == [(0, "")] * 4
+
+
+@pytest.mark.launches
+@pytest.mark.needs("root")
+def test_a_folder_that_plugins_cannot_see_is_named_at_once(runner_as_root: Caller, plugin_dir: Path) -> None:
+    """Root's most likely place: its home, which no policy can show to a plugin."""
+    home = plugin_dir / "closed"
+    home.mkdir(0o700)
+    done = runner_as_root("new", NAMES[0], home / "hello")
+    assert done.returncode == 0 and (home / "hello").is_dir()
+    assert "It would not be launched where it is now:" in done.stderr and str(home) in done.stderr
+
+
+# --- what is written ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_the_example_under_another_name(runner_as_user: Caller, plugin_dir: Path, name: str) -> None:
+    runner_as_user.give(plugin_dir)
+    example = Path(example_folder(name))
+    own = only_plugin_id(example)
+    assert runner_as_user("new", name, "same", "--name", own, cwd=plugin_dir).returncode == 0
+    assert tree(plugin_dir / "same") == tree(example)
+    assert runner_as_user("new", name, "other", "--name", "zebra7", cwd=plugin_dir).returncode == 0
+    written = tree(plugin_dir / "other")
+    assert {path: text.replace(b"zebra7", own.encode()) for path, text in written.items()} == tree(example)
+    assert only_plugin_id(plugin_dir / "other") == "zebra7"
+    assert not any(own.encode() in text for text in written.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_are_executable_even_if_the_wheel_has_forgotten_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(example_folder(name), tmp_path / "unpacked")
+    for path in (tmp_path / "unpacked").rglob("*"):
+        path.chmod(0o644)
+    monkeypatch.setattr(new, "example_folder", lambda _: str(tmp_path / "unpacked"))
+    assert main(["new", name, str(tmp_path / "hello")]) == 0
+    modes = {path.name: path.stat().st_mode & 0o111 for path in (tmp_path / "hello").iterdir()}
+    for file, mode in modes.items():
+        program = (tmp_path / "hello" / file).read_bytes().startswith(b"#!")
+        assert bool(mode) == program
+    assert any(modes.values())
+
+
+@pytest.mark.parametrize("given", [".", "empty", "link", "empty/", "deep/er/still"])
+def test_an_empty_folder_is_filled_and_a_missing_one_is_made(
+    runner_as_user: Caller, plugin_dir: Path, given: str
+) -> None:
+    (plugin_dir / "here" / "empty").mkdir(parents=True)
+    if given == ".":
+        (plugin_dir / "here" / "empty").rmdir()
+    (plugin_dir / "link").symlink_to("here/empty")
+    runner_as_user.give(plugin_dir)
+    where = plugin_dir if given == "link" else plugin_dir / "here"
+    done = runner_as_user("new", NAMES[0], given, cwd=where)
+    assert done.returncode == 0, done.stderr
+    assert tree(where / given).keys() == tree(Path(example_folder(NAMES[0]))).keys()
+    assert (plugin_dir / "link").is_symlink()
+
+
+# --- its name ----------------------------------------------------------------------------------------------
+
+
+def test_the_folders_name_is_spelled_as_the_contract_wants_it(
+    runner_as_user: Caller, plugin_dir: Path
+) -> None:
+    runner_as_user.give(plugin_dir)
+    for folder, name in {"My-Plugin": "my_plugin", "a.b c": "a_b_c", "plain": "plain"}.items():
+        done = runner_as_user("new", "nexo", folder, cwd=plugin_dir)
+        assert (done.returncode, done.stderr) == (0, "") and only_plugin_id(plugin_dir / folder) == name
+        assert f" {name}_greet " in done.stdout
+    for folder, name in {"Grüße": "greeter", "7up": "greeter", "x" * 200: "greeter"}.items():
+        done = runner_as_user("new", "nexo", folder, cwd=plugin_dir)
+        assert done.returncode == 0 and only_plugin_id(plugin_dir / folder) == name
+        assert "cannot be the id of a nexo plugin; --name chooses another id" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", 'a"b', "a'b", "a\nb", "../x", "-x", "é", "a" * 65, "{x}", "${state_dir}", "a\\u0041"]
+)
+@pytest.mark.parametrize("contract", NAMES)
+def test_a_name_that_no_file_could_hold_is_refused(
+    contract: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", contract, str(tmp_path / "x"), f"--name={name}"]) == 2
+    assert "use letters, digits, '.', '_' and '-'" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_the_contract_refuses_is_refused_in_its_words(
+    runner_as_user: Caller, plugin_dir: Path
+) -> None:
+    runner_as_user.give(plugin_dir)
+    done = runner_as_user("new", "nexo", "x", "--name", "My-Plugin", cwd=plugin_dir)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "--name 'My-Plugin' does not fit a plugin of nexo" in done.stderr and "lower-case" in done.stderr
+    assert os.listdir(plugin_dir) == []
+
+
+# --- refused, and nothing left -----------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    write_file(plugin_dir / "full" / ".hidden", "mine")
+    write_file(plugin_dir / "file", "mine")
+    (plugin_dir / "dangling").symlink_to("nowhere")
+    (plugin_dir / "loop").symlink_to("loop")
+    (plugin_dir / "to-full").symlink_to("full")
+    runner_as_user.give(plugin_dir)
+    before = sorted(map(str, plugin_dir.rglob("*")))
+    for given, complaint in {
+        "full": "full is not empty, and nothing is overwritten",
+        "to-full": "to-full is not empty",
+        "file": "file is not a folder",
+        "file/below": "file is not a folder",
+        "dangling": "dangling is a link to nowhere, which does not exist",
+        "dangling/below": "dangling is a link to nowhere, which does not exist",
+        "loop": "loop is a link to loop, which does not exist",
+        "": "the path of DIR is empty",
+    }.items():
+        done = runner_as_user("new", NAMES[0], given, cwd=plugin_dir)
+        assert (done.returncode, done.stdout) == (2, ""), given
+        assert complaint in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert sorted(map(str, plugin_dir.rglob("*"))) == before
+    assert (plugin_dir / "full" / ".hidden").read_text() == "mine"
+
+
+@pytest.mark.needs("user")
+def test_a_place_that_cannot_be_written_is_named(runner_as_user: Caller, plugin_dir: Path) -> None:
+    (plugin_dir / "closed").mkdir(0o755)  # not the caller's
+    (plugin_dir / "private").mkdir(0o700)
+    for given, reason in {
+        "closed": "Permission denied",
+        "closed/a/b": "Permission denied",
+        "private": "Permission denied",
+        "private/x": "Permission denied",
+        "x" * 300: "File name too long",
+    }.items():
+        done = runner_as_user("new", NAMES[0], given, cwd=plugin_dir)
+        assert (done.returncode, done.stdout) == (1, ""), given
+        assert f"{reason}; nothing was written, name another DIR\n" in done.stderr, done.stderr
+    assert sorted(path.name for path in plugin_dir.rglob("*")) == ["closed", "private"]
+
+
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize(
+    "interruption", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_a_failure_half_way_leaves_nothing(
+    existing: bool,
+    interruption: BaseException,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "a" / "b"
+    if existing:
+        folder.mkdir(parents=True)
+    written: list[str] = []
+
+    def fail_at_the_second(path: str, mode: int) -> None:
+        if path.startswith(str(folder)) and os.path.isfile(path):
+            written.append(path)
+            if len(written) == 2:
+                raise interruption
+
+    monkeypatch.setattr(new, "_open_to_plugins", fail_at_the_second)
+    assert main(["new", NAMES[0], str(folder)]) in (1, 130)
+    assert len(written) == 2
+    assert sorted(tmp_path.rglob("*")) == ([folder.parent, folder] if existing else [])
+
+
+def test_a_contract_without_an_example_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(new, "example_folder", lambda name: str(tmp_path / "none"))
+    assert main(["new", NAMES[0], str(tmp_path / "x")]) == 1
+    assert f"the contract {NAMES[0]} has no example" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_contract_is_guessed(runner_as_user: Caller) -> None:
+    done = runner_as_user("new", NAMES[0] + "x", "somewhere")
+    assert done.returncode == 2
+    assert f"did you mean '{NAMES[0]}'?" in done.stderr and all(name in done.stderr for name in NAMES)
+
+
+def test_every_contract_tells_what_to_call() -> None:
+    for name in NAMES:
+        call = find_contract(name).example_call
+        assert call.name and call.input.startswith("{")
