@@ -37,6 +37,14 @@ class Plugin(NamedTuple):
     lifecycle: tuple[tuple[str, float | str], ...] = ()
 
 
+class Allowance(NamedTuple):
+    """What the policy gives a plugin beside its cage: for services of the host that act on its behalf."""
+
+    state_dir: str | None = None  # the plugin's own directory, on the host
+    readable: tuple[str, ...] = ()  # paths of the host that it was granted
+    hosts: tuple[str, ...] = ()  # patterns of the hosts that the policy allows: "*.example.com:443"
+
+
 class Switches(NamedTuple):
     """What the operator says through a contract's own environment variables."""
 

@@ -22,7 +22,7 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     import argparse
 
-    from runner.plugin import Plugin
+    from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services
     from runner.protocol.inspector import Inspector
@@ -81,6 +81,12 @@ class ExampleCall(NamedTuple):
     input: str = '{"name": "world"}'  # JSON
 
 
+class CommandOutput(NamedTuple):
+    stdout: bytes
+    stderr: bytes
+    status: int
+
+
 class Contract(Protocol):
     about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
 
@@ -91,6 +97,9 @@ class Contract(Protocol):
     file_names: tuple[str, ...]  # in order of preference
     sign: str  # how a manifest with another file name is recognised, for messages
     in_subdirectory: bool = False  # look into the only subdirectory of a folder: an unpacked archive
+    # Whether plugins lie side by side in a root, each in a folder of its own. `check` and `tools` take the
+    # root, and skip a plugin whose manifest has an error.
+    plugin_roots: bool = False
     several_plugins: bool = False  # one manifest may describe several plugins, --server chooses
     no_command_hint: str  # what to do about a manifest without a command to start
 
@@ -138,6 +147,9 @@ class Contract(Protocol):
     lists: tuple[Listing, ...] = ()  # what a running plugin can be asked to list, where asking tells more
     declared: tuple[str, ...] = ()  # kinds of exports that `runner tools` takes from the manifest
     one_shot: bool = False  # one process serves one call
+    # Whether `runner call MANIFEST NAME -- ARGS` gives ARGS to the call ({"argv": ARGS} is its input), and
+    # not to the program.
+    arguments_are_input: bool = False
 
     def dialect(self, setting: Setting) -> Dialect: ...
 
@@ -151,10 +163,14 @@ class Contract(Protocol):
 
         return NoHostMethods()
 
-    def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
-        """The host's services, with those that the runner itself has for plugins of this contract.
-        `state_dir` is the plugin's own directory; the cage shows only what the plugin asked for of it."""
+    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
+        """The host's services, with those that the runner itself has for plugins of this contract."""
         return services
+
+    def command_output(self, call: Call, value: Any) -> CommandOutput | None:
+        """The answer to a call as the output of a command, which `runner call` makes its own; None: it is a
+        value to print."""
+        return None
 
     def event(self, call: Call) -> tuple[str, Any]:
         """Method and params of the notification for a call of kind "event", where `kinds` has it."""

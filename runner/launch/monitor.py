@@ -37,7 +37,7 @@ from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Sta
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.outcome import Failure, Outcome
-from runner.plugin import Entrypoint, Plugin
+from runner.plugin import Allowance, Entrypoint, Plugin
 from sandbox.codec import decode, encode
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.policy.grant import Overrides
@@ -94,7 +94,7 @@ class Terms(NamedTuple):
     unsandboxed: bool
     notes: tuple[Note, ...] = ()
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
-    state_dir: str | None = None  # the plugin's own directory, on the host
+    allowance: Allowance = Allowance()
 
 
 class Launched(NamedTuple):
@@ -115,7 +115,7 @@ class MonitorEnd(NamedTuple):
 
 Message = Born | Terms | Launched | MonitorEnd
 MESSAGES = (
-    *(Born, Terms, Launched, MonitorEnd),
+    *(Born, Terms, Allowance, Launched, MonitorEnd),
     *(Outcome, Denial, Diagnostic, Note, Limits),
     *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project),
 )
@@ -358,8 +358,14 @@ def _terms(planned: Planned) -> Terms:
         planned.grant.unsandboxed,
         notes(planned),
         policy.on_hook_failure,
-        planned.state_dir,
+        _allowance(planned),
     )
+
+
+def _allowance(planned: Planned) -> Allowance:
+    rule = planned.policy.network
+    hosts = {"none": (), "allowlist": rule.hosts}.get(rule.ceiling, ("*:*",))
+    return Allowance(planned.state_dir, tuple(path.path for path in planned.grant.paths), hosts)
 
 
 def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:

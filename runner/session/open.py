@@ -51,7 +51,7 @@ async def open_session(
                 raise _unprepared(invocation, failed, cell.has_ended) from None
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
-            services = contract.provide(plugin, services, terms.state_dir)
+            services = contract.provide(plugin, services, terms.allowance)
             gate = Gate(contract.services(plugin), services, terms.host)
             hidden = Secrets(secrets)
             setting = Setting(

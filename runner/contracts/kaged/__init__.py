@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.contracts.contract import Contract, ContractOption
 
 if TYPE_CHECKING:
-    from runner.plugin import Plugin
+    from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services
     from runner.protocol.inspector import Inspector
@@ -79,10 +79,10 @@ class KagedContract(Contract):
 
         return StorageMethods(plugin.capabilities)
 
-    def provide(self, plugin: Plugin, services: Services, state_dir: str | None) -> Services:
+    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
         from runner.contracts.kaged.services import provide
 
-        return provide(plugin, services, state_dir)
+        return provide(plugin, services, allowance.state_dir)
 
 
 CONTRACT = KagedContract()

@@ -38,7 +38,9 @@ class NexoContract(Contract):
         data = document.data
         # The second is the format before [plugin]. It is not hosted, but its manifests get a message that
         # says how to port them.
-        return isinstance(data.get("plugin"), dict) or (
+        # Another contract has a [plugin] table with a name and an ABI version, and no id.
+        plugin = data.get("plugin")
+        return (isinstance(plugin, dict) and not ("abi_version" in plugin and "id" not in plugin)) or (
             data.get("manifest_version") == 1 and isinstance(data.get("transport"), dict)
         )
 

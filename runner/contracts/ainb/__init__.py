@@ -1,0 +1,86 @@
+"""ainb plugins, contract v2: a TOML manifest beside an executable, JSON-RPC with Content-Length headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.contracts.contract import Contract
+
+if TYPE_CHECKING:
+    from runner.plugin import Allowance, Plugin
+    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.host_services import HostMethods, Services
+    from runner.protocol.inspector import Inspector
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.document.read import Document, Format
+
+ABI_VERSION = 2
+
+# Seconds. The contract gives the render's and the shutdown's; the others are its plan, or ours.
+INIT_SECONDS = 10.0
+RENDER_SECONDS = 2.0
+CLI_SECONDS = 60.0
+ACTION_SECONDS = 60.0
+SHUTDOWN_SECONDS = 5.0
+
+
+class AinbContract(Contract):
+    name = "ainb"
+    about = "JSON-RPC with Content-Length headers on stdio, contract v2; described by a TOML manifest"
+    format: Format = "toml"
+    file_names = ("manifest.toml",)
+    sign = "abi_version in a [plugin] table"
+    no_command_hint = "put the executable beside the manifest, under the plugin's name"
+    kinds = ("tool", "render", "action", "event")
+    context: Mapping[str, tuple[str, ...]] = {}
+    declared = ("screens", "commands", "snapshots")
+    plugin_roots = True
+    arguments_are_input = True
+
+    def recognises(self, document: Document) -> bool:
+        plugin = document.data.get("plugin")
+        return isinstance(plugin, dict) and "abi_version" in plugin
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.ainb.manifest import read
+
+        return read(document, home=home)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        from runner.contracts.ainb.manifest import check_files
+
+        return check_files(document, plugin)
+
+    def json_schema(self) -> dict[str, object]:
+        from runner.contracts.ainb.manifest import json_schema
+
+        return json_schema()
+
+    def dialect(self, setting: Setting) -> Dialect:
+        from runner.contracts.ainb.dialect import make
+
+        return make(setting)
+
+    def inspector(self, setting: Setting) -> Inspector:
+        from runner.contracts.ainb.inspector import make
+
+        return make(setting)
+
+    def services(self, plugin: Plugin) -> HostMethods:
+        from runner.contracts.ainb.services import AinbMethods
+
+        return AinbMethods(plugin)
+
+    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
+        from runner.contracts.ainb.services import provide
+
+        return provide(plugin, services, allowance)
+
+    def event(self, call: Call) -> tuple[str, Any]:
+        return "plugin/handle_event", {"topic": call.name, "payload": call.input}
+
+
+CONTRACT = AinbContract()

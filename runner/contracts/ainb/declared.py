@@ -1,0 +1,67 @@
+"""What a manifest declares beside its cage, kept in the exports of the Plugin. Only this module writes and
+reads them.
+
+An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runner.plugin import Plugin
+from sandbox.value import NamedTuple
+
+# In the order in which plugin/init tells the granted ones.
+CAPABILITIES = (
+    *("read_sessions", "write_plugin_data", "event_bus", "network", "spawn_subprocess"),
+    *("read_claude_logs", "read_codex_logs"),
+    *("read_paths", "event_stream_subscribe", "spawn_managed_subprocess", "unix_socket_dial"),
+    *("secrets:read", "workspace:write"),
+)
+
+_LIST = "list."
+
+Export = tuple[str, tuple[str, ...]]
+
+
+class Declared(NamedTuple):
+    granted: tuple[str, ...] = ()  # names of capabilities, in the order of CAPABILITIES
+    lists: Mapping[str, tuple[str, ...]] = {}  # of those that are lists. One that is not here is `true`
+    screens: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    cli_namespaces: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()  # topics that it publishes
+    subscribes: tuple[str, ...] = ()  # topics that it is subscribed to from its start
+    latest_state: tuple[str, ...] = ()  # those of them that need no delivery while it is away
+    fs_roots: tuple[str, ...] = ()  # absolute folders that host/fs/* may read
+
+    def allows(self, capability: str) -> bool:
+        return capability in self.granted
+
+
+def exports_of(declared: Declared) -> tuple[Export, ...]:
+    return (
+        ("tools", declared.cli_namespaces),
+        ("screens", declared.screens),
+        ("commands", declared.commands),
+        ("snapshots", declared.snapshots),
+        ("subscribes", declared.subscribes),
+        ("latest_state", declared.latest_state),
+        ("fs_roots", declared.fs_roots),
+        *((_LIST + name, values) for name, values in declared.lists.items()),
+    )
+
+
+def declared_by(plugin: Plugin) -> Declared:
+    found = dict(plugin.exports)
+    return Declared(
+        granted=plugin.capabilities,
+        lists={kind.removeprefix(_LIST): row for kind, row in found.items() if kind.startswith(_LIST)},
+        screens=found.get("screens", ()),
+        commands=found.get("commands", ()),
+        cli_namespaces=found.get("tools", ()),
+        snapshots=found.get("snapshots", ()),
+        subscribes=found.get("subscribes", ()),
+        latest_state=found.get("latest_state", ()),
+        fs_roots=found.get("fs_roots", ()),
+    )
