@@ -122,6 +122,11 @@ def run(args: argparse.Namespace) -> int:
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: it has to be a JSON object, as in \'{"agent_id": "a"}\'')
         _check_contract(args, context or {})
+        if args.arguments and _takes_arguments(args):
+            if given is not None:
+                raise ValueError("--input: what follows -- is the input of this call; leave one of them out")
+            given = {"argv": list(args.arguments)}
+            invocation = invocation._replace(args=())
         invocation, config = configured(invocation)
         secrets = read_secrets(args)
         sink = ReportFile(args.report)
@@ -191,6 +196,14 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(contract.kinds)}")
     if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
         raise ValueError(f"--context: {stray}")
+
+
+def _takes_arguments(args: argparse.Namespace) -> bool:
+    """Whether what follows -- is for the call, and not for the plugin's program."""
+    from runner.manifest.load import contract_at
+
+    name = contract_at(args.manifest, args.contract) if args.kind == "tool" else None
+    return name is not None and find_contract(name).arguments_are_input
 
 
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:
