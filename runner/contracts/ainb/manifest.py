@@ -58,7 +58,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     manifest = Table(document.data)
     root = os.path.dirname(document.path)
     about = manifest.table("plugin")
-    _check_identity(faults, about, os.path.basename(root))
+    _check_identity(faults, about)
     declared = _declared(faults, manifest, home)
     paths, env = _own_files(faults, manifest.table("capabilities"), declared, home)
     if faults.failed:
@@ -96,7 +96,7 @@ def _strict(keys: KeyPath) -> str | None:
     return "unknown_subscription" if keys == ("subscribes",) else None
 
 
-def _check_identity(faults: Faults, about: Table, folder: str) -> None:
+def _check_identity(faults: Faults, about: Table) -> None:
     name = about.string("name")
     if name == HOST:
         message = f"no plugin can be called {quoted(HOST)}: the host publishes under that name"
@@ -104,9 +104,6 @@ def _check_identity(faults: Faults, about: Table, folder: str) -> None:
     elif name and not _NAME.match(name):
         hint = "letters, digits, '.', '_' and '-', 64 at most: it names a folder and a file"
         faults.error(about.at("name"), "plugin_name", f"{quoted(name)} cannot name a plugin", hint)
-    elif name and name != folder:
-        message = f"the plugin is called {quoted(name)}, and its folder {quoted(folder)}"
-        faults.error(about.at("name"), "plugin_folder", message, "give both the same name")
     version = about.string("version")
     if version and not semver.is_version(version):
         message = f"{quoted(version)} is not a semantic version"
@@ -216,8 +213,12 @@ def _lifecycle(table: Table) -> tuple[tuple[str, float | str], ...]:
 
 
 def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-    """Whether the executable is beside the manifest."""
+    """The folder has the plugin's name, and so has the executable in it."""
     faults = Faults(document)
+    folder = os.path.basename(os.path.dirname(document.path))
+    if folder != plugin.id:
+        message = f"the plugin is called {quoted(plugin.id)}, and its folder {quoted(folder)}"
+        faults.error(("plugin", "name"), "plugin_folder", message, "hosts need both to have the same name")
     path = os.path.join(os.path.dirname(document.path), plugin.id)
     if not os.path.isfile(path):
         message = f"there is no executable {quoted(plugin.id)} beside the manifest"

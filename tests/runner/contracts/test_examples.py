@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.registry import contract_names, example_folder, find_contract
+from runner.manifest.load import load
 from tests.conftest import Caller
 from tests.runner.cli.test_new import forget_state, run_as_printed
 
@@ -30,9 +31,12 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture
 def example(name: str, plugin_dir: Path) -> Path:
     """A copy that a plugin's uid can reach."""
-    shutil.copytree(example_folder(name), plugin_dir / "it", ignore=shutil.ignore_patterns("__pycache__"))
-    (plugin_dir / "it").chmod(0o755)
-    return plugin_dir / "it"
+    found = load(example_folder(name)).plugin
+    assert found is not None
+    folder = plugin_dir / found.id  # some contracts want the folder to have the plugin's name
+    shutil.copytree(example_folder(name), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture
