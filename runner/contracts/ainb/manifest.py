@@ -109,7 +109,7 @@ def _check_identity(faults: Faults, about: Table) -> None:
         message = f"{quoted(version)} is not a semantic version"
         faults.error(about.at("version"), "plugin_version", message, "it looks like 1.2.3")
     abi = about.integer("abi_version")
-    if abi is not None and abi != ABI_VERSION:
+    if abi is not None and abi >= 0 and abi != ABI_VERSION:
         message = f"the plugin has ABI version {abi}; the runner speaks {ABI_VERSION}"
         faults.error(about.at("abi_version"), "abi_incompatible", message)
 
