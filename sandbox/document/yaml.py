@@ -128,10 +128,10 @@ class _Composer:
         problem, context = error.problem or "", error.context or ""
         if "invalid Unicode character escape" in problem:
             return _character_fault(at - 2)
-        if "tag" in context or "tag handle" in problem:
-            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if self._text.startswith("\t", at):
             return tab_fault(at)
+        if "tag" in context or "tag handle" in problem:
+            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if "quoted scalar" in context and "end of stream" in problem:
             at = started
         elif "unknown escape" in problem and self._text.startswith("\\", at - 1):
