@@ -145,7 +145,7 @@ REFUSED = [
     ("true: 1", "yaml_key", 1, 1),
     ("~: 1", "yaml_key", 1, 1),
     (": 1", "yaml_syntax", 1, 1),
-    ("{: 1}", "yaml_key", 1, 2),
+    ("? \n: 1", "yaml_key", 1, 2),
     ("[a]: 1", "yaml_key", 1, 1),
     ("? {a: 1}\n: 1", "yaml_key", 1, 3),
     ("a: &a x\n*a : 1", "yaml_key", 2, 1),
