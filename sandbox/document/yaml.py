@@ -39,7 +39,8 @@ _RETOLD_CHARACTERS = 64 << 10
 # The parser in C if PyYAML was built with it. Tests try both.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_ESCAPE = re.compile(r"\\(?:u[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)  # of a surrogate, or any
+# Of a surrogate, or any.
+_ESCAPE = re.compile(r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)
 
 
 def parse(text: str) -> tuple[object, dict[KeyPath, int]]:

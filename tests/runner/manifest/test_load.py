@@ -186,14 +186,11 @@ def test_a_syntax_error_in_a_file_with_a_known_extension(tmp_path: Path, name: s
 def test_yaml_is_known_by_the_file_name_only(tmp_path: Path) -> None:
     """JSON is YAML too, but no contract whose manifests are JSON takes it from a .yaml file."""
     text = '{"mcpServers": {"a": {"command": "x"}}}'
-    for name, rule in (
-        ("x", None),
-        ("x.json", None),
-        ("x.yaml", "manifest_unknown"),
-        ("x.yml", "manifest_unknown"),
-    ):
+    for name in ("x", "x.json", "x.yaml", "x.yml"):
         (tmp_path / name).write_text(text)
-        assert rules(load(str(tmp_path / name))) == ([] if rule is None else [rule])
+    assert contract_of(load(str(tmp_path / "x"))) == contract_of(load(str(tmp_path / "x.json"))) == "mcp"
+    for name in ("x.yaml", "x.yml"):
+        assert rules(load(str(tmp_path / name))) == ["manifest_unknown"]
 
 
 def test_the_chosen_contract_decides_the_format(tmp_path: Path) -> None:

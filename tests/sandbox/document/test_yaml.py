@@ -186,6 +186,7 @@ REFUSED = [
     ('a: "\\ud83d\\ude00"', "invalid_character", 1, 5),
     ('a: "\\\\\\ud800"', "invalid_character", 1, 7),
     ('a: "\\U00110000"', "invalid_character", 1, 5),
+    ('a: "é\\U0000dfff"', "invalid_character", 1, 6),
     # Syntax.
     ("é: [é, 😀, é", "yaml_syntax", 1, 12),
     ("a: 1\r\nb: ]\r\n", "yaml_syntax", 2, 4),
