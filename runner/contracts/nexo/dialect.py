@@ -61,7 +61,6 @@ _LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
 
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
-
 _SHOWN_BYTES = 200  # of a line that is not the protocol, for messages
 # Characters of text that fit into a frame even if each is escaped as six bytes.
 _CHUNK_CHARS = FRAME_LIMIT // 8
@@ -252,9 +251,8 @@ class NexoDialect(Dialect):
         if error.token == _INITIALIZE:
             return self._failed("refused", f"it refuses to be initialized: {said}")
         if error.token == _CONFIGURE:
-            hint = ""
-            if error.code == jsonrpc.METHOD_NOT_FOUND:
-                hint = "the plugin does not know plugin.configure; run it without a configuration"
+            unknown = error.code == jsonrpc.METHOD_NOT_FOUND
+            hint = "it does not know plugin.configure: run it without a configuration" if unknown else ""
             return self._failed("configure_refused", f"it refuses its configuration: {said}", hint)
         if error.token == _SHUTDOWN:
             return (Farewelled(said),)
