@@ -129,6 +129,31 @@ def test_a_plugin_that_hangs_between_calls_is_ended(runner_as: Caller, quirks: P
     ]
 
 
+# --- Hooks -------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_fails_contributes_nothing(runner_as: Caller, quirks: Path) -> None:
+    """The plugin answers with an object where only null is allowed."""
+    program = quirks / "plugin.py"
+    text = program.read_text()
+    assert '"kaged.hook.on_session_idle": lambda params: None' in text
+    program.write_text(
+        text.replace('on_session_idle": lambda params: None', 'on_session_idle": lambda params: {}')
+    )
+    report = runner_as.home / "report.json"
+    words = ("--kind", "hook", "--input", '{"transcript": "t"}', "--report", str(report))
+    done = runner_as("call", quirks, "on_session_idle", *words)
+    assert (done.returncode, done.stdout) == (0, "null\n")
+    assert "hook_failed: the hook 'on_session_idle' failed" in done.stderr
+    assert "it contributes nothing, and the session goes on" in done.stderr
+    outcome = json.loads(report.read_text())["outcome"]
+    assert (outcome["code"], outcome["cause"]) == ("ok", "hook_failed")
+    assert "policy" not in done.stderr + outcome["message"]
+    done = runner_as("call", quirks, "on_session_idle", *words[:4], "--repeat", "2")
+    assert done.returncode == 0 and "it contributes nothing" in done.stderr
+    assert "if a hook fails: it contributes nothing" in runner_as("explain", quirks).stdout
+
+
 # --- Secrets -----------------------------------------------------------------------------------------------
 
 
