@@ -113,6 +113,9 @@ class _Composer:
             return loader.get_event()
         except yaml.MarkedYAMLError as error:
             raise self._syntax_fault(error) from None
+        except UnicodeDecodeError:
+            # Of the parser in C only: it takes %ed%a0%80 in a tag, which is no UTF-8.
+            raise Fault(self._text.find("!", self._layout.checked), "yaml_tag", *_TAG_WORDS) from None
         except (ValueError, OverflowError):
             # Of the parser in Python only: chr() refuses what "\U00110000" names.
             raise _character_fault(loader.index - 2) from None

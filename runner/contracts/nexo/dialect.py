@@ -61,7 +61,6 @@ _LIMIT_SHOWN = "and nexo plugins read no line above 1 MiB"
 
 SHUTDOWN_REASON = "host requested"
 EXIT_SECONDS = 1.0
-
 _SHOWN_BYTES = 200  # of a line that is not the protocol, for messages
 # Characters of text that fit into a frame even if each is escaped as six bytes.
 _CHUNK_CHARS = FRAME_LIMIT // 8
