@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.kaged.declared import STORAGE_READ as READ
+from runner.contracts.kaged.declared import STORAGE_WRITE as WRITE
 from runner.contracts.kaged.services import (
     DELETE,
     GET,
     LIST,
     PAGE_MOST,
-    READ,
     SET,
-    WRITE,
     StorageMethods,
     provide,
 )
