@@ -129,6 +129,56 @@ def test_a_plugin_that_hangs_between_calls_is_ended(runner_as: Caller, quirks: P
     ]
 
 
+# --- With a host of its own --------------------------------------------------------------------------------
+
+ASKED = (
+    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"as": "the daemon likes"}},
+    {"jsonrpc": "2.0", "method": "initialized", "params": {}},
+    {"jsonrpc": "2.0", "id": 2, "method": "quirks.store", "params": {"text": "x"}},
+    {"jsonrpc": "2.0", "id": 3, "method": "health.check"},
+    {"jsonrpc": "2.0", "id": 4, "method": "shutdown"},
+)
+
+
+def inspect(runner: Caller, plugin: Path) -> tuple[int, list[Any], dict[str, Any]]:
+    report = runner.home / "report.json"
+    said = "".join(json.dumps(message) + "\n" for message in ASKED)
+    done = runner("exec", "--inspect", "--report", report, plugin, input=said)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.returncode, lines, json.loads(report.read_text())
+
+
+def test_a_daemon_of_its_own(runner_as: Caller, quirks: Path) -> None:
+    status, lines, report = inspect(runner_as, quirks)
+    assert status == 0
+    assert [line.get("id", line.get("method")) for line in lines] == [1, 2, "quirks.checked", 3, 4]
+    assert report["inspection"]["violation"] is None
+    assert report["inspection"]["handshake"] is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "cause"),
+    [
+        ('"version": "0.1.0"', '"version": "7"', "ok", ""),
+        ('"api_version": 1', '"api_version": 2', "protocol_version_mismatch", "api_version"),
+        ('["kaged:storage:read"]', '["net:*"]', "capability_not_declared", "capability_violation"),
+        ('"notifications": []', '"notifications": ["x"]', "handshake_failed", "notification_undeclared"),
+        ("import signal\n", "import signal\nprint('hello', flush=True)\n", "malformed_response", "bad_json"),
+    ],
+)
+def test_a_daemon_does_not_get_what_breaks_the_contract(
+    runner_as: Caller, quirks: Path, old: str, new: str, code: str, cause: str
+) -> None:
+    program = quirks / "plugin.py"
+    text = program.read_text()
+    assert text.count(old) == 1
+    program.write_text(text.replace(old, new))
+    _, lines, report = inspect(runner_as, quirks)
+    outcome = report["outcome"]
+    assert (outcome["code"], outcome["cause"]) == (code, cause)
+    assert bool(lines) == (code == "ok")
+
+
 # --- Hooks -------------------------------------------------------------------------------------------------
 
 
