@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import trio
 
@@ -22,6 +22,9 @@ CONCURRENT = 32
 WAITING = 256
 
 Emit = Callable[[Any], Awaitable[None]]
+# Sends the plugin a notification: method and params. It never blocks, and it never raises: what the plugin
+# cannot get is dropped and counted.
+Tell = Callable[[str, Any], None]
 Why = Literal["unknown", "denied", "absent", "busy"]
 
 
@@ -130,6 +133,20 @@ class HostMethods(Protocol):
         ...
 
 
+@runtime_checkable
+class LiveMethods(Protocol):
+    """What a HostMethods may also have: services that tell the plugin something unasked, at any time. Neither
+    may raise."""
+
+    def attach(self, tell: Tell) -> None:
+        """The session was made. The plugin gets what it is told before the handshake after it."""
+        ...
+
+    def detach(self) -> None:
+        """The session is over, also if it failed. Called once after `attach`."""
+        ...
+
+
 class NoHostMethods:
     """For contracts whose plugins send no requests to their host."""
 
@@ -151,6 +168,7 @@ class Gate:
         self._allowed = tuple(allowed)
         self._turns = trio.Semaphore(CONCURRENT)
         self._open = 0
+        self._attached: LiveMethods | None = None
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.busy: dict[str, int] = {}  # refused because too many were open or took too much memory
@@ -163,6 +181,17 @@ class Gate:
 
     def allows(self, method: str) -> bool:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
+
+    def attach(self, tell: Tell) -> None:
+        if isinstance(self._contract, LiveMethods):
+            self._attached = self._contract
+            self._attached.attach(tell)
+
+    def detach(self) -> None:
+        """Once is enough; further calls do nothing."""
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached.detach()
 
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
         """Never raises for any act of the plugin or a service; a cancellation passes through."""

@@ -71,6 +71,7 @@ async def open_session(
             session.state.record.secrets = hidden
             if on_made is not None:
                 on_made(session)
+            gate.attach(session.tell)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:
@@ -89,6 +90,7 @@ async def open_session(
                 # The tasks raise nothing. It is ^C, or our caller's cancellation, while the nursery is left.
                 failure = group.exceptions[0]
             finally:  # also if our caller is cancelled: then the nursery raises Cancelled again
+                gate.detach()
                 session.settle(cell.has_ended, lambda outcome: bare_report(invocation, outcome))
     except Failure as failed:  # the fork server took no order
         raise _unprepared(invocation, failed, None) from None

@@ -209,6 +209,15 @@ class Session:
         except CallRefused as refused:
             raise self._error(refused.event, asked=False) from None
 
+    def tell(self, method: str, params: Any) -> None:
+        """`notify` for the host's own services. It never raises: what cannot be sent is dropped and counted."""
+        state = self.state
+        try:
+            if not state.is_over:
+                state.act_all(state.dialect.notify(method, params))
+        except CallRefused:
+            state.outbox.dropped += 1
+
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin says unasked, until it ends. For one reader; what is not read is dropped."""
         return self.state.backlog

@@ -168,6 +168,7 @@ class SessionState:
 
     def end_waiting(self) -> None:
         self.over.set()
+        self.gate.detach()
         self.outbox.close()
         for token, waiter in self.waiters.items():
             # Before the backlog is closed: what becomes of a call may itself be an event.

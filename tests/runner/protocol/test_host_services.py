@@ -191,3 +191,36 @@ async def test_requests_served_and_waiting_are_limited(autojump_clock: trio.test
     assert len([answer for answer in answers if answer.error is None]) == CONCURRENT + WAITING
     # And now there is room again.
     assert (await one.answer(question(params=1), emit)).error is None
+
+
+class Telling(Words):
+    """A contract whose services tell the plugin something unasked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: list[Any] = []
+
+    def attach(self, tell: Any) -> None:
+        self.story.append(tell)
+
+    def detach(self) -> None:
+        self.story.append("detached")
+
+
+def test_services_that_tell_something_are_attached_and_detached_once() -> None:
+    methods = Telling()
+    live = Gate(methods, Services(), ())
+    live.detach()  # before it was attached: nothing
+    told: list[tuple[str, Any]] = []
+    live.attach(lambda method, params: told.append((method, params)))
+    methods.story[0]("news", {"a": 1})
+    live.detach()
+    live.detach()
+    assert told == [("news", {"a": 1})]
+    assert methods.story[1:] == ["detached"]
+
+
+def test_services_without_these_hooks_are_served_as_before() -> None:
+    plain = gate()
+    plain.attach(lambda method, params: None)
+    plain.detach()
