@@ -19,7 +19,7 @@ import pytest
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.manifest.load import load
 from tests.conftest import Caller
-from tests.runner.cli.test_new import complaints, forget_state, run_as_printed
+from tests.runner.cli.test_new import forget_state, run_as_printed
 
 FEWER_LINES_THAN = 80  # of a program
 NAMES = contract_names()
@@ -122,7 +122,7 @@ def test_explain_grants_all_it_asks_for(runner_as: Caller, example: Path) -> Non
 @pytest.mark.usefixtures("nothing_left")
 def test_tools_lists_what_it_offers(runner_as: Caller, example: Path, name: str, state: list[str]) -> None:
     done = runner_as("tools", *state, "--json", example)
-    assert (done.returncode, complaints(done.stderr)) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
     tools = json.loads(done.stdout)["tools"]
     call = find_contract(name).example_call.name
     assert any(tool["name"] == call or tool["name"].endswith(f".{call}") for tool in tools), tools
@@ -133,7 +133,7 @@ def test_tools_lists_what_it_offers(runner_as: Caller, example: Path, name: str,
 @pytest.mark.usefixtures("nothing_left")
 def test_its_call_is_answered(called: Calling, name: str) -> None:
     done = called(find_contract(name).example_call.input)
-    assert (done.returncode, complaints(done.stderr)) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)
     assert "world" in done.stdout or "world" not in find_contract(name).example_call.input
 
@@ -152,7 +152,7 @@ def test_a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else(called:
 @pytest.mark.usefixtures("nothing_left")
 def test_it_ends_by_itself_when_its_input_ends(runner_as: Caller, example: Path, state: list[str]) -> None:
     done = runner_as("exec", *state, example)
-    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.launches
@@ -174,7 +174,7 @@ def test_its_readme_is_true(runner_as: Caller, example: Path, name: str) -> None
     assert [command.split()[1] for command in commands[:4]] == ["check", "explain", "tools", "call"]
     ended = list(run_as_printed(runner_as, commands, example))
     forget_state(runner_as, example)
-    assert [(done.returncode, complaints(done.stderr)) for done in ended] == [(0, "")] * len(commands)
+    assert [(done.returncode, done.stderr) for done in ended] == [(0, "")] * len(commands)
 
 
 # What a host says in one conversation, for the contracts whose conversation can be written down in advance.
@@ -241,7 +241,7 @@ def test_a_conversation_is_as_the_contract_says(
         return
     said = "".join(json.dumps(message) + "\n" for message in CONVERSATIONS[name])
     done = runner_as("exec", *state, "--inspect", example, input=said)
-    assert (done.returncode, complaints(done.stderr)) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) == len(ANSWERS[name])
     assert all(wanted in line for wanted, line in zip(ANSWERS[name], lines, strict=True)), lines

@@ -262,3 +262,33 @@ def test_without_the_rule_it_would_leave(runner_as: Caller, quirks: Path) -> Non
     """The control: a text of seven characters is too short to be looked for."""
     _, err, report, _ = spill(runner_as, quirks, {"token": "1234567"}, "--events")
     assert all("1234567" in text for text in (err, report))
+
+
+def raise_errors(folder: str, secret: str) -> list[str]:
+    """Everything that a program sees of the errors of a plugin that repeats its secret."""
+    import traceback
+
+    import trio
+
+    import runner
+    from runner.launch.remote_cell import aclose_forkserver
+
+    async def main() -> list[str]:
+        seen = []
+        for then in ("error", "exit"):
+            try:
+                async with runner.open_plugin(folder, secrets={"token": secret}) as plugin:
+                    await plugin.call("spill", {"then": then})
+            except (runner.PluginError, runner.PluginFailure) as error:
+                told = (str(error), repr(error), vars(error), error.stderr, error.report)
+                seen.append(f"{told}{''.join(traceback.format_exception(error))}")
+        await aclose_forkserver()
+        return seen
+
+    return trio.run(main)
+
+
+def test_no_secret_leaves_in_an_exception(runner_as: Caller, quirks: Path) -> None:
+    refused, crashed = elsewhere.run(runner_as, raise_errors, str(quirks), SECRET, timeout=120)
+    assert "the token [secret] is not valid" in refused and "the token is [secret]" in crashed
+    assert SECRET not in refused + crashed
