@@ -443,6 +443,7 @@ TOO_SLOW_TO_START_WITH = (
     "psutil",
     "pyroute2",
     "trio",
+    "yaml",
     "asyncio",
     "inspect",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import runner
+from runner.contracts.registry import contract_names, example_folder
 from tests.conftest import PACKAGES, ROOT
 
 # Files that tools leave in the tree: neither code nor data of the program.
@@ -86,6 +87,12 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
     # `explain` needs a policy, a seccomp filter and a contract's model.
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
     assert output_of("-m", "runner", "explain", str(plugin_dir / "demo")).endswith("It would be launched.\n")
+    # Unpacking a wheel drops the executable bit, which the programs of the examples need.
+    for name in contract_names():
+        unpacked = Path(example_folder(name).replace(str(ROOT), str(tmp_path), 1))
+        assert not any(path.stat().st_mode & 0o111 for path in unpacked.rglob("*") if path.is_file())
+        output_of("-m", "runner", "new", name, str(plugin_dir / name))
+        assert any(path.stat().st_mode & 0o111 for path in (plugin_dir / name).rglob("*") if path.is_file())
 
 
 def test_dependencies_are_those_that_layers_may_import() -> None:

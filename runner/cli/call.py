@@ -215,9 +215,9 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     try:
         value = read_json_option("--secrets", word)
     except ValueError as error:
-        if isinstance(error.__context__, OSError):
-            raise
-        raise ValueError(f"--secrets {args.secrets}: this is not JSON that can be used") from None
+        cause = error.__context__
+        why = cause.strerror if isinstance(cause, OSError) else "this is not JSON that can be used"
+        raise ValueError(f"--secrets {args.secrets}: {why}") from None
     if not isinstance(value, dict):
         raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
     from runner.manifest.load import contract_at

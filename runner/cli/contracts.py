@@ -74,14 +74,17 @@ def _describe(contract: Contract) -> dict[str, Any]:
 
 def _lines(contract: Mapping[str, Any]) -> list[str]:
     several = "; one may list several plugins" if contract["several_plugins"] else ""
-    config = " and --config" if contract["config_shapes_cage"] else ""
+    asking = "manifest and --config ask" if contract["config_shapes_cage"] else "the manifest asks"
+    context: dict[str, list[str]] = {}  # keys -> the kinds of calls that send them
+    for kind, keys in contract["context"].items():
+        context.setdefault(", ".join(keys), []).append(kind)
     rows: Sequence[tuple[str, str]] = (
         ("manifest", f"{', '.join(contract['file_names'])} ({contract['format'].upper()}){several}"),
         ("or by", contract["recognised_by"]),
         ("calls", ", ".join(contract["calls"])),
-        ("context", "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in contract["context"].items())),
+        ("context", "; ".join(f"{', '.join(kinds)}: {keys}" for keys, kinds in context.items())),
         ("lists", ", ".join(contract["lists"])),
-        ("cage", f"as the manifest{config} asks and the policy allows"),
+        ("cage", f"as {asking} and the policy allows"),
         ("secrets", "--secrets" if contract["takes_secrets"] else ""),
         ("process", "one for each call" if contract["one_call_per_process"] else "one for many calls"),
         ("may ask", ", ".join(contract["host_methods"])),

@@ -38,7 +38,9 @@ class NotWritten(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("contract", metavar="CONTRACT", help=", ".join(contract_names()))
+    parser.add_argument(
+        "contract", metavar="CONTRACT", help=f"{', '.join(contract_names())}: see runner contracts"
+    )
     parser.add_argument("folder", metavar="DIR", help="the plugin's folder: a new one, or an empty one")
     parser.add_argument(
         "--name",
@@ -199,5 +201,5 @@ def _tell(contract: str, folder: str, files: Files, name: str, own_name: str) ->
     try:
         rehearse(Invocation(folder), os.environ)
     except Failure as refused:
-        say("\nIt would not be launched where it is now:")
+        say("\nIt would not be launched there:")
         failure(refused.stage, refused.outcome)

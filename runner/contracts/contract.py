@@ -138,6 +138,9 @@ class Contract(Protocol):
     lists: tuple[Listing, ...] = ()  # what a running plugin can be asked to list, where asking tells more
     declared: tuple[str, ...] = ()  # kinds of exports that `runner tools` takes from the manifest
     one_shot: bool = False  # one process serves one call
+    # Whether a hook that fails has the policy's answer (on_failure under [hooks]). Otherwise it contributes
+    # nothing.
+    policy_answers_hooks: bool = False
 
     def dialect(self, setting: Setting) -> Dialect: ...
 

@@ -39,7 +39,8 @@ _RETOLD_CHARACTERS = 64 << 10
 # The parser in C if PyYAML was built with it. Tests try both.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_ESCAPE = re.compile(r"\\(?:u[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)  # of a surrogate, or any
+# Of a surrogate, or any.
+_ESCAPE = re.compile(r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)
 
 
 def parse(text: str) -> tuple[object, dict[KeyPath, int]]:
@@ -113,6 +114,9 @@ class _Composer:
             return loader.get_event()
         except yaml.MarkedYAMLError as error:
             raise self._syntax_fault(error) from None
+        except UnicodeDecodeError:
+            # Of the parser in C only: it takes %ed%a0%80 in a tag, which is no UTF-8.
+            raise Fault(self._text.find("!", self._layout.checked), "yaml_tag", *_TAG_WORDS) from None
         except (ValueError, OverflowError):
             # Of the parser in Python only: chr() refuses what "\U00110000" names.
             raise _character_fault(loader.index - 2) from None
@@ -125,10 +129,10 @@ class _Composer:
         problem, context = error.problem or "", error.context or ""
         if "invalid Unicode character escape" in problem:
             return _character_fault(at - 2)
-        if "tag" in context or "tag handle" in problem:
-            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if self._text.startswith("\t", at):
             return tab_fault(at)
+        if "tag" in context or "tag handle" in problem:
+            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if "quoted scalar" in context and "end of stream" in problem:
             at = started
         elif "unknown escape" in problem and self._text.startswith("\\", at - 1):

@@ -65,13 +65,13 @@ class Layout:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._checked = 0  # up to here
+        self.checked = 0  # up to here
 
     def check_space(self, end: int) -> None:
         """No tab from where the last event ended to `end`, except in comments."""
-        at = self._checked
+        at = self.checked
         while (at := self._text.find("\t", at, end)) >= 0:
-            line = max(self._text.rfind("\n", 0, at) + 1, self._checked)
+            line = max(self._text.rfind("\n", 0, at) + 1, self.checked)
             if self._text.find("#", line, at) < 0:
                 raise tab_fault(at)
             found = _LINE.match(self._text, at)
@@ -79,7 +79,7 @@ class Layout:
         self.skip(end)
 
     def skip(self, end: int) -> None:
-        self._checked = max(self._checked, end)
+        self.checked = max(self.checked, end)
 
     def check_scalar(self, start: int, end: int, style: str | None, properties: int, in_flow: bool) -> None:
         """`properties`: how many of an anchor and a tag it has."""
@@ -89,11 +89,10 @@ class Layout:
             at = self._skip_space(found.end() if found else at)
         if style in ("|", ">"):
             self._check_header(at)
-        elif style:
-            self.check_space(min(at, end))
         else:
             self.check_space(min(at, end))
-            self._check_plain(at, end, in_flow)
+            if not style:
+                self._check_plain(at, end, in_flow)
         self.skip(end)
 
     def _check_header(self, at: int) -> None:
@@ -102,7 +101,14 @@ class Layout:
         if header is not None and self._text.startswith("#", header.end()):
             raise Fault(header.end(), "yaml_syntax", *syntax_words("comment or line break"))
         line = _LINE.match(self._text, at)
-        self.check_space(line.end() if line else at)
+        end = line.end() if line else at
+        self.check_space(end)
+        # Only the parser in Python takes a tab where the first line shows how far the text is indented.
+        # A digit in the header says that instead.
+        counted = header is not None and header[0].strip("|>+-")
+        blank = _BLANK.match(self._text, end)
+        if not counted and blank is not None and self._text.startswith("\t", blank.end()):
+            raise tab_fault(blank.end())
 
     def _check_plain(self, at: int, end: int, in_flow: bool) -> None:
         # Only the parser in C takes a tab between two words of a plain text.
@@ -124,6 +130,5 @@ class Layout:
 
 
 def tab_fault(offset: int) -> Fault:
-    return Fault(
-        offset, "yaml_syntax", "a tab stands here", "use spaces; quoted text and comments may have tabs"
-    )
+    hint = "use spaces; only texts in quotes, block texts and comments may have tabs"
+    return Fault(offset, "yaml_syntax", "a tab stands here", hint)

@@ -89,56 +89,48 @@ def _check_length(word: str, offset: int) -> None:
         raise Fault(offset, "number_too_large", message)
 
 
-# Parts of the messages of both parsers, and plain words for them. The first part that fits decides.
-_SYNTAX: tuple[tuple[str, str, str], ...] = (
-    ("unexpected end of stream", "this string is not closed", ""),
-    ("',' or ']'", "a comma or the closing bracket is missing here", ""),
-    ("',' or '}'", "a comma or the closing brace is missing here", ""),
+_KEY_HINT = "a key and its colon stand on one line, within 1024 characters"
+
+# Parts of the messages of both parsers, and plain words for them. The first that fits decides.
+_SYNTAX: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("end of stream",), "this string is not closed", ""),
+    (("',' or ']'",), "a comma or the closing bracket is missing here", _KEY_HINT),
+    (("',' or '}'",), "a comma or the closing brace is missing here", _KEY_HINT),
+    (("expected ':'",), "a colon is missing after a key", _KEY_HINT),
     (
-        "could not find expected ':'",
-        "a colon is missing after a key",
-        "a key and its colon stand on one line",
+        ("mapping values are not", "unexpected ':'"),
+        "a value may not start here",
+        f"quote a text that contains a colon; {_KEY_HINT}",
     ),
-    ("mapping values are not allowed", "a value may not start here", "quote a text that contains a colon"),
-    ("mapping keys are not allowed", "a key may not start here", ""),
-    ("sequence entries are not allowed", "a list item may not start here", "start it on a line of its own"),
-    ("<block end>", "this does not fit the lines above", "check the indentation, and quotes around texts"),
-    ("expected key", "this does not fit the lines above", "check the indentation, and quotes around texts"),
-    ("'-' indicator", "this does not fit the lines above", "check the indentation, and quotes around texts"),
+    (("mapping keys are not",), "a key may not start here", "start it on a line of its own"),
+    (("sequence entries are not",), "a list item may not start here", "start it on a line of its own"),
     (
-        "document start>",
+        ("<block end>", "expected key", "'-' indicator", "document start>"),
         "this does not fit the lines above",
         "check the indentation, and quotes around texts",
     ),
-    ("node content", "a value is missing here", ""),
-    ("cannot start any token", "no value may start with this character", "write a text that does in quotes"),
-    ("document indicator", "the document ends inside of a string", "indent the lines of the string"),
-    ("document separator", "the document ends inside of a string", "indent the lines of the string"),
-    ("unknown escape", "this backslash escape does not exist in YAML", "write a backslash as \\\\"),
-    ("hexadecimal", "this escape needs more hexadecimal digits", ""),
-    ("hexdecimal", "this escape needs more hexadecimal digits", ""),
-    ("alphabetic or numeric", "a name of letters, digits, - and _ is needed here", ""),
+    (("node content",), "a value is missing here", ""),
+    (("cannot start any token",), "no value may start with this character", "write the text in quotes"),
     (
-        "indentation indicator",
-        "this is no header of a block text",
-        "write | or >, with + or - and 1 to 9 behind it",
+        ("document indicator", "document separator"),
+        "the document ends inside of a string",
+        "indent the lines of the string",
     ),
+    (("unknown escape",), "this backslash escape does not exist in YAML", "write a backslash as \\\\"),
+    (("hexadecimal", "hexdecimal"), "this escape needs more hexadecimal digits", ""),
     (
-        "comment or line break",
+        ("indentation indicator", "comment or line break", "comment or a line break"),
         "this is no header of a block text",
-        "write | or >, with + or - and 1 to 9 behind it",
+        "write | or >, behind it only + or - and a digit from 1 to 9",
     ),
-    (
-        "comment or a line break",
-        "this is no header of a block text",
-        "write | or >, with + or - and 1 to 9 behind it",
-    ),
+    (("alphabetic or numeric",), "a name of letters, digits, - and _ is needed here", ""),
+    (("directive", "non-alphabetical"), "a directive may not stand here", "write a text with % in quotes"),
 )
 
 
 def syntax_words(problem: str) -> tuple[str, str]:
     """A parser's message in plain words, with a hint."""
-    for part, message, hint in _SYNTAX:
-        if part in problem:
+    for parts, message, hint in _SYNTAX:
+        if any(part in problem for part in parts):
             return message, hint
     return problem, ""

@@ -207,9 +207,12 @@ class Output:
 
 
 def _hook_failed(value: Mapping[str, Any]) -> str:
+    failed = f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}"
+    if "on_failure" not in value:
+        return f"{failed}; it contributes nothing, and the session goes on"
     passes = "lets its message pass" if value["on_failure"] == "continue" else "stops its message"
     rule = f'on_failure = "{value["on_failure"]}" under [hooks] in the policy'
-    return f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}; {rule} {passes}"
+    return f"{failed}; {rule} {passes}"
 
 
 def _compact(value: Any) -> str:

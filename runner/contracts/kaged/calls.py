@@ -5,16 +5,18 @@
     method    a method of the manifest      its params
     hook      a hook of the manifest        what hooks.py says
 
-The params on the wire are the input and `_context`.
+The params on the wire are the input and `_context`: who calls, from which agent and session, and for which
+project.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from runner.contracts.kaged import hooks
-from runner.contracts.kaged.call_context import KEY, PRIMARY
+from runner.contracts.kaged import CONTEXT, hooks
 from runner.contracts.kaged.declared import Declared, DeclaredTool
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from runner.protocol.memory import COMPILED, Shelf
@@ -22,8 +24,19 @@ from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
+KEY = "_context"
+PRIMARY = "primary"
+OPERATOR = "local"
+
+_AGENT_PATH = re.compile(r"primary(\.subagents\.[A-Za-z0-9_-]+)*")
 _INVALID_PARAMS, _UNSUPPORTED = "-32602", "-32601"
 _LISTS = ("methods", "hooks", "notifications")
+
+Ids = Callable[[], str]
+
+
+def make_id() -> str:
+    return str(uuid.uuid4())
 
 
 class CallBook:
@@ -90,6 +103,35 @@ class CallBook:
             raise CallRefused(refusal)
 
 
+def make_context(token: int, call: Call, declared: Declared, session_id: str, ids: Ids) -> dict[str, str]:
+    """All fields, as strings. Raises CallRefused."""
+    given = call.context
+    context: dict[str, str] = {
+        "operator_id": OPERATOR,
+        "project_id": declared.project_id,
+        "agent_path": PRIMARY,
+        "session_id": session_id,
+    }
+    if declared.project_root:
+        context["project_root"] = declared.project_root
+    for name in CONTEXT:
+        if name not in given:
+            continue
+        if not isinstance(given[name], str):
+            raise _bad_context(token, f"{name} in the context is not a string")
+        context[name] = given[name]
+    if not _AGENT_PATH.fullmatch(context["agent_path"]):
+        message = f"agent_path in the context has to be {PRIMARY} or {PRIMARY}.subagents.KEY"
+        raise _bad_context(token, message)
+    if "request_id" not in context:
+        context["request_id"] = ids()
+    return context
+
+
+def _bad_context(token: int, message: str) -> CallRefused:
+    return CallRefused(Refusal(token, _INVALID_PARAMS, message, "invalid_context"))
+
+
 def _object(token: int, call: Call) -> dict[str, Any]:
     if call.input is None:
         return {}
@@ -107,7 +149,7 @@ def _check_hook(token: int, hook: str, given: Mapping[str, Any], agent_path: str
         raise CallRefused(Refusal(token, _INVALID_PARAMS, fault, "invalid_params"))
     if hook in hooks.PRIMARY_ONLY and agent_path != PRIMARY:
         message = f"{hook} is for the primary agent only, and agent_path is {quoted(agent_path)}"
-        raise CallRefused(Refusal(token, _INVALID_PARAMS, message, "invalid_context"))
+        raise _bad_context(token, message)
 
 
 def _known(token: int, what: str, name: str, known: Collection[str]) -> str:

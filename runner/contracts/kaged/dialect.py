@@ -23,8 +23,7 @@ from runner.contracts.kaged import (
     handshake,
     hooks,
 )
-from runner.contracts.kaged.call_context import ContextFault, Ids, make_context, make_id
-from runner.contracts.kaged.calls import CallBook
+from runner.contracts.kaged.calls import CallBook, Ids, make_context, make_id
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.notifications import Notifications
 from runner.protocol import frames, jsonrpc, wire
@@ -268,10 +267,7 @@ class KagedDialect(Dialect):
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
         if stray := stray_context(call, CONTRACT.context):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
-        try:
-            context = make_context(call.context, self._declared, self._session_id, self._ids)
-        except ContextFault as fault:
-            raise CallRefused(Refusal(token, "-32602", str(fault), "invalid_context")) from None
+        context = make_context(token, call, self._declared, self._session_id, self._ids)
         method, params = self._calls.request(token, call, context)
         try:
             raw = self._peer.request(token, method, params)

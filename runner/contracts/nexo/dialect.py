@@ -251,9 +251,8 @@ class NexoDialect(Dialect):
         if error.token == _INITIALIZE:
             return self._failed("refused", f"it refuses to be initialized: {said}")
         if error.token == _CONFIGURE:
-            hint = ""
-            if error.code == jsonrpc.METHOD_NOT_FOUND:
-                hint = "the plugin does not know plugin.configure; run it without a configuration"
+            unknown = error.code == jsonrpc.METHOD_NOT_FOUND
+            hint = "it does not know plugin.configure: run it without a configuration" if unknown else ""
             return self._failed("configure_refused", f"it refuses its configuration: {said}", hint)
         if error.token == _SHUTDOWN:
             return (Farewelled(said),)

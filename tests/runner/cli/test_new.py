@@ -103,7 +103,7 @@ def test_a_folder_that_plugins_cannot_see_is_named_at_once(runner_as_root: Calle
     home.mkdir(0o700)
     done = runner_as_root("new", NAMES[0], home / "hello")
     assert done.returncode == 0 and (home / "hello").is_dir()
-    assert "It would not be launched where it is now:" in done.stderr and str(home) in done.stderr
+    assert "It would not be launched there:" in done.stderr and str(home) in done.stderr
 
 
 # --- what is written ---------------------------------------------------------------------------------------

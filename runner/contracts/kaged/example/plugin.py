@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A kaged plugin: JSON-RPC 2.0, one message per line. stdin brings requests, stdout takes answers.
 
-To add a tool, write a function, list it in METHODS, and describe it in kaged-plugin.yaml.
+To add a tool, write a function, list it in TOOLS, and describe it in kaged-plugin.yaml.
 """
 
 import json
@@ -40,11 +40,8 @@ def on_session_start(params):
     return {"inject": f"The agent {who} can greet people with {NAME}.greet."}
 
 
-METHODS = {
-    f"{NAME}.greet": greet,
-    f"{NAME}.count": count,
-    "kaged.hook.on_session_start": on_session_start,
-}
+TOOLS = {f"{NAME}.greet": greet, f"{NAME}.count": count}
+METHODS = {**TOOLS, "kaged.hook.on_session_start": on_session_start}
 
 
 # --- The protocol. What is below can stay as it is. ---
@@ -63,7 +60,10 @@ def answer(method, params):
 
 
 for line in sys.stdin:  # the host closes it to end the plugin
-    request = json.loads(line)
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        sys.exit(f"the host sent a line that is not JSON: {error}")  # goes to stderr
     if "id" not in request or "method" not in request:
         continue  # a notification: initialized
     message = {"jsonrpc": "2.0", "id": request["id"]}

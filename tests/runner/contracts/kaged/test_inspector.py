@@ -1,0 +1,96 @@
+"""What `exec --inspect` lets through between a plugin and a kaged daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runner.contracts.kaged.inspector import Inspector, make
+from runner.protocol.dialect import Setting
+from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error, tell
+
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"anything": "at all"}}
+
+
+def line(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else json.dumps(message).encode()
+
+
+def asked() -> Inspector:
+    inspector = make(Setting(NOTES))
+    inspector.host_frame(line(INITIALIZE))
+    return inspector
+
+
+def test_the_limits_are_the_contracts() -> None:
+    inspector = make(Setting(NOTES))
+    assert (inspector.limit, inspector.spare, inspector.handshake_seconds) == (4_194_304, 0, 10.0)
+
+
+def test_a_handshake() -> None:
+    assert not make(Setting(NOTES)).awaiting
+    inspector = asked()
+    assert (inspector.awaiting, inspector.handshaken) == (True, False)
+    assert inspector.plugin_frame(line(answer(1, WELCOME))) is None
+    assert (inspector.awaiting, inspector.handshaken) == (False, True)
+
+
+def test_an_error_is_the_hosts_to_see() -> None:
+    inspector = asked()
+    assert inspector.plugin_frame(line(error(1, -32000))) is None
+    assert (inspector.awaiting, inspector.handshaken) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "cause"),
+    [
+        ([], "handshake_failed", "malformed"),
+        ({**WELCOME, "name": "other"}, "handshake_failed", "identity_mismatch"),
+        ({**WELCOME, "api_version": 2}, "protocol_version_mismatch", "api_version"),
+        ({**WELCOME, "methods": []}, "tool_not_exposed", "method_missing"),
+        ({**WELCOME, "notifications": ["x"]}, "handshake_failed", "notification_undeclared"),
+        ({**WELCOME, "capabilities_used": ["net:*"]}, "capability_not_declared", "capability_violation"),
+        ({**WELCOME, "Capabilities_Used": ["net:*"]}, "malformed_response", "ambiguous"),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause: str) -> None:
+    fault = asked().plugin_frame(line(answer(1, result)))
+    assert fault is not None
+    assert (fault.code, fault.cause) == (code, cause)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (b"hello", "bad_json"),
+        (b"[]", "not_rpc"),
+        (b"7", "not_rpc"),
+        (b'{"id": 1, "result": {}}', "not_rpc"),
+        (b'{"jsonrpc": "2.0"}', "not_rpc"),
+        (b'{"jsonrpc": "2.0", "id": 1, "result": NaN}', "bad_number"),
+        (b'{"jsonrpc": "2.0", "id": 1, "id": 2, "result": 1}', "duplicate_key"),
+    ],
+)
+def test_a_line_that_is_no_message(said: bytes, cause: str) -> None:
+    fault = asked().plugin_frame(said)
+    assert fault is not None
+    assert (fault.code, fault.cause) == ("malformed_response", cause)
+
+
+@pytest.mark.parametrize(
+    ("said", "strays"),
+    [
+        (b"", {}),
+        (tell("notes.changed", {}), {}),
+        (tell("notes.gone", {}), {"undeclared": 1}),
+        (answer(77, 1), {"unasked": 1}),
+        ({"jsonrpc": "2.0", "id": 5, "method": "kaged.storage.get", "params": {}}, {}),
+    ],
+)
+def test_what_passes(said: Any, strays: dict[str, int]) -> None:
+    inspector = asked()
+    assert inspector.plugin_frame(line(answer(1, WELCOME))) is None
+    assert inspector.plugin_frame(line(said)) is None
+    assert inspector.strays == strays
