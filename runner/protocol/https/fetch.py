@@ -26,7 +26,11 @@ MOST_BODY_BYTES = 12 << 20  # of an answer, and of a request
 FETCH_SECONDS = 30.0  # for everything, redirects included
 CONNECT_SECONDS = 5.0  # for one of several addresses
 MOST_REDIRECTS = 5
-_RECEIVE_BYTES = 64 << 10
+# A server can make the reader work most for the fewest bytes by tiny chunks: 16 KiB of them take some 10 ms.
+_RECEIVE_BYTES = 16 << 10
+# Lookups at a time. A lookup cannot be ended; its thread is left behind, and must not use up those of others.
+_LOOKUPS = 8
+_lookup_turns: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("lookups")
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -35,7 +39,13 @@ Vet = Callable[[str], str]
 
 async def resolve_name(name: str) -> Sequence[str]:
     """The addresses of a name, by this machine's resolver. Raises OSError."""
-    found = await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    try:
+        turns = _lookup_turns.get()
+    except LookupError:
+        turns = trio.CapacityLimiter(_LOOKUPS)
+        _lookup_turns.set(turns)
+    look_up = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+    found = await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=turns)
     return tuple(dict.fromkeys(str(info[4][0]) for info in found))
 
 
@@ -82,7 +92,7 @@ async def fetch(
                 await trio.aclose_forcefully(stream)
             location = reader.location
             if location is None:
-                return HttpsResponse(reader.status, reader.headers, bytes(reader.body), wanted.url)
+                return reader.answer(wanted.url)
             wanted = redirect(wanted, reader.status, location)
         raise FetchFailed("protocol", f"the server redirects more than {MOST_REDIRECTS} times")
     raise FetchFailed("timeout", f"there was no whole answer within {seconds:g} s, the time for a request")

@@ -28,9 +28,15 @@ _T = TypeVar("_T")
 _Steps = Generator[bool, None, _T]
 
 
+# About the connection, which has ended, and about how the body was cut in pieces.
+_OF_THE_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "trailer", "transfer-encoding", "upgrade")
+)
+
+
 class HttpsResponse(NamedTuple):
     status: int
-    headers: Headers
+    headers: Headers  # as the server sent them, without those about the connection
     body: bytes
     url: str  # of the last request, after redirects
 
@@ -68,6 +74,12 @@ class ResponseReader:
         if len(found) > 1:
             raise FetchFailed("protocol", "the server redirects to several places at once")
         return found[0] if found else None
+
+    def answer(self, url: str) -> HttpsResponse:
+        headers = tuple(
+            (name, value) for name, value in self.headers if name.lower() not in _OF_THE_CONNECTION
+        )
+        return HttpsResponse(self.status, headers, bytes(self.body), url)
 
     def _values(self, name: str) -> list[str]:
         return [value for key, value in self.headers if key.lower() == name]
@@ -123,8 +135,13 @@ class ResponseReader:
         return int(lengths[0])
 
     def _read_chunks(self) -> _Steps[None]:
+        between = 0
         while True:
             line = yield from self._read_line(MOST_CHUNK_LINE_BYTES)
+            # Without this, chunks of one byte would cost a server nothing, and us a step for each.
+            between += len(line) + 4
+            if between > len(self.body) + MOST_HEAD_BYTES:
+                raise FetchFailed("too_large", "the server sent more bytes between its chunks than in them")
             match = _CHUNK.match(line)
             if match is None:
                 raise FetchFailed("protocol", "the server sent a chunk without its size")

@@ -6,11 +6,13 @@ import contextlib
 import errno
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 import trustme
 
@@ -563,7 +565,34 @@ async def test_the_next_address_is_tried() -> None:
 
 @pytest.mark.trio
 async def test_this_machines_resolver() -> None:
-    assert "127.0.0.1" in await resolve_name("localhost") or "::1" in await resolve_name("localhost")
+    assert set(await resolve_name("localhost")) & {"127.0.0.1", "::1"}
+
+
+@pytest.mark.trio
+async def test_lookups_that_hang_do_not_take_the_threads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup cannot be ended. As many as there are threads for it hang; whoever comes then waits."""
+    release = threading.Event()
+    started: list[str] = []
+
+    def hang(name: str, *_: object, **__: object) -> list[Any]:
+        started.append(name)
+        release.wait()
+        return [(0, 0, 0, "", ("192.0.2.1", 0))]
+
+    monkeypatch.setattr("runner.protocol.https.fetch.socket.getaddrinfo", hang)
+    try:
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(resolve_name, f"{number}.example")
+            while len(started) < 8:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert len(started) == 8
+        assert await trio.to_thread.run_sync(str, 1) == "1"  # others still get a thread
+    finally:
+        release.set()
+    assert await resolve_name("a.example") == ("192.0.2.1",)
 
 
 # --- time: servers in memory, so that the clock can be turned -----------------------------------------

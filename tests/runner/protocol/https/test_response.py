@@ -11,6 +11,7 @@ from runner.protocol.https.response import (
     MOST_CHUNK_LINE_BYTES,
     MOST_HEAD_BYTES,
     MOST_HEADER_LINES,
+    HttpsResponse,
     ResponseReader,
 )
 
@@ -206,6 +207,7 @@ def endless(start: bytes, piece: bytes, pieces: int) -> FetchFailed:
         (CHUNKED, b"1\r\na\r\n"),
         (CHUNKED + b"1;", b"x"),
         (CHUNKED + b"1\r\na\r\n0\r\n", b"X: y\r\n"),
+        (CHUNKED, b"0001;" + b"x" * 900 + b"\r\na\r\n"),
     ],
 )
 def test_a_server_that_never_ends(start: bytes, piece: bytes) -> None:
@@ -217,6 +219,22 @@ def test_a_line_of_a_chunk_has_a_limit() -> None:
     assert read(CHUNKED + line + b"\r\na\r\n0\r\n\r\n").body == b"a"
     with pytest.raises(FetchFailed, match="too long"):
         read(CHUNKED + line + b"xx\r\na\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(("size", "passes"), [(1, False), (6, False), (7, True), (400, True)])
+def test_a_server_cannot_send_more_between_chunks_than_in_them(size: int, passes: bool) -> None:
+    number = MOST_HEAD_BYTES  # 7 bytes between two chunks: too much for chunks of 6 after so many
+    raw = CHUNKED + b"%03x\r\n%s\r\n" % (size, b"a" * size) * number + b"0\r\n\r\n"
+    if passes:
+        assert len(read(raw, most=size * number).body) == size * number
+    else:
+        with pytest.raises(FetchFailed, match="between its chunks"):
+            read(raw, most=size * number)
+
+
+def test_headers_about_the_connection_are_left_out() -> None:
+    reader = read(CHUNKED[:-2] + b"Connection: close\r\nX: y\r\n\r\n1\r\na\r\n0\r\n\r\n")
+    assert reader.answer("u") == HttpsResponse(200, (("X", "y"),), b"a", "u")
 
 
 @pytest.mark.parametrize(
