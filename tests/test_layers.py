@@ -73,6 +73,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.launch.remote_cell",
             "runner.library",
             "runner.protocol.host_services",
+            "runner.protocol.https.fetch",
             "runner.session.*",
         )
     ),
