@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import CommandOutput, Contract
+from runner.contracts.contract import CommandOutput, Contract, ContractVerb, ExampleCall
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -37,6 +37,8 @@ class AinbContract(Contract):
     declared = ("screens", "commands", "snapshots")
     plugin_roots = True
     arguments_are_input = True
+    verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
+    example_call = ExampleCall("greeter", '{"argv": ["hello", "world"]}')
 
     def recognises(self, document: Document) -> bool:
         plugin = document.data.get("plugin")
