@@ -285,7 +285,7 @@ def test_our_ids_count_up() -> None:
 def test_answers_to_the_plugin() -> None:
     """Never "error": null beside a result. The data of an error is left out when there is none."""
     conversation = ready()
-    rows = [
+    rows: list[tuple[Answer, dict[str, Any]]] = [
         (Answer(None), {"result": None}),
         (Answer({}), {"result": {}}),
         (
