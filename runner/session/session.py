@@ -7,6 +7,7 @@ cause (launch/verdict.py has the sentences).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -32,7 +33,8 @@ from runner.protocol.dialect import (
     Send,
     Violation,
 )
-from runner.protocol.host_services import Gate
+from runner.protocol.host_services import Gate, HostError
+from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.session import settlement
 from runner.session.outbox import Letter
 from runner.session.shutdown import Shutdown
@@ -131,6 +133,16 @@ class Session:
                 withdrawn = [state.outbox.withdraw(letter) for letter in letters]
                 events = state.dialect.cancel(token, "cancelled by the host")
                 state.act_all(_uncancelled(events) if any(withdrawn) else events)
+
+    async def ask(self, call: Call) -> Any:
+        """`call` for the host's own services. Raises HostError, which another plugin may get to see."""
+        try:
+            return await self.call(call)
+        except PluginError as error:
+            code = int(error.code) if re.fullmatch(r"-?[0-9]{1,9}", error.code) else INTERNAL_ERROR
+            raise HostError(code, error.message, error.data) from None
+        except PluginFailure as failure:
+            raise HostError(INTERNAL_ERROR, f"the plugin failed: {failure.outcome.code}") from None
 
     def _substitute(self, token: int, call: Call) -> Any:
         """Some contracts have an answer for a plugin that has ended: for a hook, what the policy says."""
