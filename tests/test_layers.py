@@ -69,9 +69,13 @@ MAY_IMPORT: Mapping[str, Use] = {
         (
             "runner.cli.live.*",
             "runner.contracts.*.compaction",
+            "runner.contracts.*.files",
+            "runner.contracts.*.services",
+            "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.launch.remote_cell",
             "runner.library",
+            "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
             "runner.session.*",

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import trio
 
-from runner.protocol.dialect import Answer, HostCall
+from runner.protocol.bus import SnapshotBus
+from runner.protocol.dialect import Answer, Call, HostCall, Notice
 from sandbox.value import NamedTuple
 
 # Requests of one plugin that are served at the same time, and that may wait for their turn. Any further
@@ -25,6 +26,8 @@ Emit = Callable[[Any], Awaitable[None]]
 # Sends the plugin a notification: method and params. It never blocks, and it never raises: what the plugin
 # cannot get is dropped and counted.
 Tell = Callable[[str, Any], None]
+# Calls the plugin, and returns its answer. Raises HostError.
+Ask = Callable[[Call], Awaitable[Any]]
 Why = Literal["unknown", "denied", "absent", "busy"]
 
 
@@ -99,6 +102,36 @@ class KeyValueStore(Protocol):
         ...
 
 
+class DirectoryEntry(NamedTuple):
+    name: str
+    is_dir: bool  # of the entry itself: a symbolic link to a directory is none
+    size: int  # bytes; 0 for a directory
+
+
+class FileReader(Protocol):
+    """Files of the host, for a plugin that may read some of them. Each raises HostError."""
+
+    async def read_file(self, path: str) -> bytes: ...
+
+    async def read_dir(self, path: str) -> Sequence[DirectoryEntry]: ...
+
+
+class Fetched(NamedTuple):
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+class Fetcher(Protocol):
+    """The network, for a plugin that may reach some hosts of it."""
+
+    async def fetch(
+        self, url: str, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
+    ) -> Fetched:
+        """Raises HostError."""
+        ...
+
+
 class Services(NamedTuple):
     """The services of a host. None: it has no such service, and the plugin gets the contract's answer for
     that."""
@@ -110,6 +143,10 @@ class Services(NamedTuple):
     sampling: Sampling | None = None
     elicitation: Elicitation | None = None
     storage: KeyValueStore | None = None
+    bus: SnapshotBus | None = None  # sessions with the same one share their topics and actions
+    log_level: str | None = None  # the lowest level of a plugin's log messages that become events
+    files: FileReader | None = None
+    fetcher: Fetcher | None = None
 
     @property
     def offered(self) -> frozenset[str]:
@@ -121,7 +158,7 @@ class HostMethods(Protocol):
 
     @property
     def METHODS(self) -> Mapping[str, str]:  # noqa: N802 -- a constant of the module
-        """Method -> field of Services that serves it."""
+        """Method -> field of Services that serves it. Empty: it needs none."""
         ...
 
     async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
@@ -144,6 +181,29 @@ class LiveMethods(Protocol):
 
     def detach(self) -> None:
         """The session is over, also if it failed. Called once after `attach`."""
+        ...
+
+
+@runtime_checkable
+class ConnectedMethods(Protocol):
+    """What LiveMethods may also have: services that act while the plugin asks nothing."""
+
+    def connect(self, services: Services, allows: Callable[[str], bool], ask: Ask) -> None:
+        """Called before `attach`. `allows`: whether the policy allows a method."""
+        ...
+
+
+@runtime_checkable
+class NotedMethods(Protocol):
+    """What a HostMethods may also have: notifications of the plugin that are served at once, in the order in
+    which they came. Requests, and notifications of other contracts, are served by tasks of their own."""
+
+    def note(self, method: str, params: Any, services: Services) -> Sequence[Notice]:
+        """Serve it, and return what the host should be told."""
+        ...
+
+    def ignored(self, method: str, why: Why) -> Sequence[Notice]:
+        """What the host should be told about a notification that is not served."""
         ...
 
 
@@ -182,7 +242,9 @@ class Gate:
     def allows(self, method: str) -> bool:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
 
-    def attach(self, tell: Tell) -> None:
+    def attach(self, tell: Tell, ask: Ask | None = None) -> None:
+        if ask is not None and isinstance(self._contract, ConnectedMethods):
+            self._contract.connect(self._services, self.allows, ask)
         if isinstance(self._contract, LiveMethods):
             self._attached = self._contract
             self._attached.attach(tell)
@@ -219,6 +281,28 @@ class Gate:
         finally:
             self._open -= 1
 
+    def take(self, call: HostCall) -> Sequence[Notice] | None:
+        """Serve a notification at once. Returns what the host should be told; None: `answer` has to serve it.
+
+        It is over when this returns, so it is never refused as busy.
+        """
+        contract = self._contract
+        if call.expects_answer or not isinstance(contract, NotedMethods):
+            return None
+        why = self._why_not(call)
+        if why is not None and why != "busy":
+            self._refuse(call, why)
+            return contract.ignored(call.method, why)
+        self.served[call.method] = self.served.get(call.method, 0) + 1
+        try:
+            return contract.note(call.method, call.params, self._services)
+        except HostError as error:
+            return [Notice("dropped", {"method": call.method, "reason": str(error)})]
+        except Exception as error:  # noqa: BLE001 -- a bug of the service, which must not end the session
+            return [
+                Notice("dropped", {"method": call.method, "reason": f"{type(error).__name__} in the host"})
+            ]
+
     def turn_away(self, call: HostCall) -> Answer:
         """The answer to a request for which there is no memory."""
         return self._refuse(call, self._why_not(call) or "busy")
@@ -236,7 +320,8 @@ class Gate:
         if service is None:
             return "unknown"
         allowed = self.allows(call.method)
-        if getattr(self._services, service) is None and (allowed or call.expects_answer):
+        absent = bool(service) and getattr(self._services, service) is None
+        if absent and (allowed or call.expects_answer):
             return "absent"
         if not allowed:
             return "denied"

@@ -71,7 +71,7 @@ async def open_session(
             session.state.record.secrets = hidden
             if on_made is not None:
                 on_made(session)
-            gate.attach(session.tell)
+            gate.attach(session.tell, session.ask)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:

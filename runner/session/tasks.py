@@ -219,6 +219,10 @@ class SessionTasks:
 
     def _begin_serving(self, call: HostCall, frame: Charge, nursery: trio.Nursery) -> None:
         state = self._state
+        taken = state.gate.take(call)
+        if taken is not None:
+            state.act_all([*taken, *state.dialect.answer(call.ticket, Answer())])
+            return
         if not frame.hold():
             state.act_all(state.dialect.answer(call.ticket, state.gate.turn_away(call)))
             return

@@ -1,0 +1,210 @@
+"""host/fs/*: files and directories of the host that the manifest asks for and the policy granted.
+
+The roots are the folders of the manifest, as far as they lie in granted paths: what the cage shows to the
+plugin, or less. A path is judged by its name first, without looking at the disk. Then it is opened so that
+no link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
+The descriptor that was judged is the one that is read. A hard link is a file like any other: the launch
+searched the granted paths for those to denied files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import trio
+
+from runner.contracts.ainb.params import CAPABILITY_DENIED, FS_CAPABILITY, denied, invalid
+from runner.protocol.bus import PAYLOAD_MOST_BYTES
+from runner.protocol.host_services import DirectoryEntry, HostError
+from runner.protocol.jsonrpc import INVALID_PARAMS
+from sandbox.paths.beneath import Escapes, open_beneath
+from sandbox.paths.denied_paths import normal
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.homes import homes
+from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
+
+# Bytes of one file: as base64, the answer fits into a frame.
+FILE_MOST_BYTES = PAYLOAD_MOST_BYTES
+ENTRIES_MOST = 20_000  # of one directory
+PATH_MOST_BYTES = 4095
+
+# Calls at the same time, for one plugin: a file on a dead network filesystem blocks a thread for ever.
+_THREADS = 4
+_SHOWN = 512  # characters of a path in a message
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_T = TypeVar("_T")
+
+
+class GuardedFiles:
+    def __init__(self, declared: Sequence[str], granted: Sequence[str]) -> None:
+        """`declared`: folders of the manifest; `granted`: paths that the policy granted. Both absolute."""
+        self.roots = tuple(dict.fromkeys(_common(declared, granted)))
+        self._denylist: Denylist | None = None
+        self._threads = trio.CapacityLimiter(_THREADS)
+
+    async def read_file(self, path: str) -> bytes:
+        asked = self._judge_name(path)
+        return await self._run(lambda: self._with_opened(path, asked, "read", _read_file))
+
+    async def read_dir(self, path: str) -> Sequence[DirectoryEntry]:
+        asked = self._judge_name(path)
+        return await self._run(lambda: self._with_opened(path, asked, "read_dir", _read_dir))
+
+    async def _run(self, act: Callable[[], _T]) -> _T:
+        # Abandoned if its plugin ends: the thread cannot be stopped while the kernel waits for a disk.
+        return await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+
+    # --- by name --------------------------------------------------------------------------------------------
+
+    def _judge_name(self, path: str) -> str:
+        """The path without "." and "..". Raises HostError."""
+        if "\0" in path or not path.startswith("/"):
+            raise invalid("path is not absolute, or contains a NUL byte")
+        if len(path) > PATH_MOST_BYTES or len(os.fsencode(path)) > PATH_MOST_BYTES:
+            raise invalid(f"path is longer than {PATH_MOST_BYTES} bytes")
+        if not self.roots:
+            raise HostError(
+                CAPABILITY_DENIED, f"capability denied: {FS_CAPABILITY} (no path-scoped fs read granted)"
+            )
+        return _collapse(path)
+
+    # --- in a thread ----------------------------------------------------------------------------------------
+
+    def _with_opened(self, path: str, asked: str, verb: str, act: Callable[[int], _T]) -> _T:
+        """Raises HostError, for each error of the system too."""
+        try:
+            fd = self._open(path, asked)
+            try:
+                return act(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            reason = f"{error.strerror} (os error {error.errno})"
+            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {reason}") from None
+        except _Unfit as unfit:
+            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {unfit}") from None
+
+    def _open(self, path: str, asked: str) -> int:
+        """An O_PATH descriptor of what the path names. Raises HostError and OSError."""
+        for root in self.roots:
+            try:
+                folder = os.open(root, os.O_PATH | os.O_CLOEXEC)  # a root that is a link works
+            except OSError:
+                if contains(root, asked):
+                    raise
+                continue
+            try:
+                names = (root, fd_path(folder))
+                inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
+                if inside is None:
+                    continue
+                try:
+                    fd = open_beneath(folder, inside, names)
+                except Escapes:
+                    continue
+                try:
+                    self._judge(fd, folder, path)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                return fd
+            finally:
+                os.close(folder)
+        raise _outside(path)
+
+    def _judge(self, fd: int, folder: int, path: str) -> None:
+        status = os.fstat(fd)
+        if self._denylist is None:
+            self._denylist = Denylist(
+                read_mounts(), homes=homes(os.environ), runtime_dir=os.environ.get("XDG_RUNTIME_DIR")
+            )
+        if self._denylist.name_hit(fd_path(fd)) or self._denylist.file_hit(
+            (status.st_dev, status.st_ino), "read"
+        ):
+            raise _outside(path)
+        if os.geteuid() == 0 and not _may_read(status, os.fstat(folder)):
+            raise PermissionError(13, "Permission denied")
+
+
+class _Unfit(Exception):
+    """Why a file or directory is not read. Half a sentence."""
+
+
+def _common(declared: Sequence[str], granted: Sequence[str]) -> Iterator[str]:
+    """What two lists of paths have in common."""
+    for one in map(normal, declared):
+        for other in map(normal, granted):
+            if contains(other, one):
+                yield one
+            elif contains(one, other):
+                yield other
+
+
+def _collapse(path: str) -> str:
+    kept: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del kept[-1:]
+        elif part not in ("", "."):
+            kept.append(part)
+    return "/" + "/".join(kept)
+
+
+def _outside(path: str) -> HostError:
+    return denied(f"{FS_CAPABILITY}: {path[:_SHOWN]} is outside the granted envelope")
+
+
+def _may_read(status: os.stat_result, root: os.stat_result) -> bool:
+    """Whether the owner of the root may read it. The runner is root, who may read everything; the plugin sees
+    the root with its owner's rights."""
+    if status.st_uid == root.st_uid:
+        return bool(status.st_mode & stat.S_IRUSR)
+    if status.st_gid == root.st_gid:
+        return bool(status.st_mode & stat.S_IRGRP)
+    return bool(status.st_mode & stat.S_IROTH)
+
+
+def _read_file(fd: int) -> bytes:
+    status = os.fstat(fd)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(21, "Is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise _Unfit("it is not a regular file")
+    if status.st_size > FILE_MOST_BYTES:
+        raise _Unfit(f"it has {status.st_size} bytes, and the most is {FILE_MOST_BYTES}")
+    with open(_reopen(fd, _READ), "rb", buffering=0) as file:
+        data = file.read(FILE_MOST_BYTES + 1) or b""
+        while len(data) <= FILE_MOST_BYTES and (more := file.read(FILE_MOST_BYTES + 1 - len(data))):
+            data += more
+    if len(data) > FILE_MOST_BYTES:
+        raise _Unfit(f"it has more than {FILE_MOST_BYTES} bytes")
+    return data
+
+
+def _read_dir(fd: int) -> Sequence[DirectoryEntry]:
+    entries: list[DirectoryEntry] = []
+    listed = _reopen(fd, _READ | os.O_DIRECTORY)
+    try:
+        with os.scandir(listed) as items:
+            for item in items:
+                if len(entries) >= ENTRIES_MOST:
+                    raise _Unfit(f"it has more than {ENTRIES_MOST} entries")
+                try:
+                    status = item.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # as the reference host does
+                is_dir = stat.S_ISDIR(status.st_mode)
+                name = os.fsencode(item.name).decode("utf-8", "replace")
+                entries.append(DirectoryEntry(name, is_dir, 0 if is_dir else status.st_size))
+    finally:
+        os.close(listed)
+    return entries
+
+
+def _reopen(fd: int, flags: int) -> int:
+    """The same file, for reading: through its descriptor and not by its name."""
+    return os.open(f"/proc/self/fd/{fd}", flags)

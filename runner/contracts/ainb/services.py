@@ -1,0 +1,305 @@
+"""The requests that an ainb plugin may send to its host, and the topics it is told about.
+
+Both the operator and the manifest must allow a method: the policy with `host` under [capabilities], and the
+manifest with the capability in NEEDED. docs/ainb.md has the requests, the answers and the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from runner.contracts.ainb import ACTION_SECONDS
+from runner.contracts.ainb.declared import declared_by
+from runner.contracts.ainb.files import GuardedFiles
+from runner.contracts.ainb.log import DEFAULT_LEVEL, check_level, log_notice
+from runner.contracts.ainb.params import (
+    ACTION_TIMEOUT,
+    ACTIVE,
+    CREATE,
+    DELETE,
+    DIAL,
+    FETCH,
+    FIELDS,
+    FS_CAPABILITY,
+    GET,
+    INVOKE,
+    LOG,
+    MANIFEST_VALIDATION,
+    NOT_IMPLEMENTED,
+    NOTIFICATIONS,
+    PUBLISH,
+    READ_DIR,
+    READ_FILE,
+    SECRET,
+    SET_ACTIVE,
+    SET_DEFAULT,
+    SPAWN,
+    STREAM,
+    STREAM_CANCEL,
+    SUBSCRIBE,
+    WORKSPACE_CREATION_DISABLED,
+    WORKSPACES,
+    check_params,
+    denied,
+    invalid,
+)
+from runner.contracts.ainb.payload import decode, encode
+from runner.contracts.ainb.snapshots import SnapshotClient
+from runner.plugin import Allowance, Plugin
+from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
+from runner.protocol.dialect import Answer, Call, Notice
+from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
+from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
+from sandbox.document.diagnostic import quoted
+
+# Method -> the capability that the manifest must have. Those of host/fs/* are in files.py; the others need
+# none.
+NEEDED: Mapping[str, str] = {
+    **dict.fromkeys((GET, PUBLISH, SUBSCRIBE, INVOKE), "event_bus"),
+    FETCH: "network",
+    STREAM: "event_stream_subscribe",
+    SPAWN: "spawn_managed_subprocess",
+    DIAL: "unix_socket_dial",
+    SECRET: "secrets:read",
+    **dict.fromkeys((SET_ACTIVE, SET_DEFAULT, CREATE, DELETE), "workspace:write"),
+}
+
+# Method -> field of Services.
+_FIELD_OF = {
+    **dict.fromkeys((GET, PUBLISH, SUBSCRIBE, INVOKE, STREAM, STREAM_CANCEL), "bus"),
+    **dict.fromkeys((READ_DIR, READ_FILE), "files"),
+    LOG: "log_level",
+}
+
+_NAME_MOST = 200  # characters of a plugin's word in a message
+_REASON_MOST = 4096  # characters of a notice's reason
+
+
+class AinbMethods:
+    """For one session of a plugin."""
+
+    METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._id = plugin.id
+        self._declared = declared_by(plugin)
+        self._services = Services()
+        self._allows: Callable[[str], bool] = lambda _: False
+        self._ask: Ask | None = None
+        self._snapshots: SnapshotClient | None = None
+        self._drops: dict[str, int] = {}  # notifications that were dropped, by reason
+        self._serve: Mapping[str, Callable[[Mapping[str, Any], Services], Any]] = {
+            INVOKE: self._invoke,
+            READ_DIR: self._read_dir,
+            READ_FILE: self._read_file,
+            FETCH: self._fetch,
+            SPAWN: self._spawn,
+            SECRET: self._secret,
+            WORKSPACES: self._list_workspaces,
+            ACTIVE: self._active_workspace,
+            SET_ACTIVE: self._choose_workspace,
+            SET_DEFAULT: self._choose_workspace,
+            DELETE: self._choose_workspace,
+            CREATE: self._create_workspace,
+        }
+
+    # --- the session ----------------------------------------------------------------------------------------
+
+    def connect(self, services: Services, allows: Callable[[str], bool], ask: Ask) -> None:
+        self._services, self._allows, self._ask = services, allows, ask
+
+    def attach(self, tell: Tell) -> None:
+        bus = self._services.bus
+        if bus is None:
+            return
+        self._snapshots = client = SnapshotClient(bus, self._id, self._declared, tell)
+        if self._declared.allows("event_bus") and self._allows(SUBSCRIBE):
+            client.subscribe_declared()
+        if self._ask is not None:
+            client.member.actions = {
+                name: self._action(name, self._ask) for name in self._declared.cli_namespaces
+            }
+
+    def detach(self) -> None:
+        client, self._snapshots = self._snapshots, None
+        if client is not None:
+            client.close()
+
+    # --- notifications --------------------------------------------------------------------------------------
+
+    def note(self, method: str, params: Any, services: Services) -> Sequence[Notice]:
+        if method not in NOTIFICATIONS:
+            return ()
+        try:
+            given = check_params(method, params)
+            needed = NEEDED.get(method)
+            if needed is not None and not self._declared.allows(needed):
+                raise denied(needed)
+            if method == LOG:
+                lowest = services.log_level or DEFAULT_LEVEL
+                notice = log_notice(self._id, lowest, given["level"], given["message"], given["fields"])
+                return () if notice is None else (notice,)
+            if self._snapshots is None:
+                return ()
+            if method == PUBLISH:
+                self._snapshots.publish(given["topic"], given["payload"])
+            elif method == STREAM_CANCEL:
+                self._snapshots.cancel(given["stream_id"])
+            return ()
+        except HostError as error:
+            return self._dropped(method, str(error))
+
+    def ignored(self, method: str, why: Why) -> Sequence[Notice]:
+        if why == "unknown" or method not in NOTIFICATIONS:
+            return ()
+        return self._dropped(method, f"the policy does not allow {method}: see host under [capabilities]")
+
+    def _dropped(self, method: str, reason: str) -> Sequence[Notice]:
+        """Told at the first, second, fourth, eighth, … time: other events should not be lost for it."""
+        count = self._drops[method] = self._drops.get(method, 0) + 1
+        if count & (count - 1):
+            return ()
+        return (Notice("dropped", {"method": method, "reason": reason[:_REASON_MOST], "count": count}),)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        if method in NOTIFICATIONS:
+            raise _unknown(method)
+        given = check_params(method, params)
+        needed = NEEDED.get(method)
+        if needed is not None and not self._declared.allows(needed):
+            raise denied(needed)
+        client = self._snapshots
+        if method in (GET, SUBSCRIBE, STREAM):
+            if client is None:
+                raise HostError(INTERNAL_ERROR, "the session is over")
+            if method == GET:
+                return client.get(given["topic"])
+            if method == SUBSCRIBE:
+                return client.subscribe(given["topic"])
+            return client.open_stream(given["topic"])
+        return await self._serve[method](given, services)
+
+    def refused(self, method: str, why: Why) -> Answer:
+        if why == "unknown" or method not in FIELDS:
+            error = _unknown(method)
+        elif why == "busy":
+            error = HostError(INTERNAL_ERROR, "the host is busy: wait for the answers to some requests")
+        elif why == "absent":
+            error = HostError(NOT_IMPLEMENTED, f"not implemented: {method}")
+        else:
+            capability = NEEDED.get(method) or (FS_CAPABILITY if method in (READ_DIR, READ_FILE) else method)
+            reason = f"the policy does not allow {method}: see host under [capabilities]"
+            error = denied(capability, reason=reason)
+        return Answer(error=(error.code, str(error), error.data))
+
+    # --- actions --------------------------------------------------------------------------------------------
+
+    async def _invoke(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        action: str = given["action"]
+        found = services.bus.find_action(action) if services.bus is not None else None
+        if found is None:
+            raise invalid(f"there is no action {quoted(action[:_NAME_MOST])}")
+        handler, member = found
+        if self._snapshots is None or member is self._snapshots.member:
+            # It is busy with this very request, and may not read the next one before this is answered.
+            raise invalid(f"the plugin itself does the action {quoted(action[:_NAME_MOST])}")
+        asked = given["timeout_ms"] / 1000
+        seconds = min(asked, ACTION_SECONDS) if asked else ACTION_SECONDS
+        with trio.move_on_after(seconds):
+            result = await handler(given["payload"])
+            if len(result) > PAYLOAD_MOST_BYTES:
+                raise HostError(INTERNAL_ERROR, f"the result has more than {PAYLOAD_MOST_BYTES} bytes")
+            return {"payload": encode(result)}
+        raise HostError(ACTION_TIMEOUT, f"action timed out: {action[:_NAME_MOST]}")
+
+    def _action(self, name: str, ask: Ask) -> Callable[[bytes], Any]:
+        """What others invoke when they ask this plugin for its action."""
+
+        async def handler(payload: bytes) -> Any:
+            answer = await ask(Call("action", name, payload))
+            return _payload_of(answer["payload"])
+
+        return handler
+
+    # --- files and network ----------------------------------------------------------------------------------
+
+    async def _read_dir(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        assert services.files is not None
+        entries = await services.files.read_dir(given["path"])
+        return {
+            "entries": [{"name": each.name, "is_dir": each.is_dir, "size": each.size} for each in entries]
+        }
+
+    async def _read_file(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        assert services.files is not None
+        return {"bytes": encode(await services.files.read_file(given["path"]))}
+
+    async def _fetch(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        if services.fetcher is None:
+            raise HostError(
+                NOT_IMPLEMENTED,
+                "not implemented: the policy allows no host: see ceiling and hosts under [network]",
+            )
+        fetched = await services.fetcher.fetch(
+            given["url"], given["method"] or "GET", given["headers"], given["body"]
+        )
+        headers = [[name, value] for name, value in fetched.headers]
+        return {"status": fetched.status, "headers": headers, "body": encode(fetched.body)}
+
+    # --- what this host does not do -------------------------------------------------------------------------
+
+    async def _spawn(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        programs = self._declared.lists.get(NEEDED[SPAWN])
+        if programs is None:
+            raise HostError(MANIFEST_VALIDATION, f"{NEEDED[SPAWN]} must be a list of programs, not true")
+        if given["bin"] not in programs:
+            raise denied(NEEDED[SPAWN], bin=given["bin"])
+        raise HostError(
+            NOT_IMPLEMENTED,
+            "not implemented: a program outside of the plugin's cage is not started; start it in the cage",
+        )
+
+    async def _secret(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        keys = self._declared.lists.get(NEEDED[SECRET])
+        if keys is not None and given["key"] not in keys:
+            raise denied(NEEDED[SECRET], key=given["key"])
+        raise HostError(NOT_IMPLEMENTED, "not implemented: this host has no secret store")
+
+    async def _list_workspaces(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        return {"workspaces": [], "creation_disabled": True}
+
+    async def _active_workspace(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        return {"workspace_id": None}
+
+    async def _choose_workspace(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        raise invalid(f"there is no workspace {quoted(given['workspace_id'][:_NAME_MOST])}")
+
+    async def _create_workspace(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        raise HostError(
+            WORKSPACE_CREATION_DISABLED, "workspace creation disabled: this host has no workspaces"
+        )
+
+
+def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
+    """The services with those that the runner has for plugins of this contract, where the host has none of
+    its own."""
+    declared = declared_by(plugin)
+    return services._replace(
+        bus=services.bus if services.bus is not None else SnapshotBus(),
+        log_level=check_level(services.log_level or DEFAULT_LEVEL),
+        files=services.files or GuardedFiles(declared.fs_roots, allowance.readable),
+    )
+
+
+def _payload_of(value: Any) -> bytes:
+    """The dialect gives bytes as text where they are UTF-8 (calls.py)."""
+    return value.encode() if isinstance(value, str) else decode(value["base64"])
+
+
+def _unknown(method: str) -> HostError:
+    return HostError(METHOD_NOT_FOUND, f"method not found: {method[:_NAME_MOST]}")

@@ -1,0 +1,107 @@
+"""One plugin on the bus: what it may read and publish there, its subscriptions, and its event streams."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from runner.contracts.ainb.declared import Declared
+from runner.contracts.ainb.params import denied
+from runner.contracts.ainb.payload import encode
+from runner.contracts.ainb.topics import UI_CLOSE, UI_STATE, asks_to_close, covers, stored_topic
+from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
+from runner.protocol.host_services import HostError, Tell
+from runner.protocol.jsonrpc import INVALID_PARAMS
+
+EVENT_BUS, EVENT_STREAM = "event_bus", "event_stream_subscribe"
+EVENT = "plugin/handle_event"
+
+STREAMS_MOST = 64  # of one plugin
+
+
+class SnapshotClient:
+    """From the start of a session to its end. The caller has checked that the manifest has the capability;
+    here its list of topics counts. Each method raises HostError."""
+
+    def __init__(self, bus: SnapshotBus, plugin_id: str, declared: Declared, tell: Tell) -> None:
+        self.member = bus.join(plugin_id, self._deliver)
+        self._bus = bus
+        self._id = plugin_id
+        self._declared = declared
+        self._tell = tell
+        self._subscribed: set[str] = set()
+        self._streams: dict[str, str] = {}  # id -> topic
+
+    def get(self, topic: str) -> dict[str, Any]:
+        self._require(EVENT_BUS, topic)
+        found = self._bus.get(topic)
+        if found is None:
+            return {"payload": None, "version": 0}
+        return {"payload": encode(found.payload), "version": found.version}
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        self._require(EVENT_BUS, topic)
+        stored = stored_topic(topic, self._id)
+        if stored is None:
+            raise denied(EVENT_BUS, topic=topic)
+        if topic == UI_CLOSE:
+            screen = asks_to_close(payload)
+            if screen is None or screen != self._bus.focused_screen or screen not in self._declared.screens:
+                raise HostError(INVALID_PARAMS, "the screen in front is not one of this plugin")
+        try:
+            self.member.publish(stored, payload)
+        except BusRefused as refused:
+            raise HostError(INVALID_PARAMS, str(refused)) from None
+
+    def subscribe(self, topic: str) -> dict[str, Any]:
+        self._require(EVENT_BUS, topic)
+        self._listen(topic)
+        self._subscribed.add(topic)
+        return {}
+
+    def subscribe_declared(self) -> None:
+        """The topics of the manifest that the grant covers."""
+        for topic in self._declared.subscribes:
+            try:
+                self.subscribe(topic)
+            except HostError:
+                continue
+
+    def open_stream(self, topic: str) -> dict[str, Any]:
+        self._require(EVENT_STREAM, topic)
+        if len(self._streams) >= STREAMS_MOST:
+            raise HostError(INVALID_PARAMS, f"there are {STREAMS_MOST} streams already: cancel one")
+        self._listen(topic)
+        stream = secrets.token_hex(16)
+        self._streams[stream] = topic
+        found = self._bus.get(topic)
+        return {"stream_id": stream, "version": 0 if found is None else found.version}
+
+    def cancel(self, stream: str) -> None:
+        topic = self._streams.pop(stream, None)
+        if topic is not None and topic not in self._subscribed and topic not in self._streams.values():
+            self.member.unsubscribe(topic)
+
+    def close(self) -> None:
+        """The session is over: nothing more is delivered, and its state of the screen is forgotten."""
+        self.member.withdraw(f"{UI_STATE}/{self._id}")
+        self.member.leave()
+        self._subscribed.clear()
+        self._streams.clear()
+
+    def _require(self, capability: str, topic: str) -> None:
+        if not covers(self._declared.lists.get(capability), topic):
+            raise denied(capability, topic=topic)
+
+    def _listen(self, topic: str) -> None:
+        try:
+            self.member.subscribe(topic)
+        except BusRefused as refused:
+            raise HostError(INVALID_PARAMS, str(refused)) from None
+
+    def _deliver(self, snapshot: Snapshot) -> None:
+        if snapshot.topic in self._subscribed:
+            self._tell(EVENT, {"topic": snapshot.topic, "payload": snapshot.payload})
+        for stream, topic in self._streams.items():
+            if topic == snapshot.topic:
+                self._tell(EVENT, {"topic": f"stream:{stream}", "payload": snapshot.payload})

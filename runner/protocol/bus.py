@@ -1,0 +1,250 @@
+"""The bus of one host process: plugins and the host publish on topics, and others get what was published.
+
+A topic keeps its last payload only. Every publication goes to all who are subscribed to its topic at that
+moment, in the order of publication, and never back to its publisher. Several sessions share a bus if they
+are given the same one (Services.bus).
+
+Plugins decide what they publish, so everything is bounded. The values that topics keep are counted by
+publisher and together. What waits for a plugin is bounded by its session (session/outbox.py), and what waits
+for a reader in the host by its Subscription. A publisher never waits for a reader.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import TracebackType
+
+import trio
+
+from sandbox.value import NamedTuple
+
+HOST = "host"  # the publisher's id of the host's own publications. No plugin may have it
+
+# Bytes of one payload: as base64, with its topic and the rest of the message, it fits into a frame of 16 MiB.
+PAYLOAD_MOST_BYTES = (12 << 20) - (64 << 10)
+TOPIC_MOST_BYTES = 1024
+# What the topics of a bus keep, of one publisher and of all together. An empty payload costs its topic.
+KEPT_MOST_BYTES_EACH = 64 << 20
+KEPT_MOST_BYTES = 256 << 20
+TOPICS_MOST_EACH = 1024
+SUBSCRIPTIONS_MOST = 1024  # of one member
+# Bytes that a topic costs beside its payload and its name.
+_TOPIC_BYTES = 512
+
+# Publications that wait for one reader in the host. More are dropped and counted.
+WAITING_MOST = 256
+WAITING_MOST_BYTES = 64 << 20
+
+
+class Snapshot(NamedTuple):
+    topic: str
+    payload: bytes
+    version: int  # counts the publications on all topics of the bus, from 1
+    publisher: str  # the id of a plugin, or HOST
+
+
+class BusRefused(Exception):
+    """What was asked of the bus is beyond its bounds. The text is a whole sentence."""
+
+
+Deliver = Callable[[Snapshot], None]
+Handler = Callable[[bytes], Awaitable[bytes]]
+
+
+class Member:
+    """One connection to a bus: a plugin's session, from its start to its end."""
+
+    def __init__(self, bus: SnapshotBus, name: str, deliver: Deliver) -> None:
+        self.id = name
+        self.deliver = deliver
+        self.topics: set[str] = set()
+        self.actions: Mapping[str, Handler] = {}
+        self._bus = bus
+
+    def publish(self, topic: str, payload: bytes) -> int:
+        """The publication's version. Raises BusRefused."""
+        return self._bus._store(topic, payload, self.id, self)
+
+    def subscribe(self, topic: str) -> None:
+        """From now on; what is there already is not delivered. Raises BusRefused."""
+        _check_topic(topic)
+        if topic not in self.topics and len(self.topics) >= SUBSCRIPTIONS_MOST:
+            raise BusRefused(f"there are {SUBSCRIPTIONS_MOST} subscriptions already, which is the most")
+        self.topics.add(topic)
+        self._bus._readers.setdefault(topic, {})[self] = None
+
+    def unsubscribe(self, topic: str) -> None:
+        self.topics.discard(topic)
+        readers = self._bus._readers.get(topic, {})
+        readers.pop(self, None)
+        if not readers:
+            self._bus._readers.pop(topic, None)
+
+    def withdraw(self, topic: str) -> None:
+        """Forget the topic's value, if it is from this member."""
+        if self._bus._owners.get(topic) is self:
+            self._bus.forget(topic)
+
+    def leave(self) -> None:
+        """What it published stays. Nothing more is delivered to it."""
+        for topic in tuple(self.topics):
+            self.unsubscribe(topic)
+        self._bus._members.pop(self, None)
+
+
+class Subscription(AsyncIterator[Snapshot]):
+    """A topic, for code of the host: `with bus.subscribe(TOPIC) as news: async for each in news: …`.
+
+    It begins when it is made. If its reader is too slow, the newest publications are dropped.
+    """
+
+    def __init__(self, bus: SnapshotBus, topic: str) -> None:
+        self.dropped = 0
+        self._waiting: deque[Snapshot] = deque()
+        self._bytes = 0
+        self._changed = trio.Event()
+        self._closed = False
+        self._member = Member(bus, HOST, self._take)
+        self._member.subscribe(topic)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        size = len(snapshot.payload)
+        if len(self._waiting) >= WAITING_MOST or self._bytes + size > WAITING_MOST_BYTES:
+            self.dropped += 1
+            return
+        self._waiting.append(snapshot)
+        self._bytes += size
+        self._changed.set()
+
+    async def __anext__(self) -> Snapshot:
+        await trio.lowlevel.checkpoint()
+        while not self._waiting:
+            if self._closed:
+                raise StopAsyncIteration
+            self._changed = trio.Event()
+            await self._changed.wait()
+        snapshot = self._waiting.popleft()
+        self._bytes -= len(snapshot.payload)
+        return snapshot
+
+    def close(self) -> None:
+        """What is there can still be read."""
+        self._member.leave()
+        self._closed = True
+        self._changed.set()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SnapshotBus:
+    def __init__(self) -> None:
+        self.version = 0  # of the last publication on any topic
+        self.held = 0  # bytes of all values that are kept
+        # The screen that the host shows in front. Only its owner may ask the host to close it.
+        self.focused_screen = ""
+        self._kept: dict[str, Snapshot] = {}
+        self._owners: dict[str, Member | None] = {}  # of what is kept; None: the host
+        self._held_by: dict[str, int] = {}  # bytes by publisher
+        self._topics_of: dict[str, int] = {}  # number of topics by publisher
+        self._readers: dict[str, dict[Member, None]] = {}  # by topic, in the order of subscription
+        self._members: dict[Member, None] = {}  # in the order of joining
+        self._actions: dict[str, Handler] = {}  # the host's own
+
+    # --- for code of the host -------------------------------------------------------------------------------
+
+    def publish(self, topic: str, payload: bytes) -> int:
+        """Publish as the host, and return the publication's version. Raises BusRefused."""
+        return self._store(topic, payload, HOST, None)
+
+    def get(self, topic: str) -> Snapshot | None:
+        """What was published last on the topic."""
+        return self._kept.get(topic)
+
+    def subscribe(self, topic: str) -> Subscription:
+        """What plugins publish on the topic from now on. The host's own publications are not echoed."""
+        return Subscription(self, topic)
+
+    def forget(self, topic: str) -> None:
+        """Drop the topic's value. Its version counts no further, and nobody is told."""
+        kept = self._kept.pop(topic, None)
+        if kept is not None:
+            self._owners.pop(topic, None)
+            self._count(kept.publisher, -_cost(kept.topic, kept.payload), -1)
+
+    def register_action(self, name: str, handler: Handler) -> None:
+        """Let plugins invoke `name` (host/action/invoke): the handler gets the payload and returns one. It
+        goes before a plugin's action of the same name. Raises ValueError if the name is taken."""
+        if name in self._actions:
+            raise ValueError(f"the action {name!r} is registered already")
+        self._actions[name] = handler
+
+    # --- for the services of a session ----------------------------------------------------------------------
+
+    def join(self, name: str, deliver: Deliver) -> Member:
+        """`name`: the plugin's id. `deliver` is called with each publication for the member, at once. It must
+        not raise."""
+        member = Member(self, name, deliver)
+        self._members[member] = None
+        return member
+
+    def find_action(self, name: str) -> tuple[Handler, Member | None] | None:
+        """Who does it: the host (None), or the first plugin that offered it."""
+        if name in self._actions:
+            return self._actions[name], None
+        for member in self._members:
+            if name in member.actions:
+                return member.actions[name], member
+        return None
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _store(self, topic: str, payload: bytes, publisher: str, member: Member | None) -> int:
+        _check_topic(topic)
+        if len(payload) > PAYLOAD_MOST_BYTES:
+            raise BusRefused(f"the payload has {len(payload)} bytes, and the most is {PAYLOAD_MOST_BYTES}")
+        before = self._kept.get(topic)
+        cost = _cost(topic, payload)
+        mine = before if before is not None and before.publisher == publisher else None
+        freed = 0 if before is None else _cost(topic, before.payload)
+        held = self._held_by.get(publisher, 0) - (freed if mine is not None else 0)
+        if held + cost > KEPT_MOST_BYTES_EACH:
+            raise BusRefused(f"the topics of {publisher} would keep more than {KEPT_MOST_BYTES_EACH} bytes")
+        if mine is None and self._topics_of.get(publisher, 0) >= TOPICS_MOST_EACH:
+            raise BusRefused(f"{publisher} has {TOPICS_MOST_EACH} topics already, which is the most")
+        if self.held - freed + cost > KEPT_MOST_BYTES:
+            raise BusRefused(f"all topics together would keep more than {KEPT_MOST_BYTES} bytes")
+        self.forget(topic)
+        self.version += 1
+        snapshot = Snapshot(topic, payload, self.version, publisher)
+        self._kept[topic] = snapshot
+        self._owners[topic] = member
+        self._count(publisher, cost, 1)
+        for reader in tuple(self._readers.get(topic, ())):
+            # The host is one publisher, however many Subscriptions it has.
+            if reader is not member and not (member is None and reader.id == HOST):
+                reader.deliver(snapshot)
+        return snapshot.version
+
+    def _count(self, publisher: str, size: int, topics: int) -> None:
+        self.held += size
+        for counts, change in ((self._held_by, size), (self._topics_of, topics)):
+            counts[publisher] = counts.get(publisher, 0) + change
+            if not counts[publisher]:
+                del counts[publisher]
+
+
+def _check_topic(topic: str) -> None:
+    if len(topic) > TOPIC_MOST_BYTES or len(topic.encode("utf-8", "replace")) > TOPIC_MOST_BYTES:
+        raise BusRefused(f"the topic is longer than {TOPIC_MOST_BYTES} bytes")
+
+
+def _cost(topic: str, payload: bytes) -> int:
+    # A character of a Python string takes up to four bytes.
+    return len(payload) + 4 * len(topic) + _TOPIC_BYTES
