@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
     ("sandbox.paths.*", "sandbox.document.*"),
-    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
+    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*", "sandbox.network.*"),
     ("sandbox.spec",),
     ("sandbox.cache",),
     ("sandbox.codec", "sandbox.files", "sandbox.value"),
@@ -77,9 +77,11 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.library",
             "runner.protocol.bus",
             "runner.protocol.host_services",
+            "runner.protocol.https.fetch",
             "runner.session.*",
         )
     ),
+    "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.*",), lazily=True),
@@ -488,3 +490,5 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     assert _slow(loaded) == set()
     # Who may write to no folder of the host does not pay for the question whose the files are.
     assert not loaded & {"sandbox.plan.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}
+    # Who asks for no host does not pay for the rules about hosts.
+    assert not loaded & {"sandbox.network.rules", "sandbox.network.hosts", "ipaddress", "idna"}

@@ -7,7 +7,6 @@ for the user's home, and the result can be cached. Files and the policy are chec
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.network.rules import EVERY_PORT, parse_rule
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
@@ -123,9 +123,6 @@ def _is_state_path(path: str) -> bool:
 
 # --- network ---------------------------------------------------------------------------------------
 
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z", re.ASCII)
-_NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z", re.ASCII)
-
 
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
     """An allowlist of `name:port`. `none`: this contract's spelling of "no network"."""
@@ -143,40 +140,24 @@ def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tu
 
 def parse_host(text: str, *, any_port: bool = False) -> str:
     """`name:port` in lower case; ValueError with the second half of a sentence otherwise. `any_port`: the
-    port may be `*`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host:
-        raise ValueError("has no port")
-    if any_port and port == "*":
-        return parse_host(f"{host}:1").removesuffix("1") + "*"
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII) or int(port) > 65535:
-        raise ValueError("has no port between 1 and 65535")
-    if host.startswith("[") and host.endswith("]"):
-        return f"[{_address(host[1:-1])}]:{int(port)}"
-    if not host.isascii():
+    port may be `*`.
+
+    A manifest is read by people before they trust it. So of what the rules can say it may write only one name
+    and one port, in the spelling that is looked up.
+    """
+    if not text.isascii():
         raise ValueError("has a name outside ASCII; write its xn-- form")
-    host = host.lower()
+    host, _, port = text.rpartition(":")
     if "*" in host:
         raise ValueError("contains a wildcard; list each name")
-    labels = host.split(".")
-    # Resolvers read 127.1, 0x7f000001 and 2130706433 as addresses. Only the plain spelling is accepted.
-    if _NUMERIC.match(labels[-1]):
-        return f"{_address(host)}:{int(port)}"
-    if len(host) > 253 or not all(_LABEL.match(label) for label in labels):
-        raise ValueError("is not a host name")
-    return f"{host}:{int(port)}"
-
-
-def _address(text: str) -> str:
-    import ipaddress
-
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        raise ValueError("is neither a host name nor an address in its plain spelling") from None
-    if address.is_unspecified or address.is_multicast or (address.version == 6 and "%" in text):
-        raise ValueError("is not the address of one host")
-    return str(address)
+    if host.endswith("."):
+        raise ValueError("has a dot at the end of its name; leave it out")
+    rule = parse_rule(text)
+    if rule.ports == EVERY_PORT and not any_port:
+        raise ValueError("has no port between 1 and 65535")
+    if "," in port or "-" in port:
+        raise ValueError("has more than one port; list the name once for each")
+    return str(rule)
 
 
 # --- system calls ----------------------------------------------------------------------------------

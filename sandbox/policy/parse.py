@@ -9,6 +9,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean,
 from sandbox.document.read import Document, parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
 from sandbox.paths.source import SCAN_LIMIT
 from sandbox.policy.policy import (
@@ -197,15 +198,11 @@ def _path_rule(table: _PolicyTable, ceiling: Sequence[str]) -> PathRule:
     return rule
 
 
-_HOST = re.compile(r"(\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?):(\*|[0-9]{1,5})", re.ASCII | re.IGNORECASE)
-
-
 def _host_fault(host: str) -> str | None:
-    match = _HOST.fullmatch(host)
-    if match is None:
-        return 'must look like "example.com:443", "*.example.com:443", "*:443" or "example.com:*"'
-    if match[4] != "*" and not 0 < int(match[4]) < 65536:
-        return "has a port outside of 1 to 65535"
+    try:
+        parse_rule(host, ranges=True)
+    except ValueError as error:
+        return f"{error}; entries look like example.com:443, *.example.com:443, *:443 or example.com:*"
     return None
 
 
@@ -218,7 +215,12 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
     table.finish()
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
-    return NetworkRule(modes[default], modes[ceiling], tuple(host.lower() for host in hosts), may_raise)
+    return NetworkRule(
+        modes[default],
+        modes[ceiling],
+        tuple(dict.fromkeys(str(parse_rule(host, ranges=True)) for host in hosts)),
+        may_raise,
+    )
 
 
 def _project_access(table: _PolicyTable) -> ProjectAccess:

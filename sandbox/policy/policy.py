@@ -136,7 +136,7 @@ class PathRule(NamedTuple):
 class NetworkRule(NamedTuple):
     default: NetworkMode = "none"
     ceiling: NetworkMode = "none"
-    hosts: tuple[str, ...] = ()  # what an allowlist may contain: "name:port", either may be or start with *
+    hosts: tuple[str, ...] = ()  # what an allowlist may contain, as sandbox/network/rules.py has it
     # Whether a contract's own environment variable may give more than the ceiling. A variable is not always
     # set by the person who chose the policy.
     environment_may_raise: bool = False
@@ -247,11 +247,11 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def host_matches(pattern: str, host: str) -> bool:
-    """`*.example.com:443` admits names below example.com and not the name itself; `*` stands for any."""
-    wanted_name, _, wanted_port = pattern.lower().rpartition(":")
-    name, _, port = host.lower().rpartition(":")
-    if wanted_port not in ("*", port):
+    """Whether an entry of a policy's `hosts` covers one of a manifest's list."""
+    # Only here: most plugins ask for no host, and a launch does not pay for what it does not need.
+    from sandbox.network.rules import covers, parse_rule
+
+    try:
+        return covers(parse_rule(pattern, ranges=True), parse_rule(host))
+    except ValueError:
         return False
-    if wanted_name.startswith("*."):
-        return name.endswith(wanted_name[1:]) and len(name) > len(wanted_name) - 1
-    return wanted_name in ("*", name)

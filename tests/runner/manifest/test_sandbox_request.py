@@ -26,6 +26,7 @@ from sandbox.spec import Limits
         ("a-b.c1:80", "a-b.c1:80"),
         ("10.1.2.3:80", "10.1.2.3:80"),
         ("[::1]:443", "[::1]:443"),
+        ("[::ffff:10.1.2.3]:443", "10.1.2.3:443"),
         ("[2001:DB8::0:1]:443", "[2001:db8::1]:443"),
     ],
 )
@@ -47,6 +48,12 @@ def test_hosts(written: str, host: str) -> None:
         "example.com:٤٤٣",
         "*.example.com:443",
         "*:443",
+        "example.com:*",
+        "example.com:80,443",
+        "example.com:80-81",
+        "example.com:443,443",
+        "10.0.0.0/8:443",
+        "[fd00::]/8:443",
         "exa mple.com:443",
         "-a.com:443",
         "a-.com:443",
@@ -76,6 +83,14 @@ def test_hosts(written: str, host: str) -> None:
 def test_texts_that_are_not_one_host(written: str) -> None:
     with pytest.raises(ValueError, match=r"is|has|contains"):
         parse_host(written)
+
+
+@pytest.mark.parametrize("host", ["example.com", "10.1.2.3", "[::1]"])
+def test_a_contract_may_allow_every_port(host: str) -> None:
+    assert parse_host(f"{host}:*", any_port=True) == f"{host}:*"
+    assert parse_host(f"{host}:443", any_port=True) == f"{host}:443"
+    with pytest.raises(ValueError, match="no port"):
+        parse_host(f"{host}:*")
 
 
 WORDS = {"mem_mb": Word("memory", "M", "In MiB."), "wait_ms": Word("call", "ms", "In milliseconds.")}

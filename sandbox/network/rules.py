@@ -1,0 +1,224 @@
+"""Which hosts and ports may be reached: one list of rules, and one judge for whoever opens a connection.
+
+| written                       | allows                                                       |
+|-------------------------------|--------------------------------------------------------------|
+| example.com:443               | this name on this port                                       |
+| example.com                   | this name on the ports that the caller takes as usual        |
+| *.example.com:443             | every name below example.com, and not example.com            |
+| *:443                         | every name, and no address                                   |
+| example.com:*                 | this name on every port                                      |
+| example.com:80,443,8000-8010  | this name on these ports, at most 64                         |
+| 192.0.2.7:443, [2001:db8::7]  | this address                                                 |
+| 10.0.0.0/8:5432, [fd00::]/8   | every address of a range; for operators only                 |
+
+A rule says what may be asked for. Whether the address behind a name may be dialled is decided by
+addresses.py, after the name was resolved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from sandbox.network.hosts import Host, parse_host, read_address
+from sandbox.value import NamedTuple
+
+MOST_PORTS = 64  # of one rule, and of all rules of a list together; not counting rules for every port
+LAST_PORT = 65535
+
+Ports = tuple[tuple[int, int], ...]  # first and last of each range, in order, none touching the next
+EVERY_PORT: Ports = ((1, LAST_PORT),)
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}\Z", re.ASCII)
+_RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", re.ASCII)
+
+
+class HostRule(NamedTuple):
+    kind: Literal["any", "below", "name", "address", "range"]
+    host: str  # "" for any; the name, the address or the range; example.com for *.example.com
+    ports: Ports
+
+    def __str__(self) -> str:
+        """The rule as it is written. parse_rule() reads it back."""
+        host = {"any": "*", "below": f"*.{self.host}"}.get(self.kind, self.host)
+        if ":" in host:
+            address, slash, bits = host.partition("/")
+            host = f"[{address}]{slash}{bits}"
+        return f"{host}:{_write_ports(self.ports)}"
+
+
+def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = False) -> HostRule:
+    """Raises ValueError with the second half of a sentence, which says what is wrong.
+
+    `default_ports`: for a rule without a port; if there are none, a rule must have one. `ranges`: whether a
+    range of addresses may be written.
+    """
+    host, ports = _split(text)
+    if ports is None:
+        usual = merge_ports((port, port) for port in default_ports)
+        if not usual:
+            raise ValueError("has no port")
+    else:
+        usual = parse_ports(ports)
+    if host == "*":
+        return HostRule("any", "", usual)
+    if "/" in host:
+        if not ranges:
+            raise ValueError(
+                "contains a slash: a rule has no path, and ranges of addresses are for operators"
+            )
+        return _parse_range(host, usual)
+    below = host.startswith("*.")
+    found = parse_host(host[2:] if below else host)
+    if below and found.version:
+        raise ValueError("has a wildcard in front of an address; a range is written as in 10.0.0.0/8")
+    return HostRule("below" if below else "address" if found.version else "name", found.text, usual)
+
+
+def parse_rules(
+    texts: Iterable[str], *, default_ports: Iterable[int] = (), ranges: bool = False
+) -> tuple[HostRule, ...]:
+    """A whole list, each rule once. The text of a wrong rule is the first word of the ValueError."""
+    usual = tuple(default_ports)
+    rules: dict[HostRule, None] = {}
+    for text in texts:
+        try:
+            rules[parse_rule(text, default_ports=usual, ranges=ranges)] = None
+        except ValueError as error:
+            raise ValueError(f"{text[:60]!a} {error}") from None
+    number = count_ports(listed_ports(rules))
+    if number > MOST_PORTS:
+        raise ValueError(f"the list names {number} ports; {MOST_PORTS} are the most")
+    return tuple(rules)
+
+
+def parse_authority(text: str, default_port: int) -> tuple[Host, int]:
+    """The host and the port of `example.com` or `example.com:8443`, as URLs and the header Host have it."""
+    host, port = _split(text)
+    return parse_host(host), default_port if port is None else _parse_port(port)
+
+
+def judge(rules: Iterable[HostRule], host: Host, port: int) -> HostRule | None:
+    """The rule that allows a connection to `host` on `port`, or None: then no connection may be made."""
+    asked = HostRule("address" if host.version else "name", host.text, ((port, port),))
+    return next((rule for rule in rules if covers(rule, asked)), None)
+
+
+def covers(wide: HostRule, narrow: HostRule) -> bool:
+    """Whether everything that `narrow` allows is allowed by `wide`."""
+    return _covers_ports(wide.ports, narrow.ports) and _covers_hosts(wide, narrow)
+
+
+def listed_ports(rules: Iterable[HostRule]) -> Ports:
+    """The ports of all rules together, without those of rules for every port."""
+    return merge_ports(pair for rule in rules if rule.ports != EVERY_PORT for pair in rule.ports)
+
+
+def _covers_hosts(wide: HostRule, narrow: HostRule) -> bool:
+    match wide.kind:
+        case "any":
+            return narrow.kind in ("any", "below", "name")
+        case "below":
+            if narrow.kind == "below" and narrow.host == wide.host:
+                return True
+            return narrow.kind in ("below", "name") and narrow.host.endswith(f".{wide.host}")
+        case "range":
+            return narrow.kind in ("address", "range") and _lies_within(narrow.host, wide.host)
+        case "name" | "address":
+            return (narrow.kind, narrow.host) == (wide.kind, wide.host)
+
+
+def _lies_within(narrow: str, wide: str) -> bool:
+    import ipaddress
+
+    inner, outer = ipaddress.ip_network(narrow), ipaddress.ip_network(wide)
+    if isinstance(inner, ipaddress.IPv4Network):
+        return isinstance(outer, ipaddress.IPv4Network) and inner.subnet_of(outer)
+    return isinstance(outer, ipaddress.IPv6Network) and inner.subnet_of(outer)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """The host and the ports. A colon inside brackets is part of an address."""
+    before, bracket, after = text.rpartition("]")
+    name, colon, ports = after.partition(":")
+    if ":" in ports:
+        raise ValueError("has two colons; an IPv6 address is written in brackets, as in [2001:db8::1]:443")
+    return before + bracket + name, ports if colon else None
+
+
+def _parse_range(text: str, ports: Ports) -> HostRule:
+    import ipaddress
+
+    match = _RANGE.match(text)
+    if match is None:
+        raise ValueError("is not a range of addresses, as in 10.0.0.0/8 or [fd00::]/8")
+    first, bits = match["first"], int(match["bits"])
+    in_brackets = first.startswith("[") and first.endswith("]")
+    address = read_address(first[1:-1] if in_brackets else first)
+    if address is None or in_brackets != (address.version == 6):
+        # Also ::ffff:10.0.0.0, which read_address() makes an IPv4 address: its bits would be counted from
+        # another end.
+        raise ValueError("is not a range of addresses in its plain spelling, as in 10.0.0.0/8 or [fd00::]/8")
+    if bits > address.max_prefixlen:
+        raise ValueError(f"has a range of {bits} bits; such an address has {address.max_prefixlen}")
+    if bits == address.max_prefixlen:
+        return HostRule("address", parse_host(first).text, ports)
+    try:
+        return HostRule("range", str(ipaddress.ip_network((address, bits))), ports)
+    except ValueError:
+        whole = ipaddress.ip_network((address, bits), strict=False)
+        raise ValueError(f"is an address inside a range; the range is {whole}") from None
+
+
+# --- ports -----------------------------------------------------------------------------------------
+
+
+def parse_ports(text: str) -> Ports:
+    """`443`, `80,443`, `8000-8010` or `*`. Raises ValueError with the second half of a sentence."""
+    if text == "*":
+        return EVERY_PORT
+    if len(text) > 12 * MOST_PORTS:
+        raise ValueError(f"names too many ports; {MOST_PORTS} are the most")
+    pairs = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        pairs.append((_parse_port(first), _parse_port(last if dash else first)))
+        if pairs[-1][0] > pairs[-1][1]:
+            raise ValueError(f"has a range of ports that ends before it begins ({part})")
+    ports = merge_ports(pairs)
+    if count_ports(ports) > MOST_PORTS:
+        raise ValueError(f"names {count_ports(ports)} ports; {MOST_PORTS} are the most, or * for every port")
+    return ports
+
+
+def merge_ports(pairs: Iterable[tuple[int, int]]) -> Ports:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(pairs):
+        if not 0 < first <= last <= LAST_PORT:
+            raise ValueError(f"has no port between 1 and {LAST_PORT}")
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def count_ports(ports: Ports) -> int:
+    return sum(last - first + 1 for first, last in ports)
+
+
+def _parse_port(text: str) -> int:
+    if not _NUMBER.match(text) or int(text) > LAST_PORT:
+        raise ValueError(f"has no port between 1 and {LAST_PORT}")
+    return int(text)
+
+
+def _covers_ports(wide: Ports, narrow: Ports) -> bool:
+    return all(any(low <= first and last <= high for low, high in wide) for first, last in narrow)
+
+
+def _write_ports(ports: Ports) -> str:
+    if ports == EVERY_PORT:
+        return "*"
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ports)
