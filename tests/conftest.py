@@ -38,6 +38,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from sandbox.identity.all_states import StateInUse, StateKept, list_states, remove_state
 from sandbox.limits.cgroup import sweep
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
@@ -402,6 +403,16 @@ def _public_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path)
+        _forget_states(path)
+
+
+def _forget_states(folder: Path) -> None:
+    """Root's plugins keep their state in the machine's own place. Remove that of the plugins in `folder`."""
+    if os.geteuid() == 0:
+        for state in list_states(os.environ):
+            if state.manifest.startswith(f"{folder}/"):
+                with contextlib.suppress(StateInUse, StateKept):
+                    remove_state(state)
 
 
 @pytest.fixture

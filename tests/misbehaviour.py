@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from tests.conftest import ROOT
 
-Contract = Literal["rune", "nexo", "mcp"]
+Contract = Literal["rune", "nexo", "mcp", "kaged"]
 Moment = Literal["start", "hello", "call"]
 
-CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp")
+CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged")
 PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"
 
 _program: Mapping[str, Any] = runpy.run_path(str(PLUGIN))
@@ -68,6 +68,19 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
             "tools": [{"name": TOOL["rune"]}],
         }
         text = json.dumps(bundle)
+    elif contract == "kaged":
+        path = folder / "kaged-plugin.yaml"
+        schema = {"type": "object"}
+        manifest = {
+            "name": ID,
+            "version": "1.0.0",
+            "kaged_api": 1,
+            "description": "Wrong in one way.",
+            "command": ["./plugin.py", *args],
+            "notifications": [f"{ID}.chatter"],
+            "tools": [{"name": TOOL["kaged"], "description": "Echo.", "parameters_schema": schema}],
+        }
+        text = json.dumps(manifest)  # JSON is YAML
     else:
         path = folder / "mcp.json"
         text = json.dumps({"mcpServers": {ID: {"command": "./plugin.py", "args": args}}})

@@ -15,43 +15,52 @@ from runner.outcome import EXIT
 from tests.conftest import ROOT, Caller
 from tests.test_readme import pattern
 
-LIBRARY = (ROOT / "docs/library.md").read_text()
+PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in ("library", "kaged")}
 PROGRAM = re.compile(r"^## (.+?)$|^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Program(NamedTuple):
+    page: str
     section: str
     text: str
     output: str
 
 
-def _programs() -> list[Program]:
+def _programs(page: str) -> list[Program]:
     section, found = "", []
-    for match in PROGRAM.finditer(LIBRARY):
+    for match in PROGRAM.finditer(PAGES[page]):
         if match[1]:
             section = match[1]
         else:
-            found.append(Program(section, match[2], match[3]))
+            found.append(Program(page, section, match[2], match[3]))
     return found
 
 
-def test_every_program_says_what_it_prints() -> None:
-    assert len(_programs()) == LIBRARY.count("```python\n") == LIBRARY.count("```text\n") >= 5
+@pytest.mark.parametrize(("page", "least"), [("library", 5), ("kaged", 2)])
+def test_every_program_says_what_it_prints(page: str, least: int) -> None:
+    text = PAGES[page]
+    assert len(_programs(page)) == text.count("```python\n") == text.count("```text\n") >= least
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("program", _programs(), ids=lambda program: program.section)
+@pytest.mark.parametrize(
+    "program", [program for page in PAGES for program in _programs(page)], ids=lambda program: program.section
+)
 def test_the_library_is_as_described(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], program: Program
 ) -> None:
-    for name, folder in (("nexo_bare", plugin_dir / "bare"), ("mcp_bare", plugin_dir)):
+    bare = "kaged_bare" if program.page == "kaged" else "nexo_bare"
+    for name, folder in ((bare, plugin_dir / "bare"), ("mcp_bare", plugin_dir)):
         shutil.copytree(ROOT / "tests/plugins" / name, folder, dirs_exist_ok=True)
+    for policy in re.findall(r"^```toml\n(.*?)^```$", PAGES[program.page], re.MULTILINE | re.DOTALL):
+        write_file(plugin_dir / "storage.toml", policy)
     for path in (plugin_dir, *plugin_dir.rglob("*")):
         path.chmod(0o755)
-    write_file(plugin_dir / "example.py", program.text)
+    # In a folder of its own: no plugin may write to where a program of the host is.
+    write_file(plugin_dir / "host/example.py", program.text)
     runner_as.give(plugin_dir)
     done = subprocess.run(
-        [*runner_as.prefix, *runner_as.python, "example.py"],
+        [*runner_as.prefix, *runner_as.python, "host/example.py"],
         cwd=plugin_dir,
         env=dict(runner_as.environ),
         capture_output=True,

@@ -449,6 +449,7 @@ TOO_SLOW_TO_START_WITH = (
     "psutil",
     "pyroute2",
     "trio",
+    "yaml",
     "asyncio",
     "inspect",
 )

@@ -122,6 +122,11 @@ def run(args: argparse.Namespace) -> int:
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: it has to be a JSON object, as in \'{"agent_id": "a"}\'')
         _check_contract(args, context or {})
+        if args.arguments and _takes_arguments(args):
+            if given is not None:
+                raise ValueError("--input: what follows -- is the input of this call; leave one of them out")
+            given = {"argv": list(args.arguments)}
+            invocation = invocation._replace(args=())
         invocation, config = configured(invocation)
         secrets = read_secrets(args)
         sink = ReportFile(args.report)
@@ -193,6 +198,14 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         raise ValueError(f"--context: {stray}")
 
 
+def _takes_arguments(args: argparse.Namespace) -> bool:
+    """Whether what follows -- is for the call, and not for the plugin's program."""
+    from runner.manifest.load import contract_at
+
+    name = contract_at(args.manifest, args.contract) if args.kind == "tool" else None
+    return name is not None and find_contract(name).arguments_are_input
+
+
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:
     """The configuration, to be sent, and an invocation that has it only if the cage depends on it."""
     if not invocation.config:
@@ -215,9 +228,9 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     try:
         value = read_json_option("--secrets", word)
     except ValueError as error:
-        if isinstance(error.__context__, OSError):
-            raise
-        raise ValueError(f"--secrets {args.secrets}: this is not JSON that can be used") from None
+        cause = error.__context__
+        why = cause.strerror if isinstance(cause, OSError) else "this is not JSON that can be used"
+        raise ValueError(f"--secrets {args.secrets}: {why}") from None
     if not isinstance(value, dict):
         raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
     from runner.manifest.load import contract_at

@@ -72,10 +72,11 @@ def _diagnostics(given: str, loaded: tuple[ManifestRead, ...]) -> list[Diagnosti
 def _print_summary(
     shown: list[tuple[str, tuple[ManifestRead, ...], list[Diagnostic]]], errors: int, warnings: int
 ) -> None:
-    for path, loaded, diagnostics in shown:
-        if any(diagnostic.severity == "error" for diagnostic in diagnostics):
+    for path, loaded, _ in shown:
+        sound = [each for each in loaded if each.plugin is not None]
+        if not sound:
             continue
-        names = ", ".join(printable(_named(each)) for each in loaded)
+        names = ", ".join(printable(_named(each)) for each in sound)
         say(f"{printable(path)}: ok: {names}", sys.stdout)
     if errors or warnings:
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli import text as printing
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.text import say
+from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
@@ -201,7 +202,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         if dict(plugin.exports).get("hooks"):
             yield ""
             meaning = decided.policy.on_hook_failure
-            yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
+            if find_contract(plugin.contract).policy_answers_hooks:
+                yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
+            else:
+                yield "if a hook fails: it contributes nothing, and the session goes on (by its contract)"
     if plugin.lifecycle:
         yield ""
         rows = [(word.replace("_", " "), _lifecycle(value)) for word, value in plugin.lifecycle]

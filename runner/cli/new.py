@@ -14,7 +14,7 @@ from runner.cli.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.launch.run import rehearse
 from runner.launch.stages import Invocation
-from runner.manifest.load import load_all
+from runner.manifest.load import load, load_all
 from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             raise NotWritten(f"there is no contract {quoted(args.contract)}; {guess} {', '.join(known)}")
         _check_place(args.folder)
         example = _read_example(args.contract)
-        own_name = _plugin_id(args.contract, example)
+        own_name = _example_id(args.contract)
         name = _choose_name(args.contract, example, own_name, args.name, args.folder)
         files = _rename(example, own_name, name)
         _write(args.folder, files)
@@ -102,11 +102,21 @@ def _read_example(contract: str) -> Files:
     return found
 
 
-def _plugin_id(contract: str, files: Files) -> str:
-    """The id of the plugin that these files are. Raises NotWritten with their first fault."""
+def _example_id(contract: str) -> str:
+    read = load(example_folder(contract), contract=contract)
+    if read.plugin is None:
+        raise NotWritten(
+            f"the example of {contract} has a fault: {read.diagnostics[0].message}", _NOT_WRITTEN
+        )
+    return read.plugin.id
+
+
+def _plugin_id(contract: str, files: Files, name: str) -> str:
+    """The id of the plugin that these files are, in a folder of this name. Raises NotWritten with their first
+    fault."""
     with tempfile.TemporaryDirectory(prefix="runner-new-") as trial:
-        _fill(trial, files, [])
-        [read, *_] = load_all(trial, contract=contract)
+        _fill(os.path.join(trial, name), files, [])
+        [read, *_] = load_all(os.path.join(trial, name), contract=contract)
     if read.plugin is None or read.diagnostics:
         fault = read.diagnostics[0]
         raise NotWritten("; ".join(text for text in (fault.message, fault.hint) if text))
@@ -119,7 +129,7 @@ def _choose_name(contract: str, example: Files, own_name: str, asked: str | None
         if not _PLAIN_NAME.match(asked):
             raise NotWritten(f"--name {quoted(asked)} is not possible; {_PLAIN_NAME_HINT}")
         try:
-            if _plugin_id(contract, _rename(example, own_name, asked)) == asked:
+            if _plugin_id(contract, _rename(example, own_name, asked), asked) == asked:
                 return asked
             fault = "it is read differently there"
         except NotWritten as refused:
@@ -129,7 +139,10 @@ def _choose_name(contract: str, example: Files, own_name: str, asked: str | None
     plain = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-") if base.isascii() else ""
     for name in dict.fromkeys((base, plain, plain.replace("-", "_"))):
         try:
-            if _PLAIN_NAME.match(name) and _plugin_id(contract, _rename(example, own_name, name)) == name:
+            if (
+                _PLAIN_NAME.match(name)
+                and _plugin_id(contract, _rename(example, own_name, name), name) == name
+            ):
                 return name
         except NotWritten:
             continue
@@ -138,7 +151,9 @@ def _choose_name(contract: str, example: Files, own_name: str, asked: str | None
 
 
 def _rename(files: Files, old: str, new: str) -> Files:
-    return {path: content.replace(old.encode(), new.encode()) for path, content in files.items()}
+    return {
+        path.replace(old, new): content.replace(old.encode(), new.encode()) for path, content in files.items()
+    }
 
 
 def _write(folder: str, files: Files) -> None:

@@ -8,6 +8,7 @@ from runner.cli.call import add_talking, configured, read_secrets, request_launc
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
+from runner.manifest.load import plugins_in
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
@@ -34,12 +35,27 @@ def advice(message: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        invocation, config = configured(invocation_of(args))
-        secrets = read_secrets(args)
-        sink = ReportFile(args.report)
+        folders = plugins_in(args.manifest, args.contract)
+        if folders and args.report is not None:
+            raise ValueError("--report: it is about one plugin, and this is a folder of several")
+        if not folders:
+            return _list(args)
+        # A plugin that cannot be listed says why, and does not hide the others.
+        statuses = []
+        for folder in folders:
+            args.manifest = folder
+            statuses.append(_list(args))
+        return min(statuses)
     except (ReportFileError, ValueError) as error:
         say(f"runner tools: {printable(str(error))}")
         return USAGE_ERROR
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Raises ReportFileError or ValueError."""
+    invocation, config = configured(invocation_of(args))
+    secrets = read_secrets(args)
+    sink = ReportFile(args.report)
     sent = request_launch(invocation)
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output

@@ -150,6 +150,9 @@ class Contract(Protocol):
     # Whether `runner call MANIFEST NAME -- ARGS` gives ARGS to the call ({"argv": ARGS} is its input), and
     # not to the program.
     arguments_are_input: bool = False
+    # Whether a hook that fails has the policy's answer (on_failure under [hooks]). Otherwise it contributes
+    # nothing.
+    policy_answers_hooks: bool = False
 
     def dialect(self, setting: Setting) -> Dialect: ...
 

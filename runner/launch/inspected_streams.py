@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from runner.protocol.frames import LineFramer
+from runner.protocol.frames import Cut, Cutter, FrameFault
+from runner.protocol.framing import Framing
 from sandbox.streams.feed import Feed
 from sandbox.streams.pump import BUFFER, PipePump
 
@@ -15,6 +16,9 @@ _HOST_FRAME_BYTES = 4 << 20
 
 class HostListener(Protocol):
     """What an inspection does with the host's frames."""
+
+    @property
+    def framing(self) -> Framing: ...
 
     @property
     def awaiting(self) -> bool: ...
@@ -30,8 +34,7 @@ class ToPlugin(Feed):
         self.frames = 0
         self.unread = 0  # of these, too long for us to read
         self._inspector = inspector
-        self._framer = LineFramer(_HOST_FRAME_BYTES)
-        self._skips = False  # the rest of a line that is too long
+        self._skimmer = inspector.framing.skimmer(_HOST_FRAME_BYTES)
         self._taken = 0
         self._question_end: int | None = None  # where in the stream the request for the handshake ends
 
@@ -41,47 +44,32 @@ class ToPlugin(Feed):
         return self._question_end is not None and self.passed >= self._question_end
 
     def _heard(self, data: bytes) -> None:
-        if not data:
-            for frame in self._framer.finish():
-                self._note(frame)
-            return
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            self._read_piece(line + b"\n")
-        self._read_piece(rest)
+        self._taken += len(data)
+        for frame, end in self._skimmer.feed(data) if data else self._skimmer.finish():
+            self._note(frame, end)
 
-    def _read_piece(self, piece: bytes) -> None:
-        """A line or a part of one."""
-        self._taken += len(piece)
-        whole = piece.endswith(b"\n")
-        if self._skips:
-            self._skips = not whole
-            return
-        for frame in self._framer.feed(piece):
-            self._note(frame)
-        if self._framer.fault is not None:
-            self._framer = LineFramer(_HOST_FRAME_BYTES)
-            self._skips = not whole
-            self.unread += 1
-            self._note(None)
-
-    def _note(self, frame: bytes | None) -> None:
+    def _note(self, frame: bytes | None, end: int) -> None:
         self.frames += 1
+        self.unread += frame is None
         self._inspector.host_frame(frame)
         if not self._inspector.awaiting:
             self._question_end = None
         elif self._question_end is None:
-            self._question_end = self._taken
+            self._question_end = end
 
 
 class ToHost(PipePump):
     """From the plugin's stdout to ours, which the host reads: only whole frames that were checked.
 
-    `check` says whether a frame may pass; it gets None and a message for a line that is too long.
+    `check` says whether a frame may pass. A fault is what the framer cannot cut: a line that is too long.
     """
 
     def __init__(
-        self, stdout: int, framer: LineFramer, check: Callable[..., bool], forget: Callable[[int], None]
+        self,
+        stdout: int,
+        framer: Cutter,
+        check: Callable[[bytes | FrameFault], bool],
+        forget: Callable[[int], None],
     ) -> None:
         super().__init__(stdout)
         self.frames = 0  # passed on, or about to be
@@ -125,13 +113,7 @@ class ToHost(PipePump):
         return self.listening and len(self._buffer) < BUFFER
 
     def _accept(self, data: bytes) -> None:
-        for frame in self._framer.feed(data):
-            if not self._admit(frame, b"\n"):
-                return
-        fault = self._framer.fault
-        if fault is not None:
-            self._check(None, fault.message)
-            self.stop()
+        self._admit_all(self._framer.cut(data))
 
     def _see_closed(self) -> None:
         self._admit_rest()
@@ -143,17 +125,19 @@ class ToHost(PipePump):
 
     def _admit_rest(self) -> None:
         """The last line may lack its newline."""
-        for frame in self._framer.finish():
-            self._admit(frame, b"")
+        self._admit_all(self._framer.finish_cut())
 
-    def _admit(self, frame: bytes, newline: bytes) -> bool:
-        if not self._check(frame):
+    def _admit_all(self, cuts: list[Cut]) -> None:
+        for cut in cuts:
+            if not self._check(cut.frame):
+                self.stop()
+                return
+            self.frames += 1
+            for part in (cut.before, cut.frame, cut.after):
+                self._buffer += part
+        if self._framer.fault is not None:
+            self._check(self._framer.fault)
             self.stop()
-            return False
-        self.frames += 1
-        self._buffer += frame
-        self._buffer += newline
-        return True
 
     def _abandon(self) -> None:
         super()._abandon()

@@ -16,7 +16,7 @@ from typing import Any
 from runner.launch.inspected_streams import ToHost, ToPlugin
 from runner.outcome import Phase
 from runner.protocol.dialect import Violation
-from runner.protocol.frames import LineFramer
+from runner.protocol.frames import FrameFault
 from runner.protocol.inspector import Inspector
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
@@ -63,8 +63,7 @@ class Inspection(Meter):
         self._clock = math.inf  # when it has to be there
         self.to_plugin = ToPlugin(stdin, inspector, forget)
         try:
-            framer = LineFramer(inspector.limit, inspector.spare)
-            self.to_host = ToHost(stdout, framer, self._check, forget)
+            self.to_host = ToHost(stdout, inspector.framing.cutter(), self._check, forget)
         except BaseException:
             self.to_plugin.close()
             raise
@@ -165,14 +164,14 @@ class Inspection(Meter):
 
     # --- judging --------------------------------------------------------------------------------------------
 
-    def _check(self, frame: bytes | None, fault: str = "") -> bool:
-        """Whether a frame of the plugin's may be passed on. None: a line that is too long."""
+    def _check(self, frame: bytes | FrameFault) -> bool:
+        """Whether a frame of the plugin's may be passed on. A fault may not: there is no frame."""
         if self.breach is not None:
             return False
         violation: Violation | None
         before = self.inspector.handshaken
-        if frame is None:
-            violation = Violation("malformed_response", fault, "frame_too_large")
+        if isinstance(frame, FrameFault):
+            violation = Violation("malformed_response", frame.message, frame.cause)
         elif not self._rate.admits(time.monotonic()):
             message = (
                 f"the plugin sent more than {self._rate.per_second:.0f} messages a second, after a burst of "

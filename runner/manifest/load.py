@@ -20,6 +20,7 @@ from sandbox.value import NamedTuple
 
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
+_MOST_PLUGINS_SHOWN = 10  # of a root, in a message
 
 # File names whose ending fixes the format.
 _ENDINGS: Mapping[str, Format] = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
@@ -75,6 +76,11 @@ def _find_in(directory: str, chosen: str | None) -> Found:
     if not candidates and not os.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
         raise _refusal(directory, "file_unreadable", message, f"chmod a+rx {directory}")
+    if not candidates and (folders := plugins_in(directory, chosen)):
+        shown = ", ".join(map(os.path.basename, folders[:_MOST_PLUGINS_SHOWN]))
+        more = ", …" if len(folders) > _MOST_PLUGINS_SHOWN else ""
+        hint = f"give the folder of one of them, such as {folders[0]}"
+        raise _refusal(directory, "plugin_root", f"this is a folder of plugins: {shown}{more}", hint)
     if not candidates:
         looked = ", ".join(file for contract in contracts for file in contract.file_names)
         hint = "if the manifest has another name, give the path of the file"
@@ -91,6 +97,22 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         for other in files[1:]
     )
     return Found(files[0], name, warnings)
+
+
+def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
+    """The folders of the plugins that lie side by side in a folder; empty if it is none. Only real folders
+    count: a link may lead anywhere."""
+    contracts = all_contracts() if chosen is None else (find_contract(chosen),)
+    names = [name for contract in contracts if contract.plugin_roots for name in contract.file_names]
+    own = [name for contract in contracts for name in contract.file_names]
+    if not names or _present(path, tuple(own)):
+        return ()
+    try:
+        with os.scandir(path) as entries:
+            folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return ()
+    return tuple(folder for folder in folders if _present(folder, tuple(names)))
 
 
 def _present(directory: str, names: tuple[str, ...]) -> list[str]:
@@ -167,8 +189,15 @@ def load_all(
 ) -> tuple[ManifestRead, ...]:
     """Every plugin of a manifest (or the one server named), each also checked against the files around it.
 
-    `load` does not read those files: a cached Plugin depends only on the bytes of its manifest.
+    `load` does not read those files: a cached Plugin depends only on the bytes of its manifest. In a folder
+    of plugins, every plugin of every manifest.
     """
+    if folders := plugins_in(path, contract):
+        return tuple(
+            read
+            for folder in folders
+            for read in load_all(folder, contract=contract, server=server, options=options)
+        )
     try:
         found = find(path, contract)
         name, document = _recognise(found, read_bounded(found.path))

@@ -24,9 +24,12 @@ from sandbox.value import NamedTuple
 # a list, and its name says which ("tools", …); "event" is a notification and has no answer.
 Kind = str
 
-# Replies to the plugin are written first and never dropped. Requests wait for room in the queue. Events are
-# dropped when there is no room.
-Lane = Literal["reply", "request", "event"]
+# Replies to the plugin are written first and never dropped. Keys, mouse and deliveries are notifications of
+# contracts that send none while a request of ours is open: a later request does not overtake them. Requests
+# wait for room in the queue. Events are dropped when there is no room.
+Lane = Literal["reply", "key", "mouse", "delivery", "request", "event"]
+# Those that a request does not overtake.
+AHEAD_OF_REQUESTS: tuple[Lane, ...] = ("key", "mouse", "delivery")
 
 
 class Call(NamedTuple):

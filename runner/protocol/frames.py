@@ -11,13 +11,23 @@ from typing import Literal, Protocol
 
 from sandbox.value import NamedTuple
 
+Cause = Literal["frame_too_large", "bad_header", "cut_short"]
+
 
 class FrameFault(NamedTuple):
     """Why the rest of the stream is not read. `cause` goes into the outcome, for the code
     malformed_response."""
 
-    cause: Literal["frame_too_large"]
+    cause: Cause
     message: str
+
+
+class Cut(NamedTuple):
+    """A frame, with the bytes around it that belong to it. Together they are what stood in the stream."""
+
+    frame: bytes
+    before: bytes = b""  # a header
+    after: bytes = b""  # a newline
 
 
 class Framer(Protocol):
@@ -36,8 +46,16 @@ class Framer(Protocol):
         ...
 
     def finish(self) -> list[bytes]:
-        """The stream has ended. Returns the rest as a frame; bytes fed after that are ignored."""
+        """The stream has ended. Returns the rest as a frame, if the end of a stream can end a frame, or sets
+        a fault; bytes fed after that are ignored."""
         ...
+
+
+class Cutter(Framer, Protocol):
+    """A framer for somebody who passes the stream on. `cut` is used instead of `feed`, or not at all."""
+
+    def cut(self, data: bytes) -> list[Cut]: ...
+    def finish_cut(self) -> list[Cut]: ...
 
 
 def line(payload: bytes) -> bytes:
@@ -85,6 +103,12 @@ class LineFramer:
     def finish(self) -> list[bytes]:
         self._ended = True
         return [self._take()] if self._held else []
+
+    def cut(self, data: bytes) -> list[Cut]:
+        return [Cut(frame, b"", b"\n") for frame in self.feed(data)]
+
+    def finish_cut(self) -> list[Cut]:
+        return [Cut(frame) for frame in self.finish()]
 
     def _hold(self, part: bytes) -> bool:
         if len(self._held) + len(part) > self._limit:

@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from runner.protocol.dialect import Violation
+from runner.protocol.framing import Framing
 
 
 class Inspector(Protocol):
     """Reads both sides of one conversation. It sends nothing and has no clock."""
 
     @property
-    def limit(self) -> int:
-        """The longest line the plugin may write, in bytes."""
-        ...
-
-    @property
-    def spare(self) -> int:
-        """Bytes beyond `limit` that are accepted in a line: a carriage return."""
+    def framing(self) -> Framing:
+        """How plugin and host frame their messages."""
         ...
 
     @property

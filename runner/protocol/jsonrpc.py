@@ -66,7 +66,10 @@ Incoming = RpcRequest | RpcNotification | RpcResult | RpcError | RpcStray
 class Peer:
     """Our end of one conversation."""
 
-    def __init__(self, first_id: int = 1) -> None:
+    def __init__(self, first_id: int = 1, *, passes_errors: bool = False) -> None:
+        """`passes_errors`: the plugin may answer with an error that it has just got from us, because its own
+        request failed. Otherwise that is an echo."""
+        self._passes_errors = passes_errors
         self._first = self._next = first_id
         self._pending: dict[int, Hashable] = {}  # our id -> token
         self._numbers: dict[Hashable, int] = {}  # and back
@@ -191,7 +194,7 @@ class Peer:
         if number not in self._pending:
             self.late += 1
             return RpcStray("late", str(number))
-        if (number, message.get("error")) in self._errors:
+        if not self._passes_errors and (number, message.get("error")) in self._errors:
             return RpcStray("echo", "our own error came back as an answer")
         token = self._pending.pop(number)
         del self._questions[number]

@@ -16,6 +16,11 @@ size in memory, which runner/protocol/wire.py estimates for each frame.
                      (session/outbox.py)
       IDS            the ids of open requests, a second time, as bytes (jsonrpc.py); more is a fault
 
+A session also holds what others said to its plugin:
+
+    DELIVERIES       notifications that wait until the plugin may be told, and as much again that waits until
+                     it reads; further ones are dropped and counted
+
 The shares are fixed, so events that nobody reads never block a request or an answer.
 """
 
@@ -38,6 +43,8 @@ COMPILED = 54 * _MEBI  # at least the size of the largest schema (runner/protoco
 FRAME = wire.MOST_MEMORY + 3 * 16 * _MEBI
 REPLIES = 5 * _MEBI  # including the reply that was begun before the queue was full
 IDS = 4 * _MEBI
+
+DELIVERIES = 64 * _MEBI
 
 # Bytes of the task that serves one request. One frame can hold many requests.
 QUESTION = 16 << 10

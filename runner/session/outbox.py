@@ -1,10 +1,15 @@
-"""Frames that wait to be written to a plugin, in three lanes.
+"""Frames that wait to be written to a plugin, in lanes.
 
-Replies to the plugin's own questions go first: the plugin may wait for one before it reads on. Then come our
-requests, in order. Events come last. When the plugin does not keep up, the newest events are dropped and
-counted: a publisher must not be delayed by one slow reader, and the queue must not grow.
+    reply       answers to the plugin's own questions: the plugin may wait for one before it reads on
+    key         notifications that a request must not overtake: the contract posts them only while no request
+    mouse       of ours is open. A key overtakes deliveries that wait because the pipe is full. When the
+    delivery    plugin does not keep up, the oldest keys are dropped, and the newest deliveries
+    request     our requests, in order
+    event       notifications of other contracts. The newest are dropped
 
-When nothing waits, a short frame goes straight into the pipe. That saves two turns of the scheduler per call.
+What is dropped is counted: a publisher must not be delayed by one slow reader, and the queue must not grow.
+Within a lane the order is kept. When nothing waits, a short frame goes straight into the pipe. That saves two
+turns of the scheduler per call.
 """
 
 from __future__ import annotations
@@ -13,13 +18,19 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable
+from typing import get_args
 
 import trio
 
 from runner.protocol.dialect import Lane, Send
+from runner.protocol.memory import DELIVERIES
 
 # Most events that wait. More are dropped.
 MOST_EVENTS = 64
+# Most keys that wait, and most events of the mouse. With more, the oldest is dropped.
+MOST_KEYS = 64
+# Most deliveries that wait; their bytes have a limit too (DELIVERIES).
+MOST_DELIVERIES = 256
 # Most replies that wait, and their bytes: a reply repeats the plugin's id, which can be as long as a frame.
 # Beyond them nothing more is read from the plugin.
 MOST_REPLIES = 256
@@ -37,18 +48,17 @@ class Letter:
 class Outbox:
     def __init__(self) -> None:
         # In the order in which they are written.
-        self._lanes: dict[Lane, deque[Letter]] = {"reply": deque(), "request": deque(), "event": deque()}
+        self._lanes: dict[Lane, deque[Letter]] = {lane: deque() for lane in get_args(Lane)}
         self._changed = trio.Event()
         self._room = trio.Event()
-        self._reply_bytes = 0
+        self._bytes: dict[Lane, int] = {"reply": 0, "delivery": 0}  # in those lanes
         self._at_once: Callable[[bytes], bool] | None = None  # set while the writer has nothing to do
         self.closed = False  # nothing more is taken
         self.dropped = 0
 
     def post(self, send: Send) -> Letter | None:
         """Returns None if the frame was dropped."""
-        lane = self._lanes[send.lane]
-        if self.closed or (send.lane == "event" and len(lane) >= MOST_EVENTS):
+        if self.closed or not self._has_room(send):
             self.dropped += 1
             return None
         letter = Letter(send.frame)
@@ -56,11 +66,23 @@ class Outbox:
             letter.written = True
             return letter
         self._at_once = None
+        lane = self._lanes[send.lane]
+        if send.lane in ("key", "mouse") and len(lane) >= MOST_KEYS:
+            lane.popleft()
+            self.dropped += 1
         lane.append(letter)
-        if send.lane == "reply":
-            self._reply_bytes += len(letter.frame)
+        if send.lane in self._bytes:
+            self._bytes[send.lane] += len(letter.frame)
         self._changed.set()
         return letter
+
+    def _has_room(self, send: Send) -> bool:
+        waiting = len(self._lanes[send.lane])
+        if send.lane == "event":
+            return waiting < MOST_EVENTS
+        if send.lane == "delivery":
+            return waiting < MOST_DELIVERIES and self._bytes["delivery"] + len(send.frame) <= DELIVERIES
+        return True
 
     def withdraw(self, letter: Letter) -> bool:
         """Take a request back. Returns False if it was begun: then it is written to its end."""
@@ -79,7 +101,7 @@ class Outbox:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._lanes["reply"]) >= MOST_REPLIES or self._reply_bytes >= MOST_REPLY_BYTES
+        return len(self._lanes["reply"]) >= MOST_REPLIES or self._bytes["reply"] >= MOST_REPLY_BYTES
 
     def close(self) -> None:
         """Take no more frames. Those that wait are still written."""
@@ -104,10 +126,10 @@ class Outbox:
             for name, lane in self._lanes.items():
                 if lane:
                     letter = lane.popleft()
-                    if name == "reply":
-                        self._reply_bytes -= len(letter.frame)
-                        if not self._is_full:
-                            self._room.set()
+                    if name in self._bytes:
+                        self._bytes[name] -= len(letter.frame)
+                    if name == "reply" and not self._is_full:
+                        self._room.set()
                     return letter
             if self.closed:
                 return None

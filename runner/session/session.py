@@ -19,9 +19,11 @@ from runner.launch.monitor import MonitorEnd, Terms
 from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, with_outcome
 from runner.protocol.dialect import (
+    AHEAD_OF_REQUESTS,
     Call,
     CallRefused,
     Dialect,
+    Events,
     Farewell,
     Identity,
     Notice,
@@ -130,9 +132,7 @@ class Session:
                 # Our caller was cancelled. The plugin is told, and nothing else changes.
                 withdrawn = [state.outbox.withdraw(letter) for letter in letters]
                 events = state.dialect.cancel(token, "cancelled by the host")
-                # A request that was not sent yet needs no cancellation: a caller that gives up leaves
-                # nothing behind to be written.
-                state.act_all([event for event in events if not (any(withdrawn) and isinstance(event, Send))])
+                state.act_all(_uncancelled(events) if any(withdrawn) else events)
 
     async def ask(self, call: Call) -> Any:
         """`call` for the host's own services. Raises HostError, which another plugin may get to see."""
@@ -187,7 +187,7 @@ class Session:
             state.fail(outcome)  # half a frame is in the pipe: nothing more can be said
         if state.verdict is None:
             events = state.dialect.cancel(token, "no answer in time")
-            state.act_all([event for event in events if not (unsent and isinstance(event, Send))])
+            state.act_all(_uncancelled(events) if unsent else events)
 
     def _result(self, waiter: Waiter) -> Any:
         answer, state = waiter.answer, self.state
@@ -222,7 +222,7 @@ class Session:
             raise self._error(refused.event, asked=False) from None
 
     def tell(self, method: str, params: Any) -> None:
-        """`notify` for the host's own services. It never raises: what cannot be sent is dropped, counted."""
+        """`notify` for services of the host. It never raises: what cannot be sent is dropped and counted."""
         state = self.state
         try:
             if not state.is_over:
@@ -296,3 +296,9 @@ class Session:
                 "busy": dict(state.gate.busy),
             },
         )
+
+
+def _uncancelled(events: Events) -> Events:
+    """A request that was not sent needs no cancellation: a caller that gives up leaves nothing of it behind
+    to be written. Notifications that waited for its end are sent."""
+    return [event for event in events if not isinstance(event, Send) or event.lane in AHEAD_OF_REQUESTS]

@@ -135,8 +135,16 @@ class SessionTasks:
                 await self._take(frame, nursery)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        if framer.fault is not None and not state.closing:
-            state.fail(Outcome("malformed_response", state.phase, framer.fault.message, framer.fault.cause))
+        fault = framer.fault
+        if (
+            fault is not None
+            and fault.cause == "cut_short"
+            and not state.closing
+            and await self._was_killed()
+        ):
+            fault = None  # it was killed while it wrote a frame: its end is judged, and not the frame
+        if fault is not None and not state.closing:
+            state.fail(Outcome("malformed_response", state.phase, fault.message, fault.cause))
         state.stdout_eof.set()
         # Nobody uses what it writes from now on. But it must not block on a full pipe during shutdown.
         try:
@@ -144,6 +152,12 @@ class SessionTasks:
                 self._count("stdout", data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+
+    async def _was_killed(self) -> bool:
+        """Whether the process ends about now, and not with status 0."""
+        with trio.move_on_after(LINGER_SECONDS):
+            return (await self._state.cell.ended()).outcome.code != "ok"
+        return False
 
     async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
         state = self._state

@@ -39,7 +39,8 @@ _RETOLD_CHARACTERS = 64 << 10
 # The parser in C if PyYAML was built with it. Tests try both.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_ESCAPE = re.compile(r"\\(?:u[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)  # of a surrogate, or any
+# Of a surrogate, or any.
+_ESCAPE = re.compile(r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)
 
 
 def parse(text: str) -> tuple[object, dict[KeyPath, int]]:
@@ -128,10 +129,10 @@ class _Composer:
         problem, context = error.problem or "", error.context or ""
         if "invalid Unicode character escape" in problem:
             return _character_fault(at - 2)
-        if "tag" in context or "tag handle" in problem:
-            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if self._text.startswith("\t", at):
             return tab_fault(at)
+        if "tag" in context or "tag handle" in problem:
+            return Fault(started, "yaml_tag", *_TAG_WORDS)
         if "quoted scalar" in context and "end of stream" in problem:
             at = started
         elif "unknown escape" in problem and self._text.startswith("\\", at - 1):

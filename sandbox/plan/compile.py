@@ -42,6 +42,7 @@ _PLUGIN_FOLDER = "the plugin's folder"
 
 
 _PROJECT = "the project"
+_STATE_DIR_VARIABLE = "RUNNER_STATE_DIR"
 
 
 @contextmanager
@@ -151,13 +152,12 @@ def _compile(
             *_missing(shown),
             *mentions.outside(
                 found.argv[1:],
-                env,
+                # Our own variable says nothing about what the plugin wants.
+                [pair for pair in env if pair[0] != _STATE_DIR_VARIABLE],
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),
-                visible=sight_of(
-                    mounted, roots=[root for root in (request.state_dir, project and project.path) if root]
-                ),
+                visible=sight_of(mounted, () if project is None else (project.path,)),
             ),
         ),
         program_files=found.files,
@@ -410,7 +410,7 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
     if not request.bare_environment:
         env = {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
         if request.state_dir is not None:
-            env["RUNNER_STATE_DIR"] = request.state_dir
+            env[_STATE_DIR_VARIABLE] = request.state_dir
     elif found.path_dirs:
         env = {"PATH": path}  # without it the script's `env` would not find its interpreter
     env.update(grant.env)

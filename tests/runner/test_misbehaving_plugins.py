@@ -48,6 +48,7 @@ HELLO: Mapping[Contract, Mapping[str, Any]] = {
             "clientInfo": {"name": "test", "version": "1"},
         },
     },
+    "kaged": {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"api_version": 1}},
 }
 CALL: Mapping[Contract, Mapping[str, Any]] = {
     "rune": {
@@ -69,7 +70,15 @@ CALL: Mapping[Contract, Mapping[str, Any]] = {
         "method": "tools/call",
         "params": {"name": TOOL["mcp"], "arguments": INPUT},
     },
+    "kaged": {
+        "jsonrpc": "2.0",
+        "id": _CALL_ID,
+        "method": f"{ID}.{TOOL['kaged']}",
+        "params": {**INPUT, "_context": {"agent_path": "primary"}},
+    },
 }
+# The answer to the request to shut down, in contracts that have one.
+SHUTDOWN: Mapping[Contract, Any] = {"nexo": {"ok": True}, "kaged": {"status": "ok"}}
 
 
 class Talk:
@@ -191,7 +200,8 @@ def is_hello(contract: Contract, message: Mapping[str, Any]) -> bool:
         return message["type"] == "handshake" and bool(message["manifest"]["plugin_id"] == ID)
     if contract == "nexo":
         return message["id"] == 1 and bool(message["result"]["manifest"]["plugin"]["id"] == ID)
-    return message["id"] == 1 and bool(message["result"]["serverInfo"]["name"] == ID)
+    result = message["result"]
+    return message["id"] == 1 and bool((result["serverInfo"] if contract == "mcp" else result)["name"] == ID)
 
 
 def is_answer(contract: Contract, message: Mapping[str, Any]) -> bool:
@@ -221,9 +231,9 @@ def answers_and_exits(talk: Talk) -> None:
 
 
 def shuts_down_correctly(talk: Talk) -> None:
-    if talk.contract == "nexo":
+    if talk.contract in SHUTDOWN:
         talk.send({"jsonrpc": "2.0", "id": 9, "method": "shutdown", "params": {"reason": "host requested"}})
-        assert talk.message() == {"jsonrpc": "2.0", "id": 9, "result": {"ok": True}}
+        assert talk.message() == {"jsonrpc": "2.0", "id": 9, "result": SHUTDOWN[talk.contract]}
     if talk.one_shot and talk.moment == "call":
         assert talk.rest() == b""  # it ends by itself
     assert (talk.end(), talk.rest()) == (0, b"")
@@ -490,7 +500,7 @@ def stubborn(talk: Talk) -> None:
         talk.moment = "call"
     talk.ask()
     assert is_right(talk, talk.message())
-    if talk.contract == "nexo":
+    if talk.contract in SHUTDOWN:
         talk.send({"jsonrpc": "2.0", "id": 9, "method": "shutdown"})
     talk.stdin.close()
     talk.process.terminate()

@@ -16,6 +16,7 @@ from runner.cli.live.session import (
     run_on_trio,
     unwritten_result,
 )
+from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
@@ -146,7 +147,9 @@ async def _many(
         else:
             if session.substituted and "hook_failed" not in tally.codes:  # only the first is printed
                 told = {"hook": request.call.name, "why": session.substituted}
-                output.event(Notice("hook_failed", {**told, "on_failure": session.terms.on_hook_failure}))
+                if find_contract(session.terms.plugin.contract).policy_answers_hooks:
+                    told["on_failure"] = session.terms.on_hook_failure
+                output.event(Notice("hook_failed", told))
             tally.count(trio.current_time() - began, code="hook_failed" if session.substituted else "ok")
         output.progress({"progress": tally.done, "total": tally.wanted})
         return not session.is_over  # a hook's answer may be the policy's, for a plugin that died of it

@@ -17,6 +17,8 @@ _ADVICE_NAMES = 20
 
 
 def call_once(request: SessionRequest, output: Output) -> int:
+    statuses: list[int] = []  # of a call that stands for a command
+
     async def work(session: Session) -> None:
         try:
             value = await session.call(request.call, seconds=request.seconds, on_progress=output.progress)
@@ -32,9 +34,16 @@ def call_once(request: SessionRequest, output: Output) -> int:
             raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: the way it ends may invalidate the answer
-        await write_in_thread(output.result, value)
+        contract = find_contract(session.terms.plugin.contract)
+        command = None if output.as_json else contract.command_output(request.call, value)
+        if command is None:
+            await write_in_thread(output.result, value)
+        else:
+            await write_in_thread(output.command, command)
+            statuses.append(command.status)
 
-    return run_session(request, output, f"{request.call.kind} {request.call.name}", work)
+    status = run_session(request, output, f"{request.call.kind} {request.call.name}", work)
+    return status or next(iter(statuses), 0)
 
 
 def _with_schema_hint(error: PluginError) -> PluginError:

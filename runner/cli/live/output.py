@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import trio
 
 from runner.cli.text import fit, note_text
+from runner.contracts.contract import CommandOutput
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import outcome_document
 from runner.protocol.dialect import Notice, Progress
@@ -31,6 +33,9 @@ _NOTICE_CHARACTERS = 2000
 _PROGRESS_CHARACTERS = 500  # of a plugin's own progress message
 # A reader of our stderr that takes longer than this gets nothing more.
 _STDERR_WRITE_SECONDS = 2.0
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,32}m")  # SGR: colours, bold, reset
 
 
 class Output:
@@ -54,6 +59,17 @@ class Output:
             self.tell(_shown(json.dumps(value, ensure_ascii=False, indent=pretty)))
         else:
             self.tell(json.dumps(value, ensure_ascii=False))
+
+    def command(self, command: CommandOutput) -> None:
+        """The output of a command that the plugin stands for, on our own streams and byte for byte. A
+        terminal gets colours, and no other control sequences."""
+        self.hush()
+        try:
+            write_all(1, _for_terminal(command.stdout) if sys.stdout.isatty() else command.stdout)
+        except OSError as error:
+            self.unwritten = error
+        self._write(_for_terminal(command.stderr) if sys.stderr.isatty() else command.stderr)
+        self.has_told = True
 
     def line(self, value: Any) -> None:
         """One of several results. They end when the time for them is up."""
@@ -142,12 +158,12 @@ class Output:
 
     def _say(self, text: str) -> None:
         self.hush()
-        self._write((text if self.as_json or self._events else fit(text, sys.stderr)) + "\n")
+        shown = text if self.as_json or self._events else fit(text, sys.stderr)
+        self._write(f"{shown}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace"))
 
-    def _write(self, text: str) -> None:
+    def _write(self, data: bytes) -> None:
         """Write to stderr. A reader that does not keep up must not delay the clocks: after a bounded wait
         nothing more is written there."""
-        data = text.encode(sys.stderr.encoding or "utf-8", "backslashreplace")
         until = time.monotonic() + _STDERR_WRITE_SECONDS
         try:
             while data and not self._stderr_stuck:
@@ -195,7 +211,7 @@ class Output:
     def _draw(self, text: str) -> None:
         with contextlib.suppress(OSError):
             width = os.get_terminal_size(2).columns - 1
-            self._write(f"\r\x1b[K{printable(text)[:width]}")
+            self._write(f"\r\x1b[K{printable(text)[:width]}".encode(errors="backslashreplace"))
             self._drawn = True
 
     _drawn = False
@@ -203,17 +219,28 @@ class Output:
     def hush(self) -> None:
         if self._drawn:
             self._drawn = False
-            self._write("\r\x1b[K")
+            self._write(b"\r\x1b[K")
 
 
 def _hook_failed(value: Mapping[str, Any]) -> str:
+    failed = f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}"
+    if "on_failure" not in value:
+        return f"{failed}; it contributes nothing, and the session goes on"
     passes = "lets its message pass" if value["on_failure"] == "continue" else "stops its message"
     rule = f'on_failure = "{value["on_failure"]}" under [hooks] in the policy'
-    return f"hook_failed: the hook {quoted(value['hook'])} failed: {value['why']}; {rule} {passes}"
+    return f"{failed}; {rule} {passes}"
 
 
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
+
+
+def _for_terminal(raw: bytes) -> bytes:
+    """Untrusted output of a command. Lines, tabs and colours stay; other control characters are escaped."""
+    parts = _COLOUR.split(raw.decode("utf-8", "replace"))
+    colours = _COLOUR.findall(raw.decode("utf-8", "replace"))
+    shown = ["".join(c if c in "\n\t" else printable(c) for c in part) for part in parts]
+    return "".join(a + b for a, b in zip(shown, (*colours, ""), strict=True)).encode()
 
 
 def _shown(text: str) -> str:

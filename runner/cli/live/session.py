@@ -15,6 +15,7 @@ import trio
 from runner.cli.live.output import Output
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
+from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
@@ -132,6 +133,9 @@ def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
         return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
     if not seen or not seen[0].substituted:
         return Outcome("ok", "call", "the plugin answered")
+    if not find_contract(seen[0].terms.plugin.contract).policy_answers_hooks:
+        message = f"the hook failed, and contributes nothing: {seen[0].substituted}"
+        return Outcome("ok", "call", message, "hook_failed", "the contract has no answer for a failed hook")
     message = f"the hook failed, and the policy answered in its place: {seen[0].substituted}"
     return Outcome("ok", "call", message, "hook_failed", "on_failure under [hooks] says what it answers")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract
+from runner.contracts.contract import CommandOutput, Contract, ContractVerb, ExampleCall
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -37,6 +37,8 @@ class AinbContract(Contract):
     declared = ("screens", "commands", "snapshots")
     plugin_roots = True
     arguments_are_input = True
+    verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
+    example_call = ExampleCall("greeter", '{"argv": ["hello", "world"]}')
 
     def recognises(self, document: Document) -> bool:
         plugin = document.data.get("plugin")
@@ -78,6 +80,14 @@ class AinbContract(Contract):
         from runner.contracts.ainb.services import provide
 
         return provide(plugin, services, allowance)
+
+    def command_output(self, call: Call, value: Any) -> CommandOutput | None:
+        from runner.contracts.ainb.calls import exit_status, take_bytes
+
+        if call.kind != "tool":
+            return None
+        stdout, stderr = take_bytes(value["stdout"]), take_bytes(value["stderr"])
+        return CommandOutput(stdout, stderr, exit_status(value["exit_code"]))
 
     def event(self, call: Call) -> tuple[str, Any]:
         return "plugin/handle_event", {"topic": call.name, "payload": call.input}

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.contracts.kaged.declared import STORAGE_READ, STORAGE_WRITE
 from runner.manifest import sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import Access, KeyPath, Network, NetworkMode, PathRequest
 from sandbox.value import NamedTuple
-
-STORAGE_READ, STORAGE_WRITE = "kaged:storage:read", "kaged:storage:write"
 
 _RULE = "capability_invalid"
 _FORMS = (

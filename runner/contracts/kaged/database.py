@@ -118,9 +118,11 @@ def _open_folder(state_dir: str, make: bool, stack: ExitStack) -> int | None:
         steps = walk(state_dir, follow="none")
     except FileNotFoundError:
         return None
-    except (OSError, LinkRefused, TooManyLinks) as error:
-        why = (error.strerror or "") if isinstance(error, OSError) else str(error)
-        raise Unusable(f"the state directory cannot be used: {why}") from None
+    except OSError as error:
+        raise Unusable(f"the state directory cannot be used: {error.strerror}") from None
+    except (LinkRefused, TooManyLinks):
+        # The plugin reads this, and where the link leads to is none of its business.
+        raise Unusable("the state directory cannot be used: a part of its path is a symbolic link") from None
     stack.callback(close, steps)
     above = steps[-1].fd
     if make:

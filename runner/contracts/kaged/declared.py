@@ -14,6 +14,7 @@ from runner.plugin import Plugin
 from sandbox.value import NamedTuple
 
 COMPACTOR, OBSERVER = "compactor", "observer"
+STORAGE_READ, STORAGE_WRITE = "kaged:storage:read", "kaged:storage:write"
 
 _TOOL = "tool."
 _PROJECT = "project"

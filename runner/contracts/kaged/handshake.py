@@ -64,17 +64,17 @@ def _check(what: str, key: str, value: Any, schema: Any, secrets: Secrets) -> No
     """Raises HandshakeFault. The schema's faults name the place and the rule, and never a value."""
     hint = f"{key} in the manifest describes it"
     if schema is None:
-        message = f"the {what} cannot be checked and was not sent: the manifest has no {key}"
+        message = f"the manifest has no {key} to check the {what} with, so nothing was sent"
         raise _misfit(what, message, f"declare {key} in the manifest, or start the plugin without {what}")
     if not isinstance(value, Mapping):
-        raise _misfit(what, f"its {what} does not fit: it has to be an object", hint)
+        raise _misfit(what, f"{key} does not allow its {what}: it has to be an object", hint)
     try:
         faults = Schema(schema).faults(value)
     except SchemaFault as fault:
         raise _misfit(what, f"the {key} of the manifest cannot be used: {printable(str(fault))}") from None
     if faults:
         text = secrets.hide(printable("; ".join(faults[:_MOST_FAULTS])))
-        raise _misfit(what, f"its {what} does not fit: {text}", hint)
+        raise _misfit(what, f"{key} does not allow its {what}: {text}", hint)
 
 
 def _misfit(what: str, message: str, hint: str = "") -> HandshakeFault:

@@ -12,6 +12,7 @@ from runner.contracts.kaged import HANDSHAKE_SECONDS, handshake
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
+from runner.protocol.framing import LineFraming
 from runner.protocol.observer import Answered, Observer
 
 # The keys of the answer to initialize that are read.
@@ -24,8 +25,7 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector:
-    limit = FRAME_LIMIT
-    spare = 0
+    framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin

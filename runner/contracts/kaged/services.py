@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runner.contracts.kaged.declared import STORAGE_READ, STORAGE_WRITE
 from runner.contracts.kaged.storage import BUSY, DENIED, SqliteStore, key_fault
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer
@@ -18,8 +19,7 @@ from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from sandbox.document.diagnostic import quoted
 
 GET, SET, DELETE, LIST = (f"kaged.storage.{name}" for name in ("get", "set", "delete", "list"))
-READ, WRITE = "kaged:storage:read", "kaged:storage:write"
-NEEDED: Mapping[str, str] = {GET: READ, LIST: READ, SET: WRITE, DELETE: WRITE}
+NEEDED: Mapping[str, str] = {GET: STORAGE_READ, LIST: STORAGE_READ, SET: STORAGE_WRITE, DELETE: STORAGE_WRITE}
 
 # Method -> its parameters, and whether each must be there.
 PARAMS: Mapping[str, Mapping[str, bool]] = {
@@ -67,7 +67,7 @@ class StorageMethods:
 def provide(plugin: Plugin, services: Services, state_dir: str | None) -> Services:
     """The services with the storage for this plugin: the caller's own, else one in the state directory. None
     for a plugin that may not use it, so that it is not told of any."""
-    if not {READ, WRITE} & set(plugin.capabilities):
+    if not {STORAGE_READ, STORAGE_WRITE} & set(plugin.capabilities):
         return services._replace(storage=None)
     if services.storage is not None or state_dir is None:
         return services

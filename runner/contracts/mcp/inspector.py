@@ -14,6 +14,7 @@ from runner.contracts.mcp import versions as era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
 from runner.contracts.mcp.handshake import SECONDS
 from runner.protocol.dialect import Setting, Violation
+from runner.protocol.framing import LineFraming
 from runner.protocol.observer import Answered, Observer
 
 # The keys of a handshake's answer that are read.
@@ -26,8 +27,7 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector:
-    limit = FRAME_LIMIT
-    spare = 0
+    framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin

@@ -29,6 +29,7 @@ class NexoContract(Contract):
     file_names = ("plugin.toml", "nexo-plugin.toml")
     sign = "a [plugin] table"
     no_command_hint = 'give the manifest a command: [plugin.entrypoint] command = "./plugin.py"'
+    policy_answers_hooks = True
     kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
     context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
     example_call = ExampleCall("greeter_greet")  # a tool's name begins with its plugin's id

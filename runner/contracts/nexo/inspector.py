@@ -8,6 +8,7 @@ from typing import Any
 from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
+from runner.protocol.framing import LineFraming
 from runner.protocol.observer import Answered, Observer, odd_key
 from sandbox.document.diagnostic import quoted
 
@@ -22,8 +23,7 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector:
-    limit = FRAME_LIMIT
-    spare = 0
+    framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
         self._observer = Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))

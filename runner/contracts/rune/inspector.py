@@ -9,6 +9,7 @@ from runner.contracts.rune.dialect import RuneDialect
 from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
+from runner.protocol.framing import LineFraming
 from runner.protocol.observer import hides, odd_key
 
 # The keys of a handshake and of a response that are read.
@@ -27,8 +28,7 @@ def make(setting: Setting) -> Inspector:
 class Inspector(RuneDialect):
     """Reads the plugin's lines as the dialect does, and the host's requests for their ids."""
 
-    limit = LINE_LIMIT
-    spare = 1  # for a carriage return
+    framing = LineFraming(LINE_LIMIT, spare=1)  # for a carriage return
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -3,8 +3,8 @@
 
     plugin.py BEHAVIOUR CONTRACT [MOMENT]
 
-CONTRACT is rune, nexo or mcp (a server of the older protocol, without server/discover). MOMENT is when it
-misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
+CONTRACT is rune, nexo, mcp (a server of the older protocol, without server/discover) or kaged. MOMENT is
+when it misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
 BEHAVIOURS, at the end, lists all behaviours with their default moments.
 """
 
@@ -15,7 +15,7 @@ import sys
 import time
 
 ID = "misbehaving"
-TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo"}
+TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo", "kaged": "echo"}
 SCHEMA = {"type": "object"}
 REQUESTS = 2000
 MEBI = 1 << 20
@@ -148,7 +148,27 @@ class Mcp(_JsonRpc):
         }
 
 
-CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp}
+class Kaged(_JsonRpc):
+    def moment(self, message):
+        return {"initialize": "hello", f"{ID}.{TOOL['kaged']}": "call"}.get(message.get("method"))
+
+    def result(self, method, params, value):
+        if method == "initialize":
+            return {"name": ID, "version": "1.0.0", "api_version": 1, "note": value}
+        if self.moment({"method": method}) == "call":
+            given = {name: each for name, each in params.items() if name != "_context"}
+            return {"input": given, "note": value}
+        return {"status": "ok"} if method in ("shutdown", "health.check") else None
+
+    def chatter(self):
+        return {"jsonrpc": "2.0", "method": f"{ID}.chatter", "params": {"text": "x" * 200}}
+
+    def request(self, number):
+        params = {"key": "x" * 100}
+        return {"jsonrpc": "2.0", "id": number, "method": "kaged.storage.get", "params": params}
+
+
+CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp, "kaged": Kaged}
 
 
 class Plugin:

@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runner.contracts.registry import contract_names, example_folder, find_contract
+from runner.manifest.load import load
 from tests.conftest import Caller
 from tests.runner.cli.test_new import forget_state, run_as_printed
 
@@ -30,17 +30,21 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture
 def example(name: str, plugin_dir: Path) -> Path:
     """A copy that a plugin's uid can reach."""
-    shutil.copytree(example_folder(name), plugin_dir / "it", ignore=shutil.ignore_patterns("__pycache__"))
-    (plugin_dir / "it").chmod(0o755)
-    return plugin_dir / "it"
+    found = load(example_folder(name)).plugin
+    assert found is not None
+    folder = plugin_dir / found.id  # some contracts want the folder to have the plugin's name
+    shutil.copytree(example_folder(name), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture
-def state(runner_as: Caller) -> Iterator[list[str]]:
+def state(runner_as: Caller, plugin_dir: Path) -> list[str]:
     """Options for a launch whose state, if the example asks for one, is not in the machine's own place."""
-    where = runner_as.home / "state"
-    yield ["--state-dir", str(where)]
-    shutil.rmtree(where, ignore_errors=True)
+    (plugin_dir / "kept").mkdir()
+    (plugin_dir / "kept").chmod(0o755)
+    runner_as.give(plugin_dir / "kept")
+    return ["--state-dir", str(plugin_dir / "kept" / "state")]
 
 
 @pytest.fixture

@@ -310,7 +310,7 @@ def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
         "import sys; from runner.manifest import load as manifest; from sandbox import cache;"
         f"cache.directory = lambda: {str(tmp_path / 'cache')!r};"
         f"assert manifest.load({str(path)!r}).plugin;"
-        "print(*(name for name in ('pydantic', 'tomllib', 'hashlib') if name in sys.modules))"
+        "print(*(name for name in ('pydantic', 'tomllib', 'yaml', 'hashlib') if name in sys.modules))"
     )
     seen = [
         subprocess.run(

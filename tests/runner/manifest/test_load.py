@@ -183,6 +183,16 @@ def test_a_syntax_error_in_a_file_with_a_known_extension(tmp_path: Path, name: s
     assert rules(load(str(tmp_path / name))) == [rule]
 
 
+def test_yaml_is_known_by_the_file_name_only(tmp_path: Path) -> None:
+    """JSON is YAML too, but no contract whose manifests are JSON takes it from a .yaml file."""
+    text = '{"mcpServers": {"a": {"command": "x"}}}'
+    for name in ("x", "x.json", "x.yaml", "x.yml"):
+        (tmp_path / name).write_text(text)
+    assert contract_of(load(str(tmp_path / "x"))) == contract_of(load(str(tmp_path / "x.json"))) == "mcp"
+    for name in ("x.yaml", "x.yml"):
+        assert rules(load(str(tmp_path / name))) == ["manifest_unknown"]
+
+
 def test_the_chosen_contract_decides_the_format(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(NEXO)
     assert contract_of(load(str(tmp_path / "x.json"), contract="nexo")) == "nexo"
@@ -293,7 +303,7 @@ HOSTILE = [_fifo, _huge, _deep, _million_keys, _nul, _latin, _yaml_bomb, _direct
 
 
 @pytest.mark.parametrize("make", HOSTILE, ids=[make.__name__[1:] for make in HOSTILE])
-@pytest.mark.parametrize("name", ["plugin.toml", "unknown"])
+@pytest.mark.parametrize("name", ["plugin.toml", "unknown", "unknown.yaml"])
 def test_hostile_manifests_are_refused_quickly_with_one_line(tmp_path: Path, make: object, name: str) -> None:
     assert callable(make)
     make(tmp_path / name)

@@ -237,3 +237,14 @@ def test_an_echo_is_not_an_answer() -> None:
     peer.request("b", "ping")
     assert isinstance(peer.receive(ask(2, "ping")), RpcRequest)  # as both sides may
     assert peer.receive({"jsonrpc": "2.0", "id": 2, "result": {}}) == RpcResult("b", {})
+
+
+def test_an_error_that_the_plugin_passes_on() -> None:
+    """Its own request 1 failed, and therefore our request 1 does."""
+    peer = Peer(passes_errors=True)
+    peer.request("ours", "init", {})
+    asked = peer.receive({"jsonrpc": "2.0", "id": 1, "method": "subscribe"})
+    assert isinstance(asked, RpcRequest)
+    peer.error(asked.ticket, -32001, "denied")
+    passed_on = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32001, "message": "denied"}}
+    assert peer.receive(passed_on) == RpcError("ours", -32001, "denied")

@@ -255,6 +255,7 @@ def test_the_documents_state_the_bounds() -> None:
     text = (ROOT / "SECURITY.md").read_text()
     assert f"{memory.MOST_HELD >> 20} MiB" in text
     assert f"{memory.QUESTIONS >> 20} MiB" in text and f"{memory.EVENTS >> 20} MiB" in text
+    assert f"at most {memory.DELIVERIES >> 20} MiB" in text
 
 
 def test_a_frame_is_charged_once() -> None:

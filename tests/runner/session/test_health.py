@@ -1,155 +1,19 @@
-"""Whether a plugin is alive, asked between calls: exactly when, and what becomes of no answer.
-
-The process is a task of the test on the other ends of real pipes, and time is trio's autojump clock.
-"""
+"""Whether a plugin is alive, asked between calls: exactly when, and what becomes of no answer."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
 
-from runner.contracts.kaged.dialect import KagedDialect
 from runner.exceptions import PluginFailure
-from runner.launch.monitor import MonitorEnd, Terms
-from runner.outcome import Outcome
-from runner.protocol.dialect import Call, Setting
-from runner.protocol.host_services import Emit, Gate, NoHostMethods, Services
-from runner.session.session import Session
+from runner.protocol.dialect import Call
 from sandbox.spec import Limits
-from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error
+from tests.runner.session.piped_session import after, like_the_reference, live
 
 ADD = Call("tool", "add", {"text": "x"})
 INTERVAL, ANSWER = 30.0, 5.0
-
-
-class PipedCell:
-    """A cell whose process is this test."""
-
-    def __init__(self) -> None:
-        pipes = [os.pipe() for _ in range(3)]
-        self.stdin = trio.lowlevel.FdStream(pipes[0][1])
-        self.stdout, self.stderr = (trio.lowlevel.FdStream(pipe[0]) for pipe in pipes[1:])
-        self.its_stdin = trio.lowlevel.FdStream(pipes[0][0])
-        self.its_stdout, self.its_stderr = (trio.lowlevel.FdStream(pipe[1]) for pipe in pipes[1:])
-        self.has_ended: MonitorEnd | None = None
-        self._over = trio.Event()
-
-    async def launched(self) -> Mapping[str, float]:
-        return {}
-
-    async def ended(self) -> MonitorEnd:
-        await self._over.wait()
-        assert self.has_ended is not None
-        return self.has_ended
-
-    def signal(self, number: int) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if self.has_ended is None:
-            self.has_ended = MonitorEnd(Outcome("ok", "run", "ended"), 0)
-            self._over.set()
-
-    async def aclose(self) -> None:
-        for stream in (self.stdin, self.stdout, self.stderr):
-            await stream.aclose()
-        for stream in (self.its_stdin, self.its_stdout, self.its_stderr):
-            await stream.aclose()
-
-
-Answerer = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
-
-
-class AskHost(NoHostMethods):
-    """Whatever the plugin asks takes a minute."""
-
-    METHODS = {"slow": "roots"}  # noqa: RUF012 -- as the interface has it
-
-    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
-        await trio.sleep(60.0)
-        return {}
-
-
-class _Roots:
-    async def roots(self) -> Any:
-        return []
-
-
-class Rig:
-    """A session, and the requests that its plugin got: method and time."""
-
-    def __init__(self, session: Session, cell: PipedCell) -> None:
-        self.session = session
-        self.cell = cell
-        self.heard: list[tuple[str, float]] = []
-
-    def beats(self) -> list[float]:
-        return [when for method, when in self.heard if method == "health.check"]
-
-
-@asynccontextmanager
-async def live(answers: Answerer, limits: Limits | None = None) -> AsyncIterator[Rig]:
-    """A session with a plugin that handles one line after the other."""
-    cell = PipedCell()
-    limits = limits or Limits()
-    terms = Terms(NOTES, limits, (), ("*",), "default", False)
-    gate = Gate(AskHost(), Services(roots=_Roots()), ("*",))
-    session = Session(cell, terms, KagedDialect(Setting(NOTES, limits)), gate, None)  # type: ignore[arg-type]
-    rig = Rig(session, cell)
-    began = trio.current_time()
-
-    async def plugin() -> None:
-        kept = b""
-        while data := await cell.its_stdin.receive_some(65536):
-            *lines, kept = (kept + bytes(data)).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
-                rig.heard.append((message.get("method", ""), trio.current_time() - began))
-                reply = answer(message.get("id"), WELCOME)
-                if message.get("method") != "initialize":
-                    reply = await answers(message) or {}
-                if reply:
-                    await cell.its_stdout.send_all(json.dumps(reply).encode() + b"\n")
-        cell.kill()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(plugin)
-        nursery.start_soon(session.tasks.run)
-        try:
-            await session.tasks.start()
-            yield rig
-        finally:
-            with trio.CancelScope(shield=True):
-                await session.close()
-                session.tasks.stop()
-                nursery.cancel_scope.cancel()
-                await cell.aclose()
-
-
-async def like_the_reference(message: dict[str, Any]) -> dict[str, Any] | None:
-    """It knows no health.check, and answers with an error."""
-    if "id" not in message or "method" not in message:
-        return None
-    if message["method"] == "health.check":
-        return error(message["id"], -32601, "Method not found")
-    return answer(message["id"], {"status": "ok"})
-
-
-def after(seconds: float, method: str) -> Answerer:
-    """Takes so long for one method."""
-
-    async def answers(message: dict[str, Any]) -> dict[str, Any] | None:
-        if message.get("method") == method:
-            await trio.sleep(seconds)
-        return await like_the_reference(message)
-
-    return answers
 
 
 @pytest.mark.trio

@@ -12,7 +12,16 @@ import trio
 import trio.testing
 
 from runner.protocol.dialect import Lane, Send
-from runner.session.outbox import MOST_EVENTS, MOST_REPLIES, MOST_REPLY_BYTES, Letter, Outbox
+from runner.protocol.memory import DELIVERIES
+from runner.session.outbox import (
+    MOST_DELIVERIES,
+    MOST_EVENTS,
+    MOST_KEYS,
+    MOST_REPLIES,
+    MOST_REPLY_BYTES,
+    Letter,
+    Outbox,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -311,3 +320,45 @@ async def test_a_few_long_replies_leave_no_room() -> None:
                 await outbox.room()
                 nursery.cancel_scope.cancel()
         assert read_all(read).startswith(frame(0) + frame(1))
+
+
+async def test_a_key_overtakes_deliveries_and_no_request_overtakes_either() -> None:
+    """The pipe is full, so everything waits."""
+    outbox = Outbox()
+    lanes: tuple[Lane, ...] = ("delivery", "delivery", "mouse", "key", "request", "event", "reply")
+    for number, lane in enumerate(lanes):
+        outbox.post(Send(frame(number), lane))
+    with pipe() as (read, stream):
+        async with writing(outbox, stream):
+            order = [6, 3, 2, 0, 1, 4, 5]  # reply, key, mouse, deliveries, request, event
+            assert read_all(read) == b"".join(map(frame, order))
+
+
+@pytest.mark.parametrize("lane", ["key", "mouse"])
+async def test_the_oldest_keys_are_dropped(lane: Lane) -> None:
+    outbox = Outbox()
+    for number in range(MOST_KEYS + 2):
+        outbox.post(Send(frame(number), lane))
+    assert outbox.dropped == 2
+    with pipe() as (read, stream):
+        async with writing(outbox, stream):
+            assert read_all(read) == b"".join(map(frame, range(2, MOST_KEYS + 2)))
+
+
+async def test_the_newest_deliveries_are_dropped_by_number() -> None:
+    outbox = Outbox()
+    letters = [outbox.post(Send(frame(number), "delivery")) for number in range(MOST_DELIVERIES + 1)]
+    assert [letter is None for letter in letters] == [False] * MOST_DELIVERIES + [True]
+    assert outbox.dropped == 1
+    with pipe() as (read, stream):
+        async with writing(outbox, stream):
+            assert read_all(read) == b"".join(map(frame, range(MOST_DELIVERIES)))
+            assert outbox.post(Send(frame(1), "delivery")) is not None  # there is room again
+
+
+async def test_the_newest_deliveries_are_dropped_by_size() -> None:
+    outbox = Outbox()
+    large = bytes(DELIVERIES // 2)
+    assert [outbox.post(Send(large, "delivery")) is None for _ in range(3)] == [False, False, True]
+    assert outbox.post(Send(b"x", "delivery")) is None
+    assert outbox.post(Send(frame(1), "key")) is not None  # keys have room of their own

@@ -103,8 +103,8 @@ def crashed(cause: str, phase: str = "call") -> tuple[str, str, str]:
     return ("crashed", phase, cause)
 
 
-# Behaviour -> outcome for rune, nexo and MCP, or one outcome for all. A JSON-RPC host ignores lines that are
-# not messages, so such a call times out.
+# Behaviour -> outcome for rune, nexo, MCP and kaged, or one outcome for all. Hosts of nexo and MCP ignore
+# lines that are not messages, so such a call times out. In kaged nothing but messages may be on stdout.
 TABLE: Mapping[str, Any] = {
     "good": OK,
     "nan": malformed("bad_number"),
@@ -116,44 +116,44 @@ TABLE: Mapping[str, Any] = {
     "deep_129": malformed("too_deep"),
     "surrogate": OK,
     "not_utf8": OK,
-    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK],
+    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK, OK],
     "bom": malformed("bom"),
-    "blank": [malformed("blank_line"), OK, OK],
+    "blank": [malformed("blank_line"), OK, OK, OK],
     "crlf": OK,
-    "trailing": [malformed("bad_json"), LATE, LATE],
-    "array": [malformed("bad_type"), LATE, LATE],
-    "duplicate_key": [OK, malformed("duplicate_key"), malformed("duplicate_key")],
-    "wrong_id": [malformed("request_id"), LATE, LATE],
+    "trailing": [malformed("bad_json"), LATE, LATE, malformed("bad_json")],
+    "array": [malformed("bad_type"), LATE, LATE, malformed("not_object")],
+    "duplicate_key": [OK, *[malformed("duplicate_key")] * 3],
+    "wrong_id": [malformed("request_id"), LATE, LATE, LATE],
     "silent": ("timeout", "handshake", "deadline"),
     "drip": OK,
-    "trickle": [SPENT, LATE, LATE],
-    "banner": [malformed("bad_json", "handshake"), OK, OK],
-    "half_frame": [malformed("bad_json"), crashed("exit:3"), crashed("exit:3")],
+    "trickle": [SPENT, LATE, LATE, LATE],
+    "banner": [malformed("bad_json", "handshake"), OK, OK, malformed("bad_json", "handshake")],
+    "half_frame": [malformed("bad_json"), crashed("exit:3"), crashed("exit:3"), malformed("bad_json")],
     "unterminated": OK,
     "endless_line": malformed("frame_too_large"),
-    "flood_frames": [malformed("message_type"), LATE, LATE],
-    "flood_garbage": [malformed("bad_json"), LATE, LATE],
-    "flood_stderr": [SPENT, LATE, LATE],
+    "flood_frames": [malformed("message_type"), LATE, LATE, LATE],
+    "flood_garbage": [malformed("bad_json"), LATE, LATE, malformed("bad_json")],
+    "flood_stderr": [SPENT, LATE, LATE, LATE],
     "burst_stderr": OK,
-    "burst_frames": [malformed("message_type"), OK, OK],
+    "burst_frames": [malformed("message_type"), OK, OK, OK],
     "chatter_after": OK,
-    "deaf": [SPENT, LATE, LATE],
+    "deaf": [SPENT, LATE, LATE, LATE],
     # rune: a second line comes with the handshake's, before the session returns to its caller or just after.
     # Others: our replies fill the pipe, before the call is written or just after.
-    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, STALLED, STALLED],
+    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, *[STALLED] * 3],
     "twice": OK,
-    "late": [SPENT, LATE, LATE],
+    "late": [SPENT, LATE, LATE, LATE],
     "exit_failing": crashed("exit:3", "handshake"),
     "exit_zero": crashed("exit:0", "handshake"),
     "killed": crashed("signal:9"),
     "answer_and_exit": OK,
-    "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK],
+    "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK, OK],
     "orphan": OK,
     "close_stdout": crashed("stdout_closed"),
     "close_stdin": crashed("stdin_closed"),
     "oom": crashed("oom"),
-    "stop": [SPENT, LATE, LATE],
-    "stubborn": [crashed("no_exit", "teardown"), OK, OK],
+    "stop": [SPENT, LATE, LATE, LATE],
+    "stubborn": [crashed("no_exit", "teardown"), OK, OK, OK],
 }
 CASES = [(name, contract) for name in TABLE for contract in CONTRACTS]
 
@@ -254,6 +254,9 @@ def test_unread_notices_are_dropped(results: Mapping[tuple[str, str], Seen], con
     assert results["good", contract].report["session"]["dropped"]["notices"] == 0
 
 
+CHATTY = ("burst_frames", "flood_frames", "wrong_id")
+
+
 def test_counters_in_the_report(results: Mapping[tuple[str, str], Seen]) -> None:
     for contract in ("nexo", "mcp"):
         counted = {
@@ -265,6 +268,11 @@ def test_counters_in_the_report(results: Mapping[tuple[str, str], Seen]) -> None
         assert counted["banner"]["counters"]["stdout" if contract == "nexo" else "unreadable"] == 1
         assert results["stubborn", contract].report["session"]["forced"] is True
         assert results["good", contract].report["session"]["forced"] is False
+    kaged = {name: results[name, "kaged"].report["session"]["counters"] for name in CHATTY}
+    taken, dropped = (kaged["burst_frames"][name] for name in ("notifications", "notifications_dropped"))
+    assert taken >= 100 and taken + dropped == REQUESTS and dropped  # a hundred in each second
+    assert kaged["flood_frames"]["notifications_dropped"] > REQUESTS
+    assert kaged["wrong_id"]["unknown"] == 1
 
 
 # --- As root and as an ordinary user -----------------------------------------------------------------------
@@ -342,6 +350,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         *(("endless_line", contract) for contract in CONTRACTS),
         *((f"flood_{what}", "mcp") for what in ("frames", "garbage", "stderr")),
         ("flood_frames", "nexo"),  # each is an event and a request to the host
+        ("flood_frames", "kaged"),
         ("flood_stderr", "rune"),
     ],
 )
@@ -359,7 +368,7 @@ def test_a_flood_does_not_fill_the_hosts_memory(
     (outcome, grown, said) = found[1]
     if behaviour == "endless_line":
         assert tuple(outcome) == malformed("frame_too_large")
-        assert grown < (64 if contract == "mcp" else 8) * MEBI
+        assert grown < {"mcp": 64, "kaged": 24}.get(contract, 8) * MEBI
     else:
         assert tuple(outcome) == crashed("output")
         assert said > 8 * MEBI and grown < 4 * MEBI

@@ -17,7 +17,7 @@ from pathlib import Path
 from re._parser import SubPattern  # type: ignore[import-not-found]
 from re._parser import parse as parse_pattern
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,16 +26,17 @@ from hypothesis import strategies as st
 import runner
 import sandbox
 from sandbox.document import json as json_text
-from sandbox.document import positions
+from sandbox.document import positions, yaml_layout, yaml_words
 from sandbox.document import toml as toml_text
+from sandbox.document import yaml as yaml_text
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
-from sandbox.document.read import Document, parse, read_bounded
+from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
 
 MIB = 1 << 20
 
 
-def refusal(raw: bytes, format: Literal["toml", "json"]) -> Diagnostic:  # noqa: A002
+def refusal(raw: bytes, format: Format) -> Diagnostic:  # noqa: A002
     with pytest.raises(DocumentError) as caught:
         parse("f", raw, format)
     [diagnostic] = caught.value.diagnostics
@@ -135,7 +136,7 @@ def test_an_unreadable_file_names_the_reason(tmp_path: Path, monkeypatch: pytest
 
 # --- what is refused, and where ---------------------------------------------------------------------------
 
-REFUSED: list[tuple[Literal["toml", "json"], bytes, str, int, int]] = [
+REFUSED: list[tuple[Format, bytes, str, int, int]] = [
     ("toml", b"a = 1\nb = \n", "toml_syntax", 2, 5),
     ("toml", b"a = 1\n[a\n", "toml_syntax", 2, 3),
     ("toml", b"a = 2024-13-01", "toml_syntax", 1, 9),
@@ -166,12 +167,27 @@ REFUSED: list[tuple[Literal["toml", "json"], bytes, str, int, int]] = [
     ("json", b'{"a": ["\\ud800"]}', "invalid_character", 1, 8),
     ("json", b"[1]", "not_an_object", 1, 1),
     ("json", b"\xef\xbb\xbf{}", "byte_order_mark", 1, 1),
+    ("yaml", b"", "not_an_object", 1, 1),
+    ("yaml", b"a: 1\nb: ]\n", "yaml_syntax", 2, 4),
+    ("yaml", b"a: [1,\n  2\n", "yaml_syntax", 3, 1),
+    ("yaml", b'a: "never closed', "yaml_syntax", 1, 4),
+    ("yaml", b"x: 1\n\nx: 2\n", "duplicate_key", 3, 1),
+    ("yaml", b't:\n  x: {a: 1, "\\u0061": 2}\n', "duplicate_key", 2, 13),
+    ("yaml", b"a: 99999999999999999999", "number_too_large", 1, 1),
+    ("yaml", b"a: 1e999", "number_too_large", 1, 4),
+    ("yaml", b'a: ["x", "\\u0000"]', "nul_character", 1, 10),
+    ("yaml", b'a: ["\\ud800"]', "invalid_character", 1, 6),
+    ("yaml", b'\xc3\xa4: "\xff"', "invalid_utf8", 1, 5),
+    ("yaml", b"a: 1\nb\x00", "nul_byte", 2, 2),
+    ("yaml", b"- 1", "not_an_object", 1, 1),
+    ("yaml", b"\xef\xbb\xbfa: 1", "byte_order_mark", 1, 1),
+    ("yaml", b"\xff\xfea\x00", "invalid_utf8", 1, 1),
 ]
 
 
 @pytest.mark.parametrize(("format", "raw", "rule", "line", "column"), REFUSED)
 def test_each_refusal_has_its_rule_and_position(
-    format: Literal["toml", "json"],  # noqa: A002
+    format: Format,  # noqa: A002
     raw: bytes,
     rule: str,
     line: int,
@@ -186,9 +202,10 @@ def test_each_refusal_has_its_rule_and_position(
     [
         ("toml", b'a = "\\u0000"\n[t]\nb = ["x", "\\u0000"]\n"\\u0000c" = 99999999999999999999\n'),
         ("json", b'{"a": "\\u0000",\n\n"b": ["\\u0000"],\n"\\u0000c": 99999999999999999999}'),
+        ("yaml", b'a: "\\0"\n\nb: ["\\0"]\n"\\0c": 99999999999999999999\n'),
     ],
 )
-def test_all_unusable_values_are_reported(format: Literal["toml", "json"], raw: bytes) -> None:  # noqa: A002
+def test_all_unusable_values_are_reported(format: Format, raw: bytes) -> None:  # noqa: A002
     with pytest.raises(DocumentError) as caught:
         parse("f", raw, format)
     assert [(d.rule, d.line) for d in caught.value.diagnostics] == [
@@ -210,12 +227,13 @@ def test_at_most_fifty_unusable_values_are_reported() -> None:
 def test_the_largest_integers_that_fit_are_accepted() -> None:
     assert parse("f", b"a = 9223372036854775807", "toml").data == {"a": 2**63 - 1}
     assert parse("f", b'{"a": -9223372036854775808}', "json").data == {"a": -(2**63)}
+    assert parse("f", b"a: 0x7fffffffffffffff", "yaml").data == {"a": 2**63 - 1}
 
 
 # --- bounds -------------------------------------------------------------------------------------------------
 
 
-def _deep(count: int) -> dict[str, tuple[Literal["toml", "json"], bytes]]:
+def _deep(count: int) -> dict[str, tuple[Format, bytes]]:
     return {
         "arrays": ("toml", b"a = " + b"[" * count + b"]" * count),
         "inline tables": ("toml", b"a = " + b"{a = " * (count - 1) + b"{}" + b"}" * (count - 1)),
@@ -224,6 +242,14 @@ def _deep(count: int) -> dict[str, tuple[Literal["toml", "json"], bytes]]:
         "header and key": ("toml", b"[" + b".".join([b"a"] * (count - 2)) + b"]\nx.y = 1"),
         "JSON arrays": ("json", b'{"a":' + b"[" * (count - 1) + b"]" * (count - 1) + b"}"),
         "JSON objects": ("json", b'{"a":' * (count - 1) + b"{}" + b"}" * (count - 1)),
+        "YAML brackets": ("yaml", b"a: " + b"[" * (count - 1) + b"]" * (count - 1)),
+        "YAML lists": ("yaml", b"a:\n" + b"- " * (count - 1) + b"x"),
+        "YAML mappings": ("yaml", b"".join(b" " * level + b"a:\n" for level in range(count))),
+        "YAML alias": (
+            "yaml",
+            b"a: &a " + b"[" * (count // 2) + b"]" * (count // 2) + b"\n"
+            b"b: " + b"[" * (count - count // 2 - 1) + b"*a" + b"]" * (count - count // 2 - 1),
+        ),
     }
 
 
@@ -237,7 +263,7 @@ def test_nesting_is_bounded_exactly(shape: str) -> None:
     assert refusal(raw, format_).rule == "too_deep"
 
 
-HOSTILE: dict[str, tuple[Literal["toml", "json"], bytes, str | None]] = {
+HOSTILE: dict[str, tuple[Format, bytes, str | None]] = {
     "100k arrays": ("toml", b"a = " + b"[" * 100_000, "too_deep"),
     "100k inline tables": ("toml", b"a = " + b"{a = " * 100_000, "too_deep"),
     "100k dotted segments": ("toml", b".".join([b"a"] * 100_000) + b" = 1", "too_deep"),
@@ -342,7 +368,7 @@ def test_possessive_patterns_repeat_single_characters_only() -> None:
     assert found
 
 
-@pytest.mark.parametrize("module", [json_text, toml_text])
+@pytest.mark.parametrize("module", [json_text, toml_text, yaml_text, yaml_layout, yaml_words])
 def test_the_scanners_patterns_never_backtrack(module: ModuleType) -> None:
     """So a match takes time linear in its length, on any text."""
     patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
@@ -355,8 +381,8 @@ def test_the_scanners_patterns_never_backtrack(module: ModuleType) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(["toml", "json"]))
-def test_any_bytes_are_a_document_or_a_refusal(raw: bytes, format_: Literal["toml", "json"]) -> None:
+@given(st.binary(max_size=200), st.sampled_from(["toml", "json", "yaml"]))
+def test_any_bytes_are_a_document_or_a_refusal(raw: bytes, format_: Format) -> None:
     try:
         found = parse("f", raw, format_).data
     except DocumentError as error:

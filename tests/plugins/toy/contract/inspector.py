@@ -4,11 +4,11 @@ from runner.contracts.toy.dialect import LINE_LIMIT
 
 from runner.protocol import wire
 from runner.protocol.dialect import Violation
+from runner.protocol.framing import LineFraming
 
 
 class Inspector:
-    limit = LINE_LIMIT
-    spare = 0
+    framing = LineFraming(LINE_LIMIT)
     handshake_seconds = 5.0
     awaiting = False
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.contracts.kaged import database, storage
+from runner.contracts.kaged.declared import STORAGE_READ as READ
+from runner.contracts.kaged.declared import STORAGE_WRITE as WRITE
 from runner.contracts.kaged.services import (
     DELETE,
     GET,
     LIST,
+    PAGE_DEFAULT,
     PAGE_MOST,
-    READ,
+    PARAMS,
     SET,
-    WRITE,
     StorageMethods,
     provide,
 )
@@ -24,7 +28,9 @@ from runner.contracts.kaged.storage import KEY_MOST_BYTES, VALUE_MOST_BYTES, Sql
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer, HostCall
 from runner.protocol.host_services import CONCURRENT, WAITING, Gate, HostError, Services
+from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from sandbox.spec import SandboxSpec
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.trio
 
@@ -300,3 +306,38 @@ async def test_the_answers(tmp_path: Path) -> None:
     ):
         assert await ask(at, method, params) == Answer(result), (method, params)
     assert await SqliteStore(str(tmp_path)).get("c") == 3
+
+
+# --- the page about it --------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs/kaged.md").read_text()
+
+
+def _rows(heading: str) -> dict[str, str]:
+    """The first cell of each row of a table -> the rest of the row."""
+    table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return {row.split("|")[1].strip(" `"): row for row in table}
+
+
+async def test_the_page_has_every_method_and_its_params() -> None:
+    rows = _rows("request")
+    assert set(rows) == set(PARAMS)
+    for method, params in PARAMS.items():
+        assert set(params) <= set(re.findall(r"`(\w+)`", rows[method].split("|")[2]))
+    assert f"1 to {PAGE_MOST}, default {PAGE_DEFAULT}" in rows[LIST]
+
+
+async def test_the_page_has_every_error() -> None:
+    codes = (METHOD_NOT_FOUND, INVALID_PARAMS, storage.DENIED, storage.FULL, storage.BUSY, storage.UNUSABLE)
+    assert set(_rows("error")) == {str(code) for code in codes}
+    assert f"for {storage.BUSY_SECONDS:g} seconds" in _rows("error")[str(storage.BUSY)]
+
+
+async def test_the_page_has_every_limit() -> None:
+    rows = _rows("limit")
+    assert f"1 to {storage.KEY_MOST_BYTES} bytes" in rows["a key"]
+    assert f" {storage.VALUE_MOST_BYTES} bytes" in rows["a value"]
+    assert f" {storage.ENTRIES_MOST_BYTES} bytes" in rows["all entries"]
+    assert f"and {storage.ENTRY_EXTRA_BYTES} bytes" in rows["all entries"]
+    assert f" {storage.KEYS_MOST} " in rows["keys"]
+    assert f" {database.FILE_MOST_BYTES} bytes" in rows["the file"]

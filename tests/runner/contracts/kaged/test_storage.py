@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from runner.contracts.kaged import database, storage
 from runner.contracts.kaged.database import APPLICATION_ID, FILE, FOLDER, open_database
 from runner.contracts.kaged.storage import ENTRIES_MOST_BYTES, SqliteStore
 from runner.protocol.host_services import HostError
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.trio
 
@@ -103,6 +105,29 @@ async def test_no_file_stays_open(state: Path) -> None:
     (state / FOLDER / FILE).write_bytes(b"junk" * 1000)
     await refusals(store)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+INTERRUPTED = """
+import os, sys
+from runner.contracts.kaged.database import open_database
+with open_database(sys.argv[1]) as connection:
+    connection.execute("PRAGMA cache_size = 1")  # so that changed pages are written before the commit
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("UPDATE entries SET value = 2")
+    connection.executemany("INSERT INTO entries VALUES (?, ?)", [(str(n), "x" * 9000) for n in range(50)])
+    os._exit(0)
+"""
+
+
+async def test_a_host_that_dies_in_the_middle_leaves_the_old_values(state: Path) -> None:
+    store = await filled(state)
+    before = database_of(state).stat().st_size
+    await trio.run_process([sys.executable, "-c", INTERRUPTED, str(state)], cwd=ROOT)
+    assert database_of(state).stat().st_size > before  # it did write
+    assert os.listdir(state / FOLDER).count(FILE + "-journal") == 1
+    assert await store.list("", "", 10) == ["a"]
+    assert await store.get("a") == 1
+    assert os.listdir(state / FOLDER) == [FILE]
 
 
 # --- limits -------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""plugin/init: what the plugin is told, and whether its answer fits its manifest.
+
+The contract's text wants the manifest in the answer. Every plugin in use sends its name and version instead,
+so these are read, and further keys are ignored. Another version than the manifest's is only a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.contracts.ainb import ABI_VERSION
+from runner.plugin import Plugin
+from runner.protocol.dialect import Identity, Notice, Setting, Violation
+from sandbox.document.diagnostic import quoted
+from sandbox.value import NamedTuple
+
+INIT = "plugin/init"
+
+# The host's id is for plugins that watch whether their host lives. In the cage's namespace 1 is the process
+# that ends together with the host; the host's own id is nobody there.
+_HOST = {"kind": "cli", "pid": 1}
+_MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
+
+
+class HandshakeFault(Exception):
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.message)
+        self.violation = violation
+
+
+class Welcome(NamedTuple):
+    identity: Identity
+    notices: tuple[Notice, ...] = ()
+
+
+def make_params(setting: Setting) -> dict[str, Any]:
+    return {
+        "manifest_path": setting.plugin.manifest,
+        "granted_capabilities": list(setting.plugin.capabilities),
+        "abi_version": ABI_VERSION,
+        "config": setting.config,
+        "host": dict(_HOST),
+    }
+
+
+def read_welcome(result: Any, plugin: Plugin) -> Welcome:
+    """Raises HandshakeFault."""
+    if not isinstance(result, dict):
+        raise _malformed("it is not an object")
+    for key in ("name", "version"):
+        if not isinstance(result.get(key), str):
+            raise _malformed(f"{key} is missing or not a string")
+    name, version = result["name"], result["version"][:_MOST_CHARACTERS]
+    if name != plugin.id:
+        message = f"it says that it is {quoted(name)}, its manifest says {quoted(plugin.id)}"
+        hint = "check that the executable beside the manifest belongs to it"
+        raise HandshakeFault(
+            Violation(
+                "handshake_failed", message, "identity_mismatch", hint, plugin_id=name[:_MOST_CHARACTERS]
+            )
+        )
+    identity = Identity(
+        id=name,
+        version=version,
+        protocol=str(ABI_VERSION),
+        title=plugin.name,
+        tools=dict(plugin.exports).get("tools", ()),
+    )
+    if result["version"] == plugin.version:
+        return Welcome(identity)
+    versions = {"manifest": plugin.version, "plugin": version}
+    return Welcome(identity, (Notice("version_differs", versions),))
+
+
+def _malformed(why: str) -> HandshakeFault:
+    message = f"its answer to {INIT} breaks the protocol: {why}"
+    return HandshakeFault(Violation("handshake_failed", message, "malformed", "answer with name and version"))

@@ -1,0 +1,233 @@
+"""ainb manifests: ROOT/NAME/manifest.toml, beside the executable NAME.
+
+The flags that let a plugin read logs and sessions become binds, because plugins open those folders by
+themselves. They look for them below HOME, so a plugin with such a flag has the caller's HOME, of which the
+cage shows these folders and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from runner.contracts.ainb import (
+    ABI_VERSION,
+    ACTION_SECONDS,
+    CLI_SECONDS,
+    INIT_SECONDS,
+    RENDER_SECONDS,
+    SHUTDOWN_SECONDS,
+)
+from runner.contracts.ainb.declared import CAPABILITIES, Declared, exports_of
+from runner.contracts.ainb.tables import Manifest
+from runner.manifest import model, sandbox_request, semver
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item, Table
+from runner.plugin import Entrypoint, Plugin
+from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.read import Document
+from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec
+
+# Below the caller's home.
+READ_ROOTS: Mapping[str, str] = {
+    "read_sessions": ".agents-in-a-box/sessions",
+    "read_claude_logs": ".claude/projects",
+    "read_codex_logs": ".codex/sessions",
+}
+HOST = "host"  # the publisher's name of the host itself
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
+_LIST_ONLY = ("read_paths", "spawn_managed_subprocess", "unix_socket_dial")
+
+# Seconds and counts for a supervisor: the reference host's.
+_RESTARTS: tuple[tuple[str, float], ...] = (
+    ("backoff_first", 1.0),
+    ("backoff_second", 4.0),
+    ("backoff_most", 16.0),
+    ("quarantine_failures", 3.0),
+    ("quarantine_within", 60.0),
+    ("screen_keeps_alive", 30.0),
+)
+
+
+def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+    """The plugin (None if there is an error), and everything to say about its manifest."""
+    faults = Faults(document)
+    model.check(faults, Manifest, document.data, (), _strict)
+    manifest = Table(document.data)
+    root = os.path.dirname(document.path)
+    about = manifest.table("plugin")
+    _check_identity(faults, about)
+    declared = _declared(faults, manifest, home)
+    paths, env = _own_files(faults, manifest.table("capabilities"), declared, home)
+    if faults.failed:
+        return None, faults.diagnostics()
+    name = about.string("name") or ""
+    plugin = Plugin(
+        id=name,
+        version=about.string("version") or "",
+        contract="ainb",
+        name=name,
+        description=about.string("description") or "",
+        manifest=document.path,
+        root=root,
+        entrypoint=Entrypoint(f"./{name}", (), root),
+        # `network` is a right to ask the host, which fetches. The cage itself has none.
+        spec=SandboxSpec(
+            paths=tuple(dict.fromkeys(paths)), network=Network("none", where=("plugin",)), env=tuple(env)
+        ),
+        exports=exports_of(declared),
+        capabilities=declared.granted,
+        timeouts=(
+            ("handshake", INIT_SECONDS),
+            ("render", RENDER_SECONDS),
+            ("cli", CLI_SECONDS),
+            ("action", ACTION_SECONDS),
+            ("shutdown", SHUTDOWN_SECONDS),
+        ),
+        lifecycle=_lifecycle(manifest.table("lifecycle")),
+    )
+    return plugin, faults.diagnostics()
+
+
+def _strict(keys: KeyPath) -> str | None:
+    """Only [subscribes] refuses keys that it does not know: a misspelled topic list would deliver nothing."""
+    return "unknown_subscription" if keys == ("subscribes",) else None
+
+
+def _check_identity(faults: Faults, about: Table) -> None:
+    name = about.string("name")
+    if name == HOST:
+        message = f"no plugin can be called {quoted(HOST)}: the host publishes under that name"
+        faults.error(about.at("name"), "plugin_name", message)
+    elif name and not _NAME.match(name):
+        hint = "letters, digits, '.', '_' and '-', 64 at most: it names a folder and a file"
+        faults.error(about.at("name"), "plugin_name", f"{quoted(name)} cannot name a plugin", hint)
+    version = about.string("version")
+    if version and not semver.is_version(version):
+        message = f"{quoted(version)} is not a semantic version"
+        faults.error(about.at("version"), "plugin_version", message, "it looks like 1.2.3")
+    abi = about.integer("abi_version")
+    if abi is not None and abi >= 0 and abi != ABI_VERSION:
+        message = f"the plugin has ABI version {abi}; the runner speaks {ABI_VERSION}"
+        faults.error(about.at("abi_version"), "abi_incompatible", message)
+
+
+def _declared(faults: Faults, manifest: Table, home: str) -> Declared:
+    granted, lists = _grants(faults, manifest.table("capabilities"))
+    provides, subscribes = manifest.table("provides"), manifest.table("subscribes")
+    topics = _texts(subscribes, "snapshots")
+    latest = _texts(subscribes, "latest_state")
+    for item in subscribes.strings("latest_state"):
+        if item.text not in topics:
+            message = f"{quoted(item.text)} is in latest_state and not in snapshots"
+            faults.error(item.keys, "latest_state", message, "add it to snapshots")
+    for table, key in ((provides, "cli_namespaces"), (provides, "screens"), (subscribes, "snapshots")):
+        for item in table.strings(key):
+            if not item.text.strip() or not item.text.isprintable():
+                faults.error(item.keys, "name_blank", f"{quoted(item.text)} cannot be a name in {key}")
+    if topics and "event_bus" not in granted:
+        message = "it subscribes to snapshots without the capability event_bus, so it gets none"
+        faults.warn(subscribes.at("snapshots"), "subscription_denied", message, "set event_bus = true")
+    return Declared(
+        granted,
+        lists,
+        _texts(provides, "screens"),
+        _texts(provides, "commands"),
+        _texts(provides, "cli_namespaces"),
+        _texts(provides, "snapshots"),
+        topics,
+        latest,
+        _fs_roots(granted, lists, home),
+    )
+
+
+def _grants(faults: Faults, table: Table) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    lists: dict[str, tuple[str, ...]] = {}
+    granted = []
+    for name in CAPABILITIES:
+        value = table.data.get(name, False)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            if value:
+                lists[name] = tuple(dict.fromkeys(value))
+                granted.append(name)
+        elif not isinstance(value, bool):
+            got = "an array of mixed types" if isinstance(value, list) else model.type_name(value)
+            message = f"the capability {quoted(name)} has to be true, false or an array of strings, not {got}"
+            faults.error(table.at(name), "invalid_type", message)
+        elif value:
+            granted.append(name)
+            if name in _LIST_ONLY:
+                message = f"{name} = true names nothing, so nothing is allowed"
+                faults.warn(table.at(name), "capability_list", message, f'write {name} = ["…"]')
+    return tuple(granted), lists
+
+
+def _fs_roots(granted: Iterable[str], lists: Mapping[str, tuple[str, ...]], home: str) -> tuple[str, ...]:
+    flags = [f"{home}/{READ_ROOTS[name]}" for name in granted if name in READ_ROOTS and home]
+    return (*flags, *(_expanded(path, home) for path in lists.get("read_paths", ())))
+
+
+def _own_files(
+    faults: Faults, table: Table, declared: Declared, home: str
+) -> tuple[list[PathRequest], list[EnvRequest]]:
+    """The folders it opens by itself, and the variables by which it finds them."""
+    paths: list[PathRequest] = []
+    env: list[EnvRequest] = []
+    if declared.allows("write_plugin_data"):
+        at = table.at("write_plugin_data")
+        paths.append(PathRequest(STATE_DIR_TOKEN, "write", where=at))
+        env += [EnvRequest(name, STATE_DIR_TOKEN, where=at) for name in ("AINB_HOME", "XDG_DATA_HOME")]
+    flags = [name for name in READ_ROOTS if declared.allows(name)]
+    if flags and home:
+        # Missing folders are as good as empty ones to these plugins.
+        paths += [
+            PathRequest(f"{home}/{READ_ROOTS[name]}", "read", required=False, where=table.at(name))
+            for name in flags
+        ]
+        env.append(EnvRequest("HOME", home, where=table.at(flags[0])))
+    for item in table.strings("read_paths"):
+        path = _expanded(item.text, home)
+        sandbox_request.check_path(faults, Item(item.keys, item.text), path, home, write=False)
+        paths.append(PathRequest(path, "read", required=False, where=item.keys))
+    return paths, env
+
+
+def _expanded(path: str, home: str) -> str:
+    return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path
+
+
+def _texts(table: Table, key: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item.text for item in table.strings(key)))
+
+
+def _lifecycle(table: Table) -> tuple[tuple[str, float | str], ...]:
+    seconds = table.integer("idle_reap_secs")
+    reap = 600 if seconds is None else seconds
+    return (
+        ("spawn", table.string("spawn") or "lazy"),
+        ("idle_reap", float(reap) if reap else "never"),
+        *_RESTARTS,
+    )
+
+
+def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    """The folder has the plugin's name, and so has the executable in it."""
+    faults = Faults(document)
+    folder = os.path.basename(os.path.dirname(document.path))
+    if folder != plugin.id:
+        message = f"the plugin is called {quoted(plugin.id)}, and its folder {quoted(folder)}"
+        faults.error(("plugin", "name"), "plugin_folder", message, "hosts need both to have the same name")
+    path = os.path.join(os.path.dirname(document.path), plugin.id)
+    if not os.path.isfile(path):
+        message = f"there is no executable {quoted(plugin.id)} beside the manifest"
+        faults.error(("plugin", "name"), "executable_missing", message)
+    elif not os.access(path, os.X_OK):
+        message = f"the file {quoted(plugin.id)} beside the manifest is not executable"
+        faults.error(("plugin", "name"), "executable_missing", message, f"chmod +x {plugin.id}")
+    return faults.diagnostics()
+
+
+def json_schema() -> dict[str, object]:
+    return model.editor_schema(Manifest, "manifest.toml", closed=("SubscribesTable",))
