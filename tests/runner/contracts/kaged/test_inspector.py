@@ -9,6 +9,7 @@ import pytest
 
 from runner.contracts.kaged.inspector import Inspector, make
 from runner.protocol.dialect import Setting
+from runner.protocol.framing import LineFraming
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error, tell
 
 INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"anything": "at all"}}
@@ -26,7 +27,7 @@ def asked() -> Inspector:
 
 def test_the_limits_are_the_contracts() -> None:
     inspector = make(Setting(NOTES))
-    assert (inspector.limit, inspector.spare, inspector.handshake_seconds) == (4_194_304, 0, 10.0)
+    assert (inspector.framing, inspector.handshake_seconds) == (LineFraming(4_194_304), 10.0)
 
 
 def test_a_handshake() -> None:
