@@ -358,6 +358,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         *((f"flood_{what}", "mcp") for what in ("frames", "garbage", "stderr")),
         ("flood_frames", "nexo"),  # each is an event and a request to the host
         ("flood_frames", "kaged"),
+        ("flood_frames", "ainb"),
         ("flood_stderr", "rune"),
     ],
 )
