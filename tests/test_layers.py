@@ -77,6 +77,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.library",
             "runner.protocol.bus",
             "runner.protocol.host_services",
+            "runner.protocol.https.fetch",
             "runner.session.*",
         )
     ),

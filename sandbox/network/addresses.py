@@ -123,15 +123,15 @@ def _is_own(address: Address) -> bool:
 
 def _judge(address: Address, allow_private: bool, own: Collection[Address]) -> str:
     metadata, private, special = _tables()
-    if address in own:
-        return "is an address of this machine"
     if address in metadata:
         return "serves the keys of cloud machines (metadata)"
-    if any(address in network for network in private):
-        return "" if allow_private else "is private"
     for network, reason in special:
         if address in network:
             return reason
+    if address in own:
+        return "is an address of this machine"
+    if any(address in network for network in private):
+        return "" if allow_private else "is private"
     for inner, form in _carried(address):
         reason = _judge(inner, allow_private, own)
         if reason:

@@ -93,6 +93,12 @@ def parse_rules(
     return tuple(rules)
 
 
+def parse_authority(text: str, default_port: int) -> tuple[Host, int]:
+    """The host and the port of `example.com` or `example.com:8443`, as URLs and the header Host have it."""
+    host, port = _split(text)
+    return parse_host(host), default_port if port is None else _parse_port(port)
+
+
 def judge(rules: Iterable[HostRule], host: Host, port: int) -> HostRule | None:
     """The rule that allows a connection to `host` on `port`, or None: then no connection may be made."""
     asked = HostRule("address" if host.version else "name", host.text, ((port, port),))

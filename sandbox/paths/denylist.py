@@ -197,10 +197,14 @@ class Denylist:
 
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
         """Judge by name alone: for a path that is not opened yet, or does not exist."""
-        for found, entry in self._names.related("", normal(name)):
+        for found, entry in self.related(name):
             if entry.applies(found, access):
                 return Hit(entry, found, "name")
         return None
+
+    def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
+        """Every entry that the name is, lies below, or lies above."""
+        return self._names.related("", normal(name))
 
     def hit(self, place: Place, access: Access = "read", *, own_state: bool = False) -> Hit | None:
         """The entry of the denylist that this source is, lies below, or shows.

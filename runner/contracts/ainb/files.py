@@ -103,7 +103,7 @@ class GuardedFiles:
                 if inside is None:
                     continue
                 try:
-                    fd = open_beneath(folder, inside, names)
+                    fd = open_beneath(folder, inside, names) if inside else os.dup(folder)  # it may be a file
                 except Escapes:
                     continue
                 try:

@@ -6,6 +6,7 @@ manifest with the capability in NEEDED. docs/ainb.md has the requests, the answe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from runner.contracts.ainb.log import DEFAULT_LEVEL, check_level, log_notice
 from runner.contracts.ainb.params import (
     ACTION_TIMEOUT,
     ACTIVE,
+    CLOSE,
     CREATE,
     DELETE,
     DIAL,
@@ -34,6 +36,7 @@ from runner.contracts.ainb.params import (
     READ_DIR,
     READ_FILE,
     SECRET,
+    SEND,
     SET_ACTIVE,
     SET_DEFAULT,
     SPAWN,
@@ -48,6 +51,7 @@ from runner.contracts.ainb.params import (
 )
 from runner.contracts.ainb.payload import decode, encode
 from runner.contracts.ainb.snapshots import SnapshotClient
+from runner.contracts.ainb.sockets import UnixSockets
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
@@ -90,12 +94,14 @@ class AinbMethods:
         self._allows: Callable[[str], bool] = lambda _: False
         self._ask: Ask | None = None
         self._snapshots: SnapshotClient | None = None
+        self._sockets: UnixSockets | None = None
         self._drops: dict[str, int] = {}  # notifications that were dropped, by reason
         self._serve: Mapping[str, Callable[[Mapping[str, Any], Services], Any]] = {
             INVOKE: self._invoke,
             READ_DIR: self._read_dir,
             READ_FILE: self._read_file,
             FETCH: self._fetch,
+            DIAL: self._dial,
             SPAWN: self._spawn,
             SECRET: self._secret,
             WORKSPACES: self._list_workspaces,
@@ -112,6 +118,7 @@ class AinbMethods:
         self._services, self._allows, self._ask = services, allows, ask
 
     def attach(self, tell: Tell) -> None:
+        self._sockets = UnixSockets(self._declared.lists.get(NEEDED[DIAL]), os.environ, tell)
         bus = self._services.bus
         if bus is None:
             return
@@ -127,6 +134,9 @@ class AinbMethods:
         client, self._snapshots = self._snapshots, None
         if client is not None:
             client.close()
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.close_all()
 
     # --- notifications --------------------------------------------------------------------------------------
 
@@ -142,15 +152,20 @@ class AinbMethods:
                 lowest = services.log_level or DEFAULT_LEVEL
                 notice = log_notice(self._id, lowest, given["level"], given["message"], given["fields"])
                 return () if notice is None else (notice,)
-            if self._snapshots is None:
-                return ()
-            if method == PUBLISH:
-                self._snapshots.publish(given["topic"], given["payload"])
-            elif method == STREAM_CANCEL:
-                self._snapshots.cancel(given["stream_id"])
+            self._act(method, given)
             return ()
         except HostError as error:
             return self._dropped(method, str(error))
+
+    def _act(self, method: str, given: Mapping[str, Any]) -> None:
+        if self._snapshots is not None and method == PUBLISH:
+            self._snapshots.publish(given["topic"], given["payload"])
+        elif self._snapshots is not None and method == STREAM_CANCEL:
+            self._snapshots.cancel(given["stream_id"])
+        elif self._sockets is not None and method == SEND:
+            self._sockets.send(given["stream_id"], given["bytes"])
+        elif self._sockets is not None and method == CLOSE:
+            self._sockets.close(given["stream_id"])
 
     def ignored(self, method: str, why: Why) -> Sequence[Notice]:
         if why == "unknown" or method not in NOTIFICATIONS:
@@ -250,6 +265,11 @@ class AinbMethods:
         )
         headers = [[name, value] for name, value in fetched.headers]
         return {"status": fetched.status, "headers": headers, "body": encode(fetched.body)}
+
+    async def _dial(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
+        if self._sockets is None:
+            raise HostError(INTERNAL_ERROR, "the session is over")
+        return dict(await self._sockets.dial(given["path"]))
 
     # --- what this host does not do -------------------------------------------------------------------------
 

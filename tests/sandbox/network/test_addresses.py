@@ -156,8 +156,16 @@ def test_an_address_of_an_interface_is_this_machines() -> None:
             pytest.skip("this machine has no route, and so no address but loopback")
         address = probe.getsockname()[0]
     assert is_own(address)
-    assert vet(address, allow_private=True) == "is an address of this machine"
-    assert vet(f"64:ff9b::{address}", allow_private=True).endswith("that is an address of this machine")
+    assert vet(address, allow_private=True)
+    assert vet(f"64:ff9b::{address}", allow_private=True)
+
+
+def test_vetting_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ipaddress.ip_address("8.8.8.8")
+    monkeypatch.setattr("sandbox.network.addresses._is_own", lambda address: address == own)
+    assert vet("8.8.8.8") == "is an address of this machine"
+    assert vet("64:ff9b::8.8.8.8").endswith("that is an address of this machine")
+    assert vet("8.8.4.4") == vet("64:ff9b::8.8.4.4") == ""
 
 
 def test_without_the_kernels_answer_nothing_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from sandbox.network.rules import (
     judge,
     listed_ports,
     merge_ports,
+    parse_authority,
     parse_ports,
     parse_rule,
     parse_rules,
@@ -133,6 +134,33 @@ def test_a_range_of_addresses_is_for_operators() -> None:
     assert parse_rule("10.0.0.0/8:443", ranges=True).kind == "range"
     with pytest.raises(ValueError, match="for operators"):
         parse_rule("10.0.0.0/8:443")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("example.com", "example.com", 443),
+        ("Example.com.:8443", "example.com", 8443),
+        ("192.0.2.7:1", "192.0.2.7", 1),
+        ("[2001:db8::7]", "[2001:db8::7]", 443),
+        ("[2001:db8::7]:65535", "[2001:db8::7]", 65535),
+    ],
+)
+def test_a_host_and_its_port(text: str, host: str, port: int) -> None:
+    assert parse_authority(text, 443) == (parse_host(host), port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":443", "a.example:", "a.example:0", "a.example:0443", "a.example:*", "a.example:1,2"),
+        *("a.example:1-2", "*", "*.example", "u@a.example", "u:p@a.example:1", "[::1", "::1", "127.1:80"),
+        *("a.example:1:2", "10.0.0.0/8"),
+    ],
+)
+def test_what_is_not_one_host_and_one_port(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has|is|contains"):
+        parse_authority(text, 443)
 
 
 LIST = (
