@@ -87,6 +87,12 @@ class AinbMethods:
     """For one session of a plugin."""
 
     METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
+    # What is quick waits for nothing slow.
+    LONG: Mapping[str, tuple[str, int]] = {
+        **dict.fromkeys((GET, READ_DIR, READ_FILE), ("read", 1)),
+        FETCH: ("fetch", 1),
+        INVOKE: ("invoke", 2),
+    }
 
     def __init__(self, plugin: Plugin) -> None:
         self._id = plugin.id
