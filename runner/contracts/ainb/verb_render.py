@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import sys
 from typing import Any
 
@@ -44,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from runner.contracts.ainb.keys import parse_keys
+    from runner.contracts.ainb.keys import key_to_wire, read_keys
 
     try:
         invocation, config = configured(invocation_of(args))
         secrets = read_secrets(args)
         width, height = _size(args.size)
-        keys = parse_keys(args.keys)
+        keys = [key_to_wire(key) for key in read_keys(args.keys)]
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner render: {printable(str(error))}")
@@ -59,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest, run_session, write_in_thread
     from runner.contracts.ainb.declared import declared_by
-    from runner.contracts.ainb.draw import draw_plain, draw_terminal
     from runner.protocol.dialect import Call
     from runner.session.session import Session
 
@@ -76,11 +77,21 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             await write_in_thread(output.result, value)
         else:
-            draw = draw_terminal if sys.stdout.isatty() else draw_plain
-            await write_in_thread(output.tell, draw(value))
+            await write_in_thread(output.tell, _drawn(value).removesuffix("\n"))
 
     request = SessionRequest(invocation, Call("render", args.screen), None, config, secrets, sink, sent)
     return run_session(request, output, "render", work)
+
+
+def _drawn(value: Any) -> str:
+    from runner.contracts.ainb.buffer import Size, read_rendering
+    from runner.contracts.ainb.draw import draw, wants_colour
+
+    is_terminal = sys.stdout.isatty()
+    size = Size(value["width"], value["height"])
+    buffer = read_rendering({"buffer": value}, size).buffer
+    columns = shutil.get_terminal_size().columns if is_terminal else None
+    return draw(buffer, colour=wants_colour(os.environ, is_terminal), columns=columns)
 
 
 def _size(text: str) -> tuple[int, int]:
