@@ -24,6 +24,7 @@ from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
+from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
@@ -37,6 +38,7 @@ from sandbox.value import NamedTuple
 
 # The public names of the package `runner`, said once.
 __all__ = [
+    "BusRefused",
     "Completion",
     "HostError",
     "Identity",
@@ -50,6 +52,8 @@ __all__ = [
     "Progress",
     "Result",
     "Services",
+    "Snapshot",
+    "SnapshotBus",
     "open_plugin",
     "run",
 ]

@@ -293,7 +293,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _is_of_a_contract(path: Path) -> bool:
-    return path.match("runner/contracts/*/*.py")
+    return path.match("runner/contracts/*/*.py") or path.match("runner/contracts/*/*/*.py")
 
 
 def test_no_folder_holds_too_many_modules() -> None:

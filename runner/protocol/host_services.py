@@ -7,7 +7,8 @@ The contract defines requests and their answers on the wire (HostMethods).
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import trio
@@ -194,6 +195,16 @@ class ConnectedMethods(Protocol):
 
 
 @runtime_checkable
+class LongMethods(Protocol):
+    """What a HostMethods may also have: requests whose answers can take many bytes."""
+
+    @property
+    def LONG(self) -> Mapping[str, tuple[str, int]]:  # noqa: N802 -- a constant of the class
+        """Method -> a name for those that share a queue, and how many of that queue are served at a time."""
+        ...
+
+
+@runtime_checkable
 class NotedMethods(Protocol):
     """What a HostMethods may also have: notifications of the plugin that are served at once, in the order in
     which they came. Requests, and notifications of other contracts, are served by tasks of their own."""
@@ -229,6 +240,7 @@ class Gate:
         self._turns = trio.Semaphore(CONCURRENT)
         self._open = 0
         self._attached: LiveMethods | None = None
+        self._lanes: dict[str, trio.Semaphore] = {}  # for long answers
         self.served: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.busy: dict[str, int] = {}  # refused because too many were open or took too much memory
@@ -258,8 +270,26 @@ class Gate:
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
         """Never raises for any act of the plugin or a service; a cancellation passes through."""
         why = self._why_not(call)
-        if why is not None:
-            return self._refuse(call, why)
+        return await self._serve(call, emit) if why is None else self._refuse(call, why)
+
+    @asynccontextmanager
+    async def answered(self, call: HostCall, emit: Emit) -> AsyncIterator[Answer]:
+        """The same, until the answer has been posted. Of long ones only a few are made before: each waits for
+        the plugin to read what was posted, and holds its bytes."""
+        contract = self._contract
+        lane = contract.LONG.get(call.method) if isinstance(contract, LongMethods) else None
+        if lane is None or self._why_not(call) is not None:
+            yield await self.answer(call, emit)
+            return
+        name, most = lane
+        self._open += 1
+        try:
+            async with self._lanes.setdefault(name, trio.Semaphore(most)):
+                yield await self._serve(call, emit)
+        finally:
+            self._open -= 1
+
+    async def _serve(self, call: HostCall, emit: Emit) -> Answer:
         self.served[call.method] = self.served.get(call.method, 0) + 1
         self._open += 1
         try:

@@ -20,6 +20,8 @@ A session also holds what others said to its plugin:
 
     DELIVERIES       notifications that wait until the plugin may be told, and as much again that waits until
                      it reads; further ones are dropped and counted
+    ANSWERS          long answers of the host to the plugin's requests (files, topics), until there is room
+                     for them among REPLIES; further requests wait (LongMethods in host_services.py)
 
 The shares are fixed, so events that nobody reads never block a request or an answer.
 """
@@ -45,6 +47,7 @@ REPLIES = 5 * _MEBI  # including the reply that was begun before the queue was f
 IDS = 4 * _MEBI
 
 DELIVERIES = 64 * _MEBI
+ANSWERS = 4 * 16 * _MEBI  # at most four are made at a time, each of at most one frame
 
 # Bytes of the task that serves one request. One frame can hold many requests.
 QUESTION = 16 << 10

@@ -105,7 +105,7 @@ class SessionTasks:
             limited = granted is not None and granted <= contract
             if limited:
                 state.record.limits_hit.append("handshake")
-            state.fail(verdict.expired("handshake", seconds, hint=state.record.noise, limited=limited))
+            state.fail(verdict.expired("handshake", seconds, hint=state.noise, limited=limited))
         if not state.ready.is_set():
             self._require_no_verdict()
         state.phase = "run"
@@ -243,13 +243,13 @@ class SessionTasks:
 
         try:
             with scope:
-                answer = _sendable(await state.gate.answer(call, emit))
-                await state.outbox.room()
-                state.charged = state.backlog.charge(frame.weight)
-                try:
-                    state.act_all(state.dialect.answer(call.ticket, answer))
-                finally:
-                    state.charged = None
+                async with state.gate.answered(call, emit) as answer:
+                    await state.outbox.room()
+                    state.charged = state.backlog.charge(frame.weight)
+                    try:
+                        state.act_all(state.dialect.answer(call.ticket, _sendable(answer)))
+                    finally:
+                        state.charged = None
         finally:
             state.serving.pop(call.ticket, None)
             state.note_quiet()

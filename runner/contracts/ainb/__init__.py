@@ -72,12 +72,12 @@ class AinbContract(Contract):
         return make(setting)
 
     def services(self, plugin: Plugin) -> HostMethods:
-        from runner.contracts.ainb.services import AinbMethods
+        from runner.contracts.ainb.host.services import AinbMethods
 
         return AinbMethods(plugin)
 
     def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
-        from runner.contracts.ainb.services import provide
+        from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
 

@@ -9,7 +9,16 @@ import pytest
 import trio
 
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Emit, Gate, HostError, Services, Why
+from runner.protocol.host_services import (
+    CONCURRENT,
+    WAITING,
+    Emit,
+    Gate,
+    HostError,
+    NoHostMethods,
+    Services,
+    Why,
+)
 
 
 class Everything:
@@ -224,3 +233,68 @@ def test_services_without_these_hooks_are_served_as_before() -> None:
     plain = gate()
     plain.attach(lambda method, params: None)
     plain.detach()
+
+
+# --- long answers -------------------------------------------------------------------------------------------
+
+
+class LongAnswers(NoHostMethods):
+    METHODS: Mapping[str, str] = {"long": "", "short": ""}
+    LONG: Mapping[str, tuple[str, int]] = {"long": ("bytes", 2)}
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        return method
+
+
+@pytest.mark.trio
+async def test_only_a_few_long_answers_are_made_before_they_are_posted(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    gate = Gate(LongAnswers(), Services(), ("*",))
+    held = {"long": 0, "short": 0}
+    most = dict(held)
+
+    async def ask(method: str) -> None:
+        async with gate.answered(HostCall(1, method, None), emit) as answer:
+            assert answer == Answer(method)
+            held[method] += 1
+            most[method] = max(most[method], held[method])
+            await trio.sleep(1)  # until the plugin has read what was posted before
+            held[method] -= 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask, "long")
+            nursery.start_soon(ask, "short")
+    assert most == {"long": 2, "short": 10}
+    assert gate.served == {"long": 10, "short": 10}
+
+
+@pytest.mark.trio
+async def test_long_answers_that_wait_count_as_open(autojump_clock: trio.abc.Clock) -> None:
+    gate = Gate(LongAnswers(), Services(), ("*",))
+    refused = 0
+
+    async def ask() -> None:
+        nonlocal refused
+        async with gate.answered(HostCall(1, "long", None), emit) as answer:
+            refused += answer.error is not None
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(CONCURRENT + WAITING + 5):
+            nursery.start_soon(ask)
+    assert refused > 0 and gate.busy == {"long": refused}
+    async with gate.answered(HostCall(1, "long", None), emit) as answer:
+        assert answer.error is None  # nothing is left behind
+
+
+@pytest.mark.trio
+async def test_a_long_answer_that_is_cancelled_gives_its_turn_back() -> None:
+    gate = Gate(LongAnswers(), Services(), ("*",))
+    for _ in range(5):
+        with trio.CancelScope() as scope:
+            async with gate.answered(HostCall(1, "long", None), emit):
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        assert scope.cancelled_caught

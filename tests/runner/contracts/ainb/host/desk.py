@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.contracts.ainb.declared import Declared, exports_of
+from runner.contracts.ainb.host.services import AinbMethods, provide
 from runner.contracts.ainb.payload import decode, encode
-from runner.contracts.ainb.services import AinbMethods, provide
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice

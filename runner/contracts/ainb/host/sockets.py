@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
-from runner.contracts.ainb.params import MANIFEST_VALIDATION, denied, invalid
+from runner.contracts.ainb.host.params import MANIFEST_VALIDATION, denied, invalid
 from runner.contracts.ainb.payload import encode
 from runner.protocol.host_services import HostError, Tell
 from runner.protocol.jsonrpc import INVALID_PARAMS

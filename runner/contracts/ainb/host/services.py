@@ -14,9 +14,10 @@ import trio
 
 from runner.contracts.ainb import ACTION_SECONDS
 from runner.contracts.ainb.declared import declared_by
-from runner.contracts.ainb.files import GuardedFiles
-from runner.contracts.ainb.log import DEFAULT_LEVEL, check_level, log_notice
-from runner.contracts.ainb.params import (
+from runner.contracts.ainb.host.files import GuardedFiles
+from runner.contracts.ainb.host.log import DEFAULT_LEVEL, check_level, log_notice
+from runner.contracts.ainb.host.network import HttpsFetcher, common_rules
+from runner.contracts.ainb.host.params import (
     ACTION_TIMEOUT,
     ACTIVE,
     CLOSE,
@@ -49,9 +50,9 @@ from runner.contracts.ainb.params import (
     denied,
     invalid,
 )
+from runner.contracts.ainb.host.snapshots import SnapshotClient
+from runner.contracts.ainb.host.sockets import UnixSockets
 from runner.contracts.ainb.payload import decode, encode
-from runner.contracts.ainb.snapshots import SnapshotClient
-from runner.contracts.ainb.sockets import UnixSockets
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
@@ -86,6 +87,12 @@ class AinbMethods:
     """For one session of a plugin."""
 
     METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
+    # What is quick waits for nothing slow.
+    LONG: Mapping[str, tuple[str, int]] = {
+        **dict.fromkeys((GET, READ_DIR, READ_FILE), ("read", 1)),
+        FETCH: ("fetch", 1),
+        INVOKE: ("invoke", 2),
+    }
 
     def __init__(self, plugin: Plugin) -> None:
         self._id = plugin.id
@@ -309,10 +316,14 @@ def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Service
     """The services with those that the runner has for plugins of this contract, where the host has none of
     its own."""
     declared = declared_by(plugin)
+    fetcher = services.fetcher
+    if fetcher is None and allowance.hosts:
+        fetcher = HttpsFetcher(common_rules(declared.lists.get(NEEDED[FETCH]), allowance.hosts))
     return services._replace(
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
         files=services.files or GuardedFiles(declared.fs_roots, allowance.readable),
+        fetcher=fetcher,
     )
 
 

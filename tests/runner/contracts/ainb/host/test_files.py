@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from runner.contracts.ainb import files
 from runner.contracts.ainb.declared import Declared
-from runner.contracts.ainb.files import FILE_MOST_BYTES, GuardedFiles
+from runner.contracts.ainb.host import files
+from runner.contracts.ainb.host.files import FILE_MOST_BYTES, GuardedFiles
 from runner.contracts.ainb.payload import decode
 from runner.plugin import Allowance
-from tests.runner.contracts.ainb.desk import Desk
+from tests.runner.contracts.ainb.host.desk import Desk
 
 READ, LIST = "host/fs/read_file", "host/fs/read_dir"
 

@@ -6,9 +6,9 @@ import secrets
 from typing import Any
 
 from runner.contracts.ainb.declared import Declared
-from runner.contracts.ainb.params import denied
+from runner.contracts.ainb.host.params import denied
+from runner.contracts.ainb.host.topics import UI_CLOSE, UI_STATE, asks_to_close, covers, stored_topic
 from runner.contracts.ainb.payload import encode
-from runner.contracts.ainb.topics import UI_CLOSE, UI_STATE, asks_to_close, covers, stored_topic
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.host_services import HostError, Tell
 from runner.protocol.jsonrpc import INVALID_PARAMS

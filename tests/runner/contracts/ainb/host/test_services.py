@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from runner.contracts.ainb.declared import CAPABILITIES, Declared
-from runner.contracts.ainb.params import FIELDS, NOTIFICATIONS
+from runner.contracts.ainb.host.params import FIELDS, NOTIFICATIONS
+from runner.contracts.ainb.host.services import NEEDED
 from runner.contracts.ainb.payload import encode
-from runner.contracts.ainb.services import NEEDED
 from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.host_services import HostError, Services
-from tests.runner.contracts.ainb.desk import Desk
+from tests.runner.contracts.ainb.host.desk import Desk
 
 pytestmark = pytest.mark.trio
 

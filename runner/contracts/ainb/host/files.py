@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import trio
 
-from runner.contracts.ainb.params import CAPABILITY_DENIED, FS_CAPABILITY, denied, invalid
+from runner.contracts.ainb.host.params import CAPABILITY_DENIED, FS_CAPABILITY, denied, invalid
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
 from runner.protocol.host_services import DirectoryEntry, HostError
 from runner.protocol.jsonrpc import INVALID_PARAMS

@@ -17,9 +17,9 @@ import trio
 import trio.lowlevel
 
 from runner.contracts.ainb.declared import Declared
+from runner.contracts.ainb.host.sockets import SOCKETS_MOST, UNSENT_MOST_BYTES
 from runner.contracts.ainb.payload import decode, encode
-from runner.contracts.ainb.sockets import SOCKETS_MOST, UNSENT_MOST_BYTES
-from tests.runner.contracts.ainb.desk import Desk
+from tests.runner.contracts.ainb.host.desk import Desk
 
 pytestmark = pytest.mark.trio
 
