@@ -73,7 +73,8 @@ def _print_summary(
     shown: list[tuple[str, tuple[ManifestRead, ...], list[Diagnostic]]], errors: int, warnings: int
 ) -> None:
     for path, loaded, _ in shown:
-        sound = [each for each in loaded if each.plugin is not None]
+        faulty = {d.file for each in loaded for d in each.diagnostics if d.severity == "error"}
+        sound = [each for each in loaded if each.plugin is not None and each.plugin.manifest not in faulty]
         if not sound:
             continue
         names = ", ".join(printable(_named(each)) for each in sound)

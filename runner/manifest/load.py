@@ -112,6 +112,8 @@ def _find_in(directory: str, chosen: str | None) -> Found:
 def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
     """The folders of the plugins that lie side by side in a folder; empty if it is none. Only real folders
     count: a link may lead anywhere."""
+    if chosen is not None and chosen not in contract_names():
+        return ()
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
     names = [name for contract in contracts if contract.plugin_roots for name in contract.file_names]
     own = [name for contract in contracts for name in contract.file_names]
