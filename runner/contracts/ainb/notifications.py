@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.contracts.ainb import payload
+from runner.protocol import wire
 from runner.protocol.dialect import CallRefused, Events, Lane, Notice, Refusal, Send
 from runner.protocol.memory import DELIVERIES
 from sandbox.document.diagnostic import quoted
@@ -118,6 +119,19 @@ def make_params(method: str, given: Any, generation: int) -> dict[str, Any]:
         return _MAKERS[method](_table(given, "the params"), generation)
     except _Misfit as misfit:
         raise CallRefused(Refusal(0, "-32602", f"{method}: {misfit}", "invalid_params")) from None
+
+
+def encode_message(method: str, params: Mapping[str, Any]) -> bytes:
+    """The body of the frame, of params from make_params. Raises ValueError if they are not JSON."""
+    if method == HANDLE_EVENT:
+        # Base64 needs no escapes. Looking for some takes two thirds of the time for a payload of 2 MiB.
+        topic, data = wire.encode(params["topic"]), params["payload"].encode("ascii")
+        return b'{"jsonrpc":"2.0","method":"%b","params":{"topic":%b,"payload":"%b"}}' % (
+            HANDLE_EVENT.encode(),
+            topic,
+            data,
+        )
+    return wire.encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
 def make_payload(value: Any) -> str:

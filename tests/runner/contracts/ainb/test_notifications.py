@@ -8,7 +8,14 @@ import pytest
 
 from runner.contracts.ainb import CONTRACT
 from runner.contracts.ainb.messages import BODY_LIMIT
-from runner.contracts.ainb.notifications import MOST_DELIVERIES, MOST_KEYS, MOST_MOUSE
+from runner.contracts.ainb.notifications import (
+    MOST_DELIVERIES,
+    MOST_KEYS,
+    MOST_MOUSE,
+    encode_message,
+    make_params,
+)
+from runner.protocol import wire
 from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Notice, Ready, Reply
 from runner.protocol.memory import DELIVERIES
 from tests.runner.contracts.ainb.conversation import (
@@ -110,6 +117,13 @@ def test_what_is_sent(method: str, given: Any, params: Any) -> None:
     assert told == {"jsonrpc": "2.0", "method": method, "params": params}
 
 
+@pytest.mark.parametrize("topic", ["t", "", 'a"b\\c\n', "ü💡\x7f"])
+def test_an_event_is_written_as_the_encoder_would(topic: str) -> None:
+    params = make_params(EVENT, {"topic": topic, "payload": bytes(range(256))}, 0)
+    message = {"jsonrpc": "2.0", "method": EVENT, "params": params}
+    assert encode_message(EVENT, params) == wire.encode(message)
+
+
 def keyed(**code: Any) -> dict[str, Any]:
     return {"screen_id": "s", "key": {"code": code}}
 
@@ -128,6 +142,7 @@ def moused(**more: Any) -> dict[str, Any]:
         (EVENT, []),
         (EVENT, {"payload": ""}),
         (EVENT, {"topic": 1, "payload": ""}),
+        (EVENT, {"topic": "\ud800", "payload": ""}),
         (EVENT, {"topic": "t", "payload": "aGk"}),
         (EVENT, {"topic": "t", "payload": 7}),
         (EVENT, {"topic": "t", "payload": {"text": 1}}),
