@@ -243,7 +243,7 @@ class SessionTasks:
 
         try:
             with scope:
-                async with state.gate.answered(call, emit) as answer:
+                async with state.gate.answered(call, emit, lambda: not state.outbox.closed) as answer:
                     await state.outbox.room()
                     state.charged = state.backlog.charge(frame.weight)
                     try:
