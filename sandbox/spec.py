@@ -37,6 +37,7 @@ class PathRequest(NamedTuple):
     access: Access
     required: bool = True  # an optional path that does not exist is skipped and reported
     where: KeyPath = ()
+    file: bool = False  # a folder of this name is refused
 
 
 class Network(NamedTuple):
@@ -143,6 +144,7 @@ class GrantedPath(NamedTuple):
     required: bool
     origin: Literal["manifest", "policy", "state"]
     where: KeyPath = ()
+    file: bool = False  # a folder of this name is refused
 
 
 class Grant(NamedTuple):

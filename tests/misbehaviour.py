@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from tests.conftest import ROOT
 
-Contract = Literal["rune", "nexo", "mcp", "kaged"]
+Contract = Literal["rune", "nexo", "mcp", "kaged", "ainb"]
 Moment = Literal["start", "hello", "call"]
 
-CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged")
+CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged", "ainb")
 PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"
 
 _program: Mapping[str, Any] = runpy.run_path(str(PLUGIN))
@@ -45,6 +45,38 @@ tools = ["{tool}"]
 publish = ["{id}.>"]
 """
 
+_AINB = """\
+[plugin]
+name = "{id}"
+version = "1.0.0"
+abi_version = 2
+description = "Wrong in one way."
+
+[capabilities]
+event_bus = true
+
+[provides]
+cli_namespaces = ["{tool}"]
+"""
+_AINB_PROGRAM = """\
+#!/usr/bin/python3 -I
+import os, runpy, sys
+sys.argv[1:] = {args}
+runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugin.py"), run_name="__main__")
+"""
+
+
+def given_to(contract: Contract, value: Any) -> Any:
+    """The input of a call of its tool that makes it echo the value."""
+    return {"argv": [json.dumps(value)]} if contract == "ainb" else value
+
+
+def echoed(contract: Contract, answer: Any) -> Any:
+    """The echo in the answer to such a call."""
+    if contract == "ainb":
+        return json.loads(answer["stdout"])
+    return answer["structuredContent"] if contract == "mcp" else answer
+
 
 def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | None = None) -> Path:
     """Write a plugin with this behaviour to `folder`. Returns the path of its manifest.
@@ -52,6 +84,10 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
     `moment`: at the start, or in place of its answer to the handshake or to a call.
     """
     assert behaviour in BEHAVIOURS, f"{behaviour}: known are {', '.join(BEHAVIOURS)}"
+    if contract == "ainb":  # the folder has the plugin's name
+        folder = folder / ID
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
     shutil.copy(PLUGIN, folder)
     (folder / PLUGIN.name).chmod(0o755)
     args = [behaviour, contract, *([moment] if moment else [])]
@@ -81,6 +117,12 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
             "tools": [{"name": TOOL["kaged"], "description": "Echo.", "parameters_schema": schema}],
         }
         text = json.dumps(manifest)  # JSON is YAML
+    elif contract == "ainb":
+        path = folder / "manifest.toml"
+        text = _AINB.format(id=ID, tool=TOOL["ainb"])
+        program = folder / ID  # it gets no arguments
+        program.write_text(_AINB_PROGRAM.format(args=args))
+        program.chmod(0o755)
     else:
         path = folder / "mcp.json"
         text = json.dumps({"mcpServers": {ID: {"command": "./plugin.py", "args": args}}})

@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     try:
+        if args.config == "-":
+            raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
         invocation = invocation_of(args)
         report_file = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:

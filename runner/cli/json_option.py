@@ -6,6 +6,9 @@ import os
 import sys
 from typing import Any
 
+# Every contract has a lower limit for what it sends.
+_MOST_BYTES = 64 << 20
+
 
 def read_json_option(option: str, word: str | None) -> Any:
     """The value, by the same rules as for plugins; None if the option was not given. ValueError says what is
@@ -17,10 +20,12 @@ def read_json_option(option: str, word: str | None) -> Any:
     if word == "-" or word.startswith("@"):
         try:
             if word == "-":
-                raw = sys.stdin.buffer.read()
+                raw = sys.stdin.buffer.read(_MOST_BYTES + 1)
             else:
                 with open(word[1:], "rb") as file:
-                    raw = file.read()
+                    raw = file.read(_MOST_BYTES + 1)
+            if len(raw) > _MOST_BYTES:
+                raise ValueError(f"{option} {word}: it has more than {_MOST_BYTES >> 20} MiB")
         except OSError as error:
             raise ValueError(f"{option} {word}: {error.strerror}") from None
     else:

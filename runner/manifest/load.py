@@ -15,6 +15,7 @@ from runner.manifest import cache
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import Document, Format, parse, read_bounded
+from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
 
@@ -50,7 +51,11 @@ def find(path: str, contract: str | None = None) -> Found:
         raise _refusal(path, "file_missing", "the path of the manifest is empty or contains a NUL character")
     # The operator chose this path, so links to its folder are followed, once and here: every derived path is
     # then a real one. The file's own name is kept, because it decides the contract.
-    given = os.path.abspath(path)
+    try:
+        given = os.path.abspath(path)
+    except FileNotFoundError:
+        message = "the path is relative, and the current folder does not exist any more"
+        raise _refusal(path, "file_missing", message, "change to a folder that exists") from None
     absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
     try:
         is_directory = stat.S_ISDIR(os.stat(absolute).st_mode)
@@ -91,6 +96,11 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         hint = "choose with --contract NAME, or give the path of the file"
         raise _refusal(directory, "manifest_ambiguous", message, hint)
     [(name, files)] = candidates.items()
+    real = os.path.realpath(files[0])
+    if os.path.islink(files[0]) and not contains(os.path.dirname(files[0]), real):
+        # A stranger's folder: what `check` says about the file repeats parts of it.
+        message = f"the manifest is a link that leads out of its folder, to {real}"
+        raise _refusal(files[0], "manifest_link", message, f"give the path of the file itself: {real}")
     kept = os.path.basename(files[0])
     warnings = tuple(
         Diagnostic(other, 0, 0, "manifest_shadowed", f"ignored: {kept} is read instead", "", "warning")
@@ -263,12 +273,19 @@ def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
     """Line and column of a key in the plugin's manifest; (0, 0) if the manifest can no longer be read.
 
     The manifest is read again: a plugin from the cache has no document, and only a denial needs a position.
+    There can be many denials, so its text is parsed once.
     """
+    global _positioned
     try:
-        found = Found(plugin.manifest, plugin.contract)
-        return _recognise(found, read_bounded(plugin.manifest))[1].where(keys)
+        raw = read_bounded(plugin.manifest)
+        if _positioned is None or (_positioned.path, _positioned.raw) != (plugin.manifest, raw):
+            _positioned = _recognise(Found(plugin.manifest, plugin.contract), raw)[1]
+        return _positioned.where(keys)
     except DocumentError:
         return 0, 0
+
+
+_positioned: Document | None = None  # the last document that `position` parsed
 
 
 def _home() -> str:

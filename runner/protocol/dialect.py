@@ -291,6 +291,11 @@ class Dialect(Protocol):
     # --- what a contract may leave out ----------------------------------------------------------------------
 
     @property
+    def noise(self) -> str:
+        """What the plugin sent that was dropped, for a call that times out: its answer may be among it."""
+        return ""
+
+    @property
     def pulse(self) -> Pulse | None:
         """None: the contract has no such question."""
         return None

@@ -181,7 +181,7 @@ class Session:
         if not all(unsent):
             outcome = verdict.stalled(seconds)
         else:
-            outcome = verdict.expired("call", seconds, hint=state.record.noise, limited=limited)
+            outcome = verdict.expired("call", seconds, hint=state.noise, limited=limited)
         state.give_up_call(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             state.fail(outcome)  # half a frame is in the pipe: nothing more can be said

@@ -91,6 +91,11 @@ class SessionState:
         """Whether neither side waits for an answer of the other."""
         return not self.waiters and not self.serving
 
+    @property
+    def noise(self) -> str:
+        """Shown when a call times out."""
+        return self.record.noise or self.dialect.noise
+
     def note_quiet(self) -> None:
         """Called where something that was in flight has ended."""
         if self.is_quiet:

@@ -105,7 +105,7 @@ class SessionTasks:
             limited = granted is not None and granted <= contract
             if limited:
                 state.record.limits_hit.append("handshake")
-            state.fail(verdict.expired("handshake", seconds, hint=state.record.noise, limited=limited))
+            state.fail(verdict.expired("handshake", seconds, hint=state.noise, limited=limited))
         if not state.ready.is_set():
             self._require_no_verdict()
         state.phase = "run"

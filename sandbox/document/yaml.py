@@ -50,8 +50,9 @@ def parse(text: str) -> tuple[object, dict[KeyPath, int]]:
     try:
         root = _Composer(text, _LOADER).compose()
     except Fault:
-        # Both parsers refuse the same documents. The one in C looks further ahead, so it may report another
-        # of several faults. The one in Python tells the fault, unless that would take long.
+        # Both parsers refuse the same documents, but for odd ones such as {c:} and [!!str c:], which only the
+        # one in C refuses. That one looks further ahead, so it may report another of several faults. The
+        # one in Python tells the fault, unless that would take long.
         if _LOADER is not yaml.SafeLoader and len(text) <= _RETOLD_CHARACTERS:
             _Composer(text, yaml.SafeLoader).compose()
         raise

@@ -89,6 +89,7 @@ def _check_length(word: str, offset: int) -> None:
         raise Fault(offset, "number_too_large", message)
 
 
+_QUOTE_HINT = """a text with a colon, a bracket or a star in it has to stand in quotes: "net:[]\""""
 _KEY_HINT = "a key and its colon stand on one line, within 1024 characters"
 
 # Parts of the messages of both parsers, and plain words for them. The first that fits decides.
@@ -96,7 +97,7 @@ _SYNTAX: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("end of stream",), "this string is not closed", ""),
     (("',' or ']'",), "a comma or the closing bracket is missing here", _KEY_HINT),
     (("',' or '}'",), "a comma or the closing brace is missing here", _KEY_HINT),
-    (("expected ':'",), "a colon is missing after a key", _KEY_HINT),
+    (("expected ':'",), "a colon is missing after a key", _QUOTE_HINT),
     (
         ("mapping values are not", "unexpected ':'"),
         "a value may not start here",

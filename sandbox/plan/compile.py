@@ -75,6 +75,7 @@ class _Wanted(NamedTuple):
     origin: str
     trusted: bool = False
     where: KeyPath = ()
+    file: bool = False  # and no folder
 
 
 class _Opened(NamedTuple):
@@ -99,10 +100,12 @@ def _compile(
         wanted.append(_Wanted(request.root, "read", True, _PLUGIN_FOLDER))
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
-        if asked.origin != "state" and (
-            asked.access == "write" or not any(contains(path, asked.path) for path in shown_anyway)
-        ):
-            wanted.append(_Wanted(asked.path, asked.access, asked.required, asked.origin, where=asked.where))
+        covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
+        if covered and asked.required and not os.path.lexists(asked.path):
+            covered = False  # opened below, and reported as missing
+        if asked.origin != "state" and not covered:
+            want = _Wanted(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
+            wanted.append(want._replace(file=asked.file))
     project = request.project
     if (
         project is not None
@@ -327,6 +330,11 @@ def _open_all(
                 continue
             refusals.append(_refusal(want, refused))
         else:
+            if want.file and source.kind != "file":
+                source.close()
+                reason = f"{want.path} is a folder, and a program was asked for"
+                refusals.append(Denial("not_a_file", want.path, reason, "name the file", where=want.where))
+                continue
             if known is not None:
                 known.source.close()
             opened[want.path] = _Opened(source, want.access, want.where)

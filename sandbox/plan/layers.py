@@ -76,15 +76,20 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
     )
 
 
+_MOST_HOSTS_SHOWN = 3
+
+
 def require_enforceable(network: Network | None) -> None:
     """Raise LayerUnavailable for a network mode that this version cannot enforce."""
     if network is not None and network.mode in ("allowlist", "open"):
-        what = "a network allowlist" if network.mode == "allowlist" else "the network mode open"
+        more = ", …" if len(network.hosts) > _MOST_HOSTS_SHOWN else ""
+        named = ", ".join(network.hosts[:_MOST_HOSTS_SHOWN]) + more
+        hosts = named if network.mode == "allowlist" else "every host"
         raise LayerUnavailable(
             "network",
-            f"this version cannot enforce {what}",
-            "ask for no network in the manifest, or for the host's network under a policy that allows it "
-            '(ceiling = "host" under [network])',
+            f"the manifest asks to reach {hosts}; this version cannot enforce network mode {network.mode}",
+            "ask for no network in the manifest; or for the host's network, if its contract has a word for "
+            'that, under a policy that allows it (ceiling = "host" under [network])',
         )
 
 

@@ -112,10 +112,16 @@ def _paths(
     granted: dict[str, GrantedPath] = {}
 
     def give(
-        path: str, access: Access, required: bool, origin: Literal["manifest", "policy"], at: KeyPath
+        path: str,
+        access: Access,
+        required: bool,
+        origin: Literal["manifest", "policy"],
+        at: KeyPath,
+        *,
+        file: bool = False,
     ) -> None:
         ours = state_dir is not None and contains(normal(state_dir), path)
-        new = GrantedPath(path, access, required, "state" if ours else origin, at)
+        new = GrantedPath(path, access, required, "state" if ours else origin, at, file)
         old = granted.get(path)
         if old is None or (old.access == "read" and access == "write"):
             granted[path] = new._replace(required=required or (old is not None and old.required))
@@ -134,7 +140,7 @@ def _paths(
         if denial is not None:
             denials.append(denial)
         elif expanded is not None:
-            give(expanded, request.access, request.required, "manifest", request.where)
+            give(expanded, request.access, request.required, "manifest", request.where, file=request.file)
     return tuple(granted.values())
 
 

@@ -113,6 +113,7 @@ class AinbDialect(Dialect):
         self._held = notifications.Held()
         self._generation = 0
         self._notified = 0  # notifications of the plugin
+        self._last_drop = ""  # why its last frame was dropped that was
         self._counters: dict[str, int] = {}
 
     # --- the Dialect interface ------------------------------------------------------------------------------
@@ -121,6 +122,11 @@ class AinbDialect(Dialect):
     def counters(self) -> Mapping[str, int]:
         peer = {"late": self._peer.late, "unknown": self._peer.unknown}
         return {**peer, **self._held.dropped, **self._counters}
+
+    @property
+    def noise(self) -> str:
+        count = self._counters.get("frames_dropped", 0)
+        return f"{count} of its frames were dropped, the last one because {self._last_drop}" if count else ""
 
     def framer(self) -> frames.Framer:
         return HeaderFramer(RULES)
@@ -169,7 +175,7 @@ class AinbDialect(Dialect):
         if self._stage == "over":
             return ()
         if message.fault:
-            return self._drop(message.fault, message.detail)
+            return self._drop(message.fault, f"its body breaks the rules of JSON: {message.detail}")
         if fault := fault_of(message.value):
             return self._drop("not_message", fault)
         heard = self._peer.receive(normalise(message.value))
@@ -188,9 +194,10 @@ class AinbDialect(Dialect):
     def _drop(self, cause: str, why: str) -> Events:
         """A notice for the first, the second, the fourth, the eighth, …"""
         count = self._count("frames_dropped")
+        self._last_drop = printable(why)
         if count & (count - 1):
             return ()
-        return (Notice("dropped", {"reason": cause, "why": printable(why), "count": count}),)
+        return (Notice("dropped", {"reason": cause, "why": self._last_drop, "count": count}),)
 
     def _strayed(self, stray: jsonrpc.RpcStray) -> Events:
         if stray.why == "echo":

@@ -21,6 +21,7 @@ from sandbox.spec import Access, KeyPath, Network, NetworkMode, PathRequest
 from sandbox.value import NamedTuple
 
 _RULE = "capability_invalid"
+_MOST_CAPABILITIES = 256
 _FORMS = (
     "read:fs:PATH, write:fs:PATH, exec:BINARY:PATH, net:HOST:PORT, net:HOST:*, net:*, net:[], "
     f"{STORAGE_READ}, {STORAGE_WRITE}"
@@ -37,6 +38,10 @@ class Capabilities(NamedTuple):
 def read_capabilities(faults: Faults, items: Sequence[Item], keys: KeyPath, home: str) -> Capabilities:
     paths: dict[PathRequest, None] = {}
     network = _Network(faults, keys)
+    if len(items) > _MOST_CAPABILITIES:
+        message = f"there are {len(items)} capabilities; at most {_MOST_CAPABILITIES} are possible"
+        faults.error(keys, "capabilities_too_many", message, "ask for the folders around the paths")
+        return Capabilities()
     for item in items:
         kind, _, rest = item.text.partition(":")
         if item.text in (STORAGE_READ, STORAGE_WRITE):
@@ -55,11 +60,12 @@ def read_capabilities(faults: Faults, items: Sequence[Item], keys: KeyPath, home
                 _refuse(faults, item, "names no binary", "it looks like exec:git:/usr/bin/git")
             elif _is_absolute(faults, item, path):
                 sandbox_request.check_path(faults, item._replace(text=path), path, home, write=False)
-                paths[PathRequest(path, "read", where=item.keys)] = None
+                paths[PathRequest(path, "read", where=item.keys, file=True)] = None
         elif kind == "net" and rest:
             network.add(item, rest)
         else:
-            hint = did_you_mean(item.text, _PREFIXES) or f"there are {_FORMS}"
+            near = did_you_mean(item.text, [each for each in _PREFIXES if each != item.text])
+            hint = near or f"there are {_FORMS}"
             _refuse(faults, item, "is not a capability", hint)
     strings = tuple(dict.fromkeys(item.text for item in items))
     return Capabilities(strings, tuple(paths), network.asked())

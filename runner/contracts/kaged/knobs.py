@@ -24,6 +24,8 @@ from sandbox.value import NamedTuple
 CONFIG, PROJECT = "config:/", "project:/"
 
 _MOST_VALUES = 10_000  # of a configuration that are searched for paths
+_MOST_PATHS = 256  # among them
+_MOST_SUGGESTIONS = 100  # fields that are compared with a misspelled one
 
 
 class Folders(NamedTuple):
@@ -53,7 +55,8 @@ def check_knobs(faults: Faults, manifest: Table) -> None:
             faults.error(at, "knob_binds_to", message)
         elif field not in fields:
             message = f"the knob {quoted(name)} binds to {quoted(field)}, which config_schema does not have"
-            hint = did_you_mean(field, fields) or f"add it to config_schema.properties: {field}"
+            near = "" if faults.full else did_you_mean(field, list(fields)[:_MOST_SUGGESTIONS])
+            hint = near or f"add it to config_schema.properties: {field}"
             faults.error(at, "knob_binds_to", message, hint)
         low, high = knob.data.get("min"), knob.data.get("max")
         if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
@@ -68,7 +71,11 @@ def path_requests(
 ) -> tuple[PathRequest, ...]:
     """The folders that the configuration, with the manifest's defaults, makes the plugin write to."""
     found: dict[PathRequest, None] = {}
-    for value in _path_values(manifest, config):
+    for number, value in enumerate(_path_values(faults, manifest, config)):
+        if number == _MOST_PATHS:
+            message = f"the configuration has more than {_MOST_PATHS} paths"
+            faults.error(value.keys, "config_too_large", message)
+            break
         path = _resolve(faults, value, folders)
         if path is None:
             continue
@@ -85,36 +92,50 @@ class _PathValue(NamedTuple):
     prefixes: tuple[str, ...] | None = None  # None: it is no path knob's
 
 
-def _path_values(manifest: Table, config: Mapping[str, Any]) -> Iterator[_PathValue]:
+def _path_values(faults: Faults, manifest: Table, config: Mapping[str, Any]) -> Iterator[_PathValue]:
     properties = manifest.table("config_schema").table("properties")
     knobs = manifest.table("knobs")
-    bound = {}
+    bound: dict[str, Table] = {}
     for name in knobs.data:
         knob = knobs.table(name)
         field = (knob.string("binds_to") or "").removeprefix("config.")
         if knob.string("type") == "path" and field:
             bound[field] = knob
-    for field, knob in bound.items():
-        default = knob.data.get("default", properties.table(field).data.get("default"))
-        value = config.get(field, default)
-        if isinstance(value, str) and value:
+    values = {name: _default(properties.data[name]) for name in properties.data}
+    values |= {field: knob.data["default"] for field, knob in bound.items() if "default" in knob.data}
+    values |= config
+    for field, value in values.items():
+        keys = properties.at(field) if field in properties else manifest.at("config_schema")
+        if field in bound and isinstance(value, str) and value:
+            knob = bound[field]
             prefixes = tuple(item.text for item in knob.strings("prefixes"))
             yield _PathValue(field, value, knob.keys, prefixes)
-    defaults = {name: properties.table(name).data.get("default") for name in properties.data}
-    for field, value in {**defaults, **config}.items():
-        if field in bound:
             continue
-        keys = properties.at(field) if field in properties else manifest.at("config_schema")
-        for text in _texts(value):
+        for text in _texts(faults, keys, value):
             if text.startswith((CONFIG, PROJECT)):
                 yield _PathValue(field, text, keys)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _default(schema: Any) -> Any:
+    """The default of a property, or of the properties in it."""
+    if not isinstance(schema, dict):
+        return None
+    if "default" in schema:
+        return schema["default"]
+    inner = schema.get("properties")
+    # As deep as a document can be.
+    return {name: _default(each) for name, each in inner.items()} if isinstance(inner, dict) else None
+
+
+def _texts(faults: Faults, keys: KeyPath, value: Any) -> Iterator[str]:
     pending, seen = [value], 0
-    while pending and seen < _MOST_VALUES:
+    while pending:
         each = pending.pop()
         seen += 1
+        if seen > _MOST_VALUES:
+            message = f"the configuration has more than {_MOST_VALUES} values in one field"
+            faults.error(keys, "config_too_large", message, "some of them could be paths, so it is refused")
+            return
         if isinstance(each, str):
             yield each
         elif isinstance(each, dict):
@@ -126,6 +147,9 @@ def _texts(value: Any) -> Iterator[str]:
 def _resolve(faults: Faults, value: _PathValue, folders: Folders) -> str | None:
     """The folder on the host; None if the plugin has it already, or it was refused."""
     said = f"{value.field} is {quoted(value.text)}"
+    if "\0" in value.text or any("\ud800" <= character <= "\udfff" for character in value.text):
+        faults.error(value.keys, "config_path", f"{said}, which no path can be")
+        return None
     if value.prefixes and not value.text.startswith(value.prefixes):
         hint = f"it begins with {' or '.join(value.prefixes)}"
         faults.error(value.keys, "config_path", f"{said}, which the knob's prefixes do not allow", hint)

@@ -28,6 +28,8 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}\Z", re.ASCII)
 _TOOL = re.compile(r"[a-z][a-z0-9_-]{0,63}\Z", re.ASCII)
 _METHOD = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*){1,3}\Z", re.ASCII)
 _RESERVED = ("kaged.", "system.")
+_RESERVED_NAMES = ("kaged", "system")
+_HEALTH_CHECK = "health.check"  # the host's own question
 _PROJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+\S*\Z", re.ASCII | re.IGNORECASE)
 _MOST_METHOD_CHARACTERS = 256
@@ -115,6 +117,9 @@ def _check_identity(faults: Faults, manifest: Table) -> None:
     if name and not _NAME.match(name):
         hint = "it begins with a letter and has lower case letters, digits and hyphens, 64 at most"
         faults.error(manifest.at("name"), "plugin_name", f"{quoted(name)} cannot name a plugin", hint)
+    elif name in _RESERVED_NAMES:
+        message = f"no plugin can be called {quoted(name)}: {name}.* names methods of the host"
+        faults.error(manifest.at("name"), "plugin_name", message)
     version = manifest.string("version")
     if version and not semver.is_version(version):
         message = f"the version {quoted(version)} is not a semantic version"
@@ -163,9 +168,10 @@ def _declared(faults: Faults, manifest: Table) -> Declared:
 
 def _methods(faults: Faults, manifest: Table) -> tuple[str, ...]:
     for item in manifest.strings("methods"):
-        if item.text.startswith(_RESERVED):
-            message = f"the method {quoted(item.text)} has a prefix that is reserved for the host"
-            faults.error(item.keys, "method_reserved", message, f"reserved are {', '.join(_RESERVED)}")
+        if item.text.startswith(_RESERVED) or item.text == _HEALTH_CHECK:
+            message = f"the method {quoted(item.text)} is reserved for the host"
+            reserved = ", ".join((*(f"{prefix}*" for prefix in _RESERVED), _HEALTH_CHECK))
+            faults.error(item.keys, "method_reserved", message, f"reserved are {reserved}")
         elif not _METHOD.match(item.text) or len(item.text) > _MOST_METHOD_CHARACTERS:
             message = f"{quoted(item.text)} cannot name a method"
             faults.error(item.keys, "method_name", message, "2 to 4 segments in lower case: notes.add")
@@ -184,6 +190,9 @@ def _tools(faults: Faults, manifest: Table) -> dict[str, DeclaredTool]:
             message = f"{quoted(name)} cannot name a tool"
             hint = "one segment: a letter, then lower case letters, digits, _ and -"
             faults.error(tool.at("name"), "tool_name", message, hint)
+        elif full == _HEALTH_CHECK:
+            message = f"on the wire the tool would be {full}, which is the host's own question"
+            faults.error(tool.at("name"), "tool_name", message, "give the plugin or the tool another name")
         elif full in found:
             faults.error(tool.at("name"), "tool_duplicate", f"the tool {quoted(name)} appears twice")
         found[full] = DeclaredTool(full, tool.string("description") or "", tool.data.get("parameters_schema"))
@@ -268,7 +277,15 @@ def _env(faults: Faults, manifest: Table, project_id: str, project_root: str) ->
 def _project(faults: Faults, options: Mapping[str, str]) -> tuple[str, str]:
     """Id and root of the project that --project names. Without one the plugin works on no project."""
     folder = options.get("project", "")
-    root = os.path.realpath(folder) if folder else ""
+    try:
+        root = os.path.realpath(folder) if folder else ""
+        root.encode()  # it is sent to the plugin as text
+    except FileNotFoundError:
+        root = ""
+    except UnicodeEncodeError:
+        message = f"the path of --project {quoted(folder)} is not UTF-8, so no plugin can be told of it"
+        faults.error((), "project_missing", message, "rename the folder")
+        return "unknown", ""
     if folder and not os.path.isdir(root):
         message = f"--project {quoted(folder)} is not a folder"
         faults.error((), "project_missing", message, "give the folder that the plugin works on")

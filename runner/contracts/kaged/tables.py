@@ -46,7 +46,11 @@ class ToolTable(_Table):
 class Manifest(_Table):
     """kaged-plugin.yaml"""
 
-    name: str = Field(description="Lower case letters, digits and hyphens, 64 at most.", min_length=1)
+    name: str = Field(
+        description="Lower case letters, digits and hyphens, 64 at most.",
+        min_length=1,
+        json_schema_extra={"pattern": "^[a-z][a-z0-9-]*$", "maxLength": 64},
+    )
     version: str = Field(description="Semantic version.", min_length=1)
     kaged_api: int = Field(description="The version of the plugin interface: 1.", gt=0)
     description: str = Field(min_length=1, max_length=200)

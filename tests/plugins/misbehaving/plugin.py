@@ -3,11 +3,13 @@
 
     plugin.py BEHAVIOUR CONTRACT [MOMENT]
 
-CONTRACT is rune, nexo, mcp (a server of the older protocol, without server/discover) or kaged. MOMENT is
-when it misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a call.
+CONTRACT is rune, nexo, mcp (a server of the older protocol, without server/discover), kaged or ainb. MOMENT
+is when it misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a
+call.
 BEHAVIOURS, at the end, lists all behaviours with their default moments.
 """
 
+import base64
 import json
 import os
 import signal
@@ -15,7 +17,7 @@ import sys
 import time
 
 ID = "misbehaving"
-TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo", "kaged": "echo"}
+TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo", "kaged": "echo", "ainb": "echo"}
 SCHEMA = {"type": "object"}
 REQUESTS = 2000
 MEBI = 1 << 20
@@ -42,7 +44,17 @@ def live_on():
 # answer with `value` in it. chatter() may be sent at any time. request(n) is a request to the host.
 
 
-class Rune:
+class _Lines:
+    """A message is a line."""
+
+    def read(self, stdin):
+        return stdin.readline()
+
+    def pack(self, line):
+        return line
+
+
+class Rune(_Lines):
     def moment(self, message):
         return {"handshake": "hello", "request": "call"}.get(message.get("type"))
 
@@ -77,7 +89,7 @@ class Rune:
         return {"type": "request", "request_id": f"r{number}", "tool_name": "x", "context": {}, "input": {}}
 
 
-class _JsonRpc:
+class _JsonRpc(_Lines):
     def answer(self, message, value):
         answer = {"jsonrpc": "2.0", "id": message.get("id")}
         result = self.result(message["method"], message.get("params") or {}, value)
@@ -168,11 +180,49 @@ class Kaged(_JsonRpc):
         return {"jsonrpc": "2.0", "id": number, "method": "kaged.storage.get", "params": params}
 
 
-CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp, "kaged": Kaged}
+class Ainb(_JsonRpc):
+    """A message is a frame with a header. What a behaviour makes of a line is the body of a frame."""
+
+    def read(self, stdin):
+        """The body of the next frame; empty at the end of the stream."""
+        length = 0
+        while (line := stdin.readline()) not in (b"\r\n", b""):
+            if line.startswith(b"Content-Length: "):
+                length = int(line.partition(b":")[2])
+        return stdin.read(length) if line else b""
+
+    def pack(self, line):
+        return b"Content-Length: %d\r\n\r\n%b" % (len(line), line)
+
+    def moment(self, message):
+        return {"plugin/init": "hello", "plugin/cli_dispatch": "call"}.get(message.get("method"))
+
+    def result(self, method, params, value):
+        if method == "plugin/init":
+            return {"name": ID, "version": "1.0.0", "note": value}
+        if method == "plugin/cli_dispatch":
+            given = json.loads(params["argv"][0])
+            stdout = base64.b64encode(json.dumps({"input": given}).encode()).decode()
+            return {"stdout": stdout, "stderr": "", "exit_code": 0, "input": given, "note": value}
+        return {} if method == "plugin/shutdown" else None
+
+    def over(self, message):
+        return False  # it exits when stdin is closed, as plugins of the SDK do
+
+    def chatter(self):
+        params = {"level": "error", "message": "x" * 200}
+        return {"jsonrpc": "2.0", "method": "host/log", "params": params}
+
+    def request(self, number):
+        params = {"topic": "x" * 100}
+        return {"jsonrpc": "2.0", "id": number, "method": "host/snapshot/get", "params": params}
+
+
+CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp, "kaged": Kaged, "ainb": Ainb}
 
 
 class Plugin:
-    """The correct part: reads lines, answers them, exits when it should."""
+    """The correct part: reads messages, answers them, exits when it should."""
 
     def __init__(self, contract, behaviour, moment):
         self.contract = contract
@@ -189,12 +239,21 @@ class Plugin:
 
     def reply(self, message):
         if message is not None:
-            write(self.frame(message))
+            self.send(self.frame(message))
+
+    def send(self, line):
+        write(self.pack(line))
+
+    def pack(self, line):
+        return self.contract.pack(line)
+
+    def chatter(self):
+        return self.pack(json.dumps(self.contract.chatter()).encode() + b"\n")
 
     def run(self):
         if self.moment == "start":
             self.behaviour(self, None)
-        for line in iter(sys.stdin.buffer.readline, b""):
+        for line in iter(lambda: self.contract.read(sys.stdin.buffer), b""):
             if self.kept:
                 write(self.kept)
                 self.kept = b""
@@ -208,7 +267,7 @@ class Plugin:
             if moment is not None and moment == self.moment:
                 if self.behaviour(self, message) == READ_ON:
                     continue
-            elif self.stubborn and message.get("method") == "shutdown":
+            elif self.stubborn and message.get("method") in ("shutdown", "plugin/shutdown"):
                 live_on()
             elif moment is not None or ("method" in message and "id" in message):
                 self.reply(message)
@@ -226,7 +285,7 @@ def raw(text):
     """An answer with this text in place of a JSON value."""
 
     def behave(plugin, message):
-        write(plugin.frame(message, raw=text))
+        plugin.send(plugin.frame(message, raw=text))
 
     return behave
 
@@ -235,13 +294,13 @@ def changed(change):
     """The bytes of the correct answer, changed."""
 
     def behave(plugin, message):
-        write(change(plugin.frame(message)))
+        plugin.send(change(plugin.frame(message)))
 
     return behave
 
 
 def wrong_id(plugin, message):
-    write(json.dumps(plugin.contract.wrong(json.loads(plugin.frame(message)))).encode() + b"\n")
+    plugin.send(json.dumps(plugin.contract.wrong(json.loads(plugin.frame(message)))).encode() + b"\n")
 
 
 def duplicate_key(line):
@@ -268,7 +327,7 @@ def silent(plugin, message):
 
 def drip(plugin, message):
     """Answers byte by byte, but in time."""
-    for byte in plugin.frame(message):
+    for byte in plugin.pack(plugin.frame(message)):
         write(bytes([byte]))
         time.sleep(0.001)
 
@@ -287,14 +346,14 @@ def banner(plugin, message):
 
 
 def half_frame(plugin, message):
-    line = plugin.frame(message)
-    write(line[: len(line) // 2])
+    frame = plugin.pack(plugin.frame(message))
+    write(frame[: len(frame) // 2])
     os._exit(3)
 
 
 def unterminated(plugin, message):
-    """Writes a complete answer without its newline, then exits."""
-    write(plugin.frame(message)[:-1])
+    """Writes a complete answer without its last byte, a newline, then exits."""
+    write(plugin.pack(plugin.frame(message))[:-1])
     os._exit(0)
 
 
@@ -305,9 +364,8 @@ def endless_line(plugin, message):
 
 
 def flood_frames(plugin, message):
-    line = json.dumps(plugin.contract.chatter()).encode() + b"\n"
     while True:
-        write(line * 256)
+        write(plugin.chatter() * 256)
 
 
 def flood_garbage(plugin, message):
@@ -329,8 +387,7 @@ def burst_stderr(plugin, message):
 
 def burst_frames(plugin, message):
     """Many unsolicited messages, then the correct answer."""
-    line = json.dumps(plugin.contract.chatter()).encode() + b"\n"
-    write(line * REQUESTS)
+    write(plugin.chatter() * REQUESTS)
     plugin.reply(message)
 
 
@@ -349,7 +406,8 @@ def deaf(plugin, message):
 def storm(plugin, message):
     """Sends many requests to its host, and never reads the answers."""
     plugin.reply(message)
-    write(b"".join(json.dumps(plugin.contract.request(n)).encode() + b"\n" for n in range(1, REQUESTS + 1)))
+    requests = (json.dumps(plugin.contract.request(n)).encode() + b"\n" for n in range(1, REQUESTS + 1))
+    write(b"".join(map(plugin.pack, requests)))
     live_on()
 
 
@@ -360,7 +418,7 @@ def twice(plugin, message):
 
 def late(plugin, message):
     """Keeps its answer back until another message or the end of stdin arrives."""
-    plugin.kept += plugin.frame(message)
+    plugin.kept += plugin.pack(plugin.frame(message))
     return READ_ON
 
 

@@ -74,7 +74,7 @@ class Seen:
 
 async def ask(manifest: Path, contract: Contract, limits: Mapping[str, Any], seconds: float | None) -> Seen:
     seen = Seen()
-    call = Call("tool", TOOL[contract], INPUT)
+    call = Call("tool", TOOL[contract], misbehaviour.given_to(contract, INPUT))
     try:
         with trio.fail_after(2 * SECONDS):
             async with opened(manifest, limits=limits, call=call, seconds=seconds) as session:
@@ -103,57 +103,64 @@ def crashed(cause: str, phase: str = "call") -> tuple[str, str, str]:
     return ("crashed", phase, cause)
 
 
-# Behaviour -> outcome for rune, nexo, MCP and kaged, or one outcome for all. Hosts of nexo and MCP ignore
-# lines that are not messages, so such a call times out. In kaged nothing but messages may be on stdout.
+# Behaviour -> outcome for rune, nexo, MCP, kaged and ainb, or one outcome for all. Hosts of nexo and MCP
+# ignore lines that are not messages, so such a call times out. In kaged nothing but messages may be on
+# stdout. In ainb a broken header ends the plugin, and a frame without a message in it is dropped.
 TABLE: Mapping[str, Any] = {
     "good": OK,
-    "nan": malformed("bad_number"),
-    "infinity": malformed("bad_number"),
-    "overflow": malformed("bad_number"),
-    "huge_int": malformed("bad_number"),
-    "int_65_bit": malformed("bad_number"),
-    "deep": malformed("too_deep"),
-    "deep_129": malformed("too_deep"),
+    "nan": [*[malformed("bad_number")] * 4, LATE],
+    "infinity": [*[malformed("bad_number")] * 4, LATE],
+    "overflow": [*[malformed("bad_number")] * 4, LATE],
+    "huge_int": [*[malformed("bad_number")] * 4, LATE],
+    "int_65_bit": [*[malformed("bad_number")] * 4, LATE],
+    "deep": [*[malformed("too_deep")] * 4, LATE],
+    "deep_129": [*[malformed("too_deep")] * 4, LATE],
     "surrogate": OK,
-    "not_utf8": OK,
-    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK, OK],
-    "bom": malformed("bom"),
-    "blank": [malformed("blank_line"), OK, OK, OK],
+    "not_utf8": [OK, OK, OK, OK, LATE],
+    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK, OK, OK],
+    "bom": [*[malformed("bom")] * 4, LATE],
+    "blank": [malformed("blank_line"), OK, OK, OK, OK],
     "crlf": OK,
-    "trailing": [malformed("bad_json"), LATE, LATE, malformed("bad_json")],
-    "array": [malformed("bad_type"), LATE, LATE, malformed("not_object")],
-    "duplicate_key": [OK, *[malformed("duplicate_key")] * 3],
-    "wrong_id": [malformed("request_id"), LATE, LATE, LATE],
+    "trailing": [malformed("bad_json"), LATE, LATE, malformed("bad_json"), LATE],
+    "array": [malformed("bad_type"), LATE, LATE, malformed("not_object"), LATE],
+    "duplicate_key": [OK, *[malformed("duplicate_key")] * 3, LATE],
+    "wrong_id": [malformed("request_id"), *[LATE] * 4],
     "silent": ("timeout", "handshake", "deadline"),
     "drip": OK,
-    "trickle": [SPENT, LATE, LATE, LATE],
-    "banner": [malformed("bad_json", "handshake"), OK, OK, malformed("bad_json", "handshake")],
-    "half_frame": [malformed("bad_json"), crashed("exit:3"), crashed("exit:3"), malformed("bad_json")],
-    "unterminated": OK,
+    "trickle": [SPENT, *[LATE] * 4],
+    "banner": [
+        *(malformed("bad_json", "handshake"), OK, OK, malformed("bad_json", "handshake")),
+        malformed("bad_header", "handshake"),
+    ],
+    "half_frame": [
+        *(malformed("bad_json"), crashed("exit:3"), crashed("exit:3"), malformed("bad_json")),
+        crashed("exit:3"),
+    ],
+    "unterminated": [OK, OK, OK, OK, malformed("cut_short")],
     "endless_line": malformed("frame_too_large"),
-    "flood_frames": [malformed("message_type"), LATE, LATE, LATE],
-    "flood_garbage": [malformed("bad_json"), LATE, LATE, malformed("bad_json")],
-    "flood_stderr": [SPENT, LATE, LATE, LATE],
+    "flood_frames": [malformed("message_type"), *[LATE] * 4],
+    "flood_garbage": [malformed("bad_json"), LATE, LATE, malformed("bad_json"), malformed("bad_header")],
+    "flood_stderr": [SPENT, *[LATE] * 4],
     "burst_stderr": OK,
-    "burst_frames": [malformed("message_type"), OK, OK, OK],
+    "burst_frames": [malformed("message_type"), *[OK] * 4],
     "chatter_after": OK,
-    "deaf": [SPENT, LATE, LATE, LATE],
+    "deaf": [SPENT, *[LATE] * 4],
     # rune: a second line comes with the handshake's, before the session returns to its caller or just after.
     # Others: our replies fill the pipe, before the call is written or just after.
-    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, *[STALLED] * 3],
+    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, *[STALLED] * 4],
     "twice": OK,
-    "late": [SPENT, LATE, LATE, LATE],
+    "late": [SPENT, *[LATE] * 4],
     "exit_failing": crashed("exit:3", "handshake"),
     "exit_zero": crashed("exit:0", "handshake"),
     "killed": crashed("signal:9"),
     "answer_and_exit": OK,
-    "answer_and_fail": [crashed("exit:3", "teardown"), OK, OK, OK],
+    "answer_and_fail": [crashed("exit:3", "teardown"), *[OK] * 4],
     "orphan": OK,
     "close_stdout": crashed("stdout_closed"),
     "close_stdin": crashed("stdin_closed"),
     "oom": crashed("oom"),
-    "stop": [SPENT, LATE, LATE, LATE],
-    "stubborn": [crashed("no_exit", "teardown"), OK, OK, OK],
+    "stop": [SPENT, *[LATE] * 4],
+    "stubborn": [crashed("no_exit", "teardown"), *[OK] * 4],
 }
 CASES = [(name, contract) for name in TABLE for contract in CONTRACTS]
 
@@ -212,9 +219,9 @@ def test_misbehaviour(results: Mapping[tuple[str, str], Seen], behaviour: str, c
     seen = results[behaviour, contract]
     assert seen.outcome in expected(behaviour, contract)
     if seen.outcome == OK:
-        value = seen.value["structuredContent"] if contract == "mcp" else seen.value
+        value = misbehaviour.echoed(contract, seen.value)
         assert value["input"] == INPUT
-        if behaviour in ("surrogate", "not_utf8"):
+        if behaviour in ("surrogate", "not_utf8") and contract != "ainb":  # it reads only what it knows
             assert set(value["note"]) == {"\ufffd"}
     report = seen.report
     is_sound(report)
@@ -294,8 +301,8 @@ def run_cases(given: list[list[Any]]) -> list[Any]:
     from sandbox.policy.grant import Overrides
     from sandbox.spec import Limits
 
-    async def one(manifest: str, tool: str, limits: dict[str, Any]) -> list[Any]:
-        call = Call("tool", tool, {"text": "hello"})
+    async def one(manifest: str, tool: str, given: Any, limits: dict[str, Any]) -> list[Any]:
+        call = Call("tool", tool, given)
         asked = Invocation(manifest, overrides=Overrides(limits=Limits(**limits)))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
@@ -333,7 +340,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         (plugin_dir / name).mkdir()
         manifest = misbehaviour.plugin(plugin_dir / name, name, contract)
         limits, _ = limits_for(name, contract)
-        given.append([str(manifest), TOOL[contract], limits])
+        given.append([str(manifest), TOOL[contract], misbehaviour.given_to(contract, INPUT), limits])
     runner_as.give(plugin_dir)
     found, left = elsewhere.run(runner_as, run_cases, given, timeout=240)
     outcomes = {name: tuple(outcome) for name, (outcome, _, _) in zip(REPRESENTATIVE, found, strict=True)}
@@ -351,6 +358,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         *((f"flood_{what}", "mcp") for what in ("frames", "garbage", "stderr")),
         ("flood_frames", "nexo"),  # each is an event and a request to the host
         ("flood_frames", "kaged"),
+        ("flood_frames", "ainb"),
         ("flood_stderr", "rune"),
     ],
 )
@@ -362,8 +370,9 @@ def test_a_flood_does_not_fill_the_hosts_memory(
     good, bad = plugin_dir / "good", plugin_dir / "bad"
     good.mkdir()
     bad.mkdir()
-    cases = [[str(misbehaviour.plugin(good, "good", contract)), TOOL[contract], {}]]  # imports everything
-    cases.append([str(misbehaviour.plugin(bad, behaviour, contract)), TOOL[contract], limits])
+    tool = [TOOL[contract], misbehaviour.given_to(contract, INPUT)]
+    cases = [[str(misbehaviour.plugin(good, "good", contract)), *tool, {}]]  # imports everything
+    cases.append([str(misbehaviour.plugin(bad, behaviour, contract)), *tool, limits])
     found, _ = elsewhere.run(runner_as_root, run_cases, cases, timeout=240)
     (outcome, grown, said) = found[1]
     if behaviour == "endless_line":

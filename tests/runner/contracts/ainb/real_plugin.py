@@ -96,9 +96,9 @@ class RawHost:
 
 
 @contextmanager
-def raw_host(caller: Caller, folder: Path) -> Iterator[RawHost]:
+def raw_host(caller: Caller, folder: Path, *options: str) -> Iterator[RawHost]:
     process = caller.start(
-        "exec", folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        "exec", *options, folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     with process:
         try:
@@ -110,13 +110,13 @@ def raw_host(caller: Caller, folder: Path) -> Iterator[RawHost]:
                 process.wait(SECONDS)
 
 
-def check_plugin(caller: Caller, folder: Path) -> list[str]:
-    """Raises AssertionError. Returns the checks that applied."""
+def check_plugin(caller: Caller, folder: Path, *options: str) -> list[str]:
+    """`options`: of `runner exec`. Raises AssertionError. Returns the checks that applied."""
     manifest = tomllib.loads((folder / "manifest.toml").read_text())
     provides = manifest.get("provides", {})
     done = ["A01 manifest", "A01 identity", "A02 framing", "A03", "A11"]
     assert caller("check", folder).returncode == 0
-    with raw_host(caller, folder) as host:
+    with raw_host(caller, folder, *options) as host:
         answer = host.ask("cts/unknown", {})  # before plugin/init
         assert answer["error"]["code"] == -32601, answer
         welcome = host.init(folder)

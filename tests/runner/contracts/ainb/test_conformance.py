@@ -27,8 +27,8 @@ def nest(plugin_dir: Path, runner_as: Caller) -> Nest:
 
 
 def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[str, Any]) -> list[Any]:
-    """Open the plugin, take the steps one by one, and close it. Returns what came of each step; the report is
-    the last.
+    """Open the plugin, take the steps one by one, and close it. Returns what came of each step, [level,
+    message] of each message of its log, and the report.
 
     render W H        the value
     cli NS ARGV       stdout, or [code, message] of an error, or [code, cause] of a failure
@@ -36,7 +36,6 @@ def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[st
     publish T TEXT    the host publishes it
     stored T          what the bus has there
     notify M PARAMS   tell the plugin something
-    logs              [level, message] of the log so far
     """
     import os
 
@@ -58,7 +57,7 @@ def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[st
         except PluginFailure as failure:
             return [failure.outcome.code, failure.outcome.cause]
 
-    async def take(plugin: Any, logs: list[Any], act: str, *given: Any) -> Any:
+    async def take(plugin: Any, act: str, *given: Any) -> Any:
         if act == "render":
             return await plugin.call("", {"width": given[0], "height": given[1]}, kind="render", seconds=60.0)
         if act in ("cli", "quickly"):
@@ -70,26 +69,20 @@ def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[st
         if act == "stored":
             snapshot = bus.get(given[0])
             return snapshot and snapshot.payload.decode()
-        return logs
+        raise AssertionError(act)
 
     async def main() -> None:
-        logs: list[Any] = []
         with trio.fail_after(150):
             opened = open_plugin(
                 folder, policy=policy, services=Services(bus=bus, **services), environ=dict(os.environ)
             )
-            async with opened as plugin, trio.open_nursery() as nursery:
-
-                async def listen() -> None:
-                    async for event in plugin.events():
-                        if isinstance(event, Notice) and event.kind == "log":
-                            logs.append([event.value["level"], event.value["message"]])
-
-                nursery.start_soon(listen)
+            async with opened as plugin:
                 for step in steps:
-                    found.append(await take(plugin, logs, *step))
-                nursery.cancel_scope.cancel()
-        found.append(plugin.report)
+                    found.append(await take(plugin, *step))
+            events = [event async for event in plugin.events()]  # what it said until its end
+        said = [event.value for event in events if isinstance(event, Notice) and event.kind == "log"]
+        logs = [[each["level"], each["message"]] for each in said]
+        found.extend((logs, plugin.report))
         await aclose_forkserver()
 
     trio.run(main)
@@ -97,6 +90,11 @@ def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[st
 
 
 def run(nest: Nest, folder: str, *steps: list[Any], **services: Any) -> list[Any]:
+    *found, _, report = run_logged(nest, folder, *steps, **services)
+    return [*found, report]
+
+
+def run_logged(nest: Nest, folder: str, *steps: list[Any], **services: Any) -> list[Any]:
     found: list[Any] = elsewhere.run(
         nest.caller, converse, folder, str(nest.policy), list(steps), services, timeout=240
     )
@@ -266,8 +264,7 @@ def invoke(asking: str, acting: str, policy: str) -> dict[str, Any]:
 def test_a09_the_log_filter(nest: Nest) -> None:
     for level, kept in (("warn", ["warn", "error"]), ("trace", ["trace", "debug", "info", "warn", "error"])):
         folder = nest.put("a09", namespaces=["a09"]) if level == "warn" else str(nest.root / "a09")
-        # It logs during plugin/init, so all of it was read before the answer.
-        drawn, logs, _ = run(nest, folder, ["render", 1, 1], ["logs"], log_level=level)
+        drawn, logs, _ = run_logged(nest, folder, ["render", 1, 1], log_level=level)
         assert drawn["lines"] == ["L"]
         assert logs == [[each, f"at {each}"] for each in kept]
 

@@ -219,6 +219,14 @@ def test_a_frame_that_is_no_message_is_dropped_and_nothing_else_happens(raw: byt
     assert isinstance(reply, Reply)
 
 
+def test_a_call_that_times_out_says_what_was_dropped() -> None:
+    conversation = ready()
+    assert conversation.noise == ""
+    hear(conversation, b"hello", {"jsonrpc": "2.0", "id": "2", "result": {}})
+    why = "its id is not an integer from 0 to 2^64-1"
+    assert conversation.noise == f"2 of its frames were dropped, the last one because {why}"
+
+
 def test_notices_of_dropped_frames_are_bounded() -> None:
     conversation = ready()
     events = [event for _ in range(1000) for event in hear(conversation, b"hello")]

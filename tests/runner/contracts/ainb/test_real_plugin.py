@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,26 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 ALL = ["A01 identity", "A01 manifest", "A02 framing", "A02 viewport", "A03", "A05", "A11", "A14"]
 
 
-def test_the_example(plugin_dir: Path, runner_as: Caller) -> None:
+@pytest.mark.parametrize("options", [(), ("--inspect",)])
+def test_the_example(plugin_dir: Path, runner_as: Caller, options: tuple[str, ...]) -> None:
     folder = plugin_dir / "greeter"
     shutil.copytree(example_folder("ainb"), folder)
     (folder / "greeter").chmod(0o755)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, runner_as.uid, runner_as.uid)
-    assert check_plugin(runner_as, folder) == ALL
+    assert check_plugin(runner_as, folder, *options) == ALL
+
+
+def test_an_inspection_ends_a_plugin_that_is_another(plugin_dir: Path, runner_as: Caller) -> None:
+    folder = Path(Nest(plugin_dir, runner_as).put("a01"))
+    program = folder / "a01"
+    program.write_text(program.read_text().replace('"name": NAME', '"name": "a02"'))
+    init = {"jsonrpc": "2.0", "id": 1, "method": "plugin/init", "params": {}}
+    body = json.dumps(init)
+    done = runner_as("exec", "--inspect", folder, input=f"Content-Length: {len(body)}\r\n\r\n{body}")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "it says that it is 'a02', its manifest says 'a01'" in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_canary(plugin_dir: Path, runner_as: Caller) -> None:

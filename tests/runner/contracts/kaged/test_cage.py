@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runner.outcome import EXIT
+from sandbox.document.read import parse
 from tests.conftest import SPARE_UID, Caller
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -236,3 +237,53 @@ def test_a_configuration_for_a_contract_whose_cage_does_not_depend_on_it(
         assert "config_foreign" in done.stdout + done.stderr
     broken = runner_as_user("explain", "--config", "{", manifest)
     assert broken.returncode == 2 and "--config" in broken.stderr
+
+
+def test_a_folder_is_no_program(plugin: Plugin) -> None:
+    plugin.write(plugin.folder / "tools/secret.txt", "not asked for")
+    plugin.make(PROGRAM, capabilities=[f"exec:tool:{plugin.folder}/tools"])
+    policy = plugin.policy(f'[read]\nceiling = ["{plugin.folder}"]\n[write]\nceiling = ["${{state_dir}}"]\n')
+    done = plugin.exec("--policy", policy)
+    assert done.returncode == 126 and "not_a_file" in done.stderr
+
+
+def test_a_program_that_does_not_exist_below_usr(plugin: Plugin) -> None:
+    plugin.make(PROGRAM, capabilities=["exec:tool:/usr/bin/there-is-no-such-tool"])
+    done = plugin.exec()
+    assert done.returncode == 126 and "missing_path" in done.stderr
+    plugin.make(PROGRAM, capabilities=["exec:sh:/usr/bin/env"])
+    assert plugin.exec().returncode == 0
+
+
+def test_many_denials_are_positioned_with_one_parse(
+    plugin_dir: Path, write_file: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runner.manifest import load
+
+    data = {
+        "name": "demo",
+        "version": "0.1.0",
+        "kaged_api": 1,
+        "description": "a demo",
+        "command": ["./plugin.py"],
+        "methods": ["demo.run"],
+        "capabilities": [f"read:fs:/nope/{number}" for number in range(200)],
+    }
+    path = write_file(plugin_dir / "kaged-plugin.yaml", json.dumps(data, indent=1))
+    found = load.load(str(path)).plugin
+    assert found is not None
+    parsed: list[str] = []
+
+    def count(path: str, raw: bytes, format: Any) -> Any:  # noqa: A002 -- as it is called
+        parsed.append(path)
+        return parse(path, raw, format)
+
+    monkeypatch.setattr(load, "parse", count)
+    lines = [load.position(found, request.where)[0] for request in found.spec.paths[1:]]
+    assert lines == list(range(lines[0], lines[0] + 200)) and len(parsed) == 1
+
+
+def test_stdin_of_exec_is_the_plugins(plugin: Plugin) -> None:
+    plugin.make(PROGRAM)
+    done = plugin.exec("--config", "-")
+    assert done.returncode == 2 and "--config @FILE" in done.stderr

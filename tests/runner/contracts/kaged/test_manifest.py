@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,8 @@ def test_types_of_knob_and_field_are_not_compared() -> None:
 )
 def test_paths_and_programs(capability: str, path: str, access: Any) -> None:
     found = plugin(capabilities=["kaged:storage:read", capability])
-    assert found.spec.paths[1:] == (PathRequest(path, access, where=("capabilities", 1)),)
+    file = capability.startswith("exec:")
+    assert found.spec.paths[1:] == (PathRequest(path, access, where=("capabilities", 1), file=file),)
     assert found.capabilities == ("kaged:storage:read", capability)
 
 
@@ -459,3 +461,62 @@ def test_the_editors_schema_accepts_what_we_accept() -> None:
     ]
     for wrong in wrongs:
         assert not validator.is_valid(described(**wrong)), wrong
+
+
+# --- what a hostile manifest could make slow, and paths that could vanish ----------------------------------
+
+
+def test_too_many_capabilities_and_paths(tmp_path: Path) -> None:
+    assert faults(capabilities=[f"read:fs:/srv/{n}" for n in range(257)]) == ["capabilities_too_many"]
+    assert faults(capabilities=[f"read:fs:/srv/{n}" for n in range(256)]) == []
+    many = [f"project:/n{n}" for n in range(257)]
+    options = {"project": str(tmp_path)}
+    assert faults({"other": many}, options, config_schema=STORE) == ["config_too_large"]
+    assert faults({"other": many[:256]}, options, config_schema=STORE) == []
+    assert faults({"other": ["x"] * 10_001}, config_schema=STORE) == ["config_too_large"]
+
+
+ANY = {"type": "object", "properties": {"store": {}}}
+
+
+def test_paths_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    assert f"{root}/notes" in written({"store": ["project:/notes"]}, project=root, config_schema=ANY)
+    inner = {"type": "object", "properties": {"dir": {"default": "project:/deep"}}}
+    schema = {"type": "object", "properties": {"store": {"type": "string"}, "nested": inner}}
+    assert f"{root}/deep" in written(project=root, config_schema=schema)
+
+
+@pytest.mark.parametrize("path", ["project:/a\0b", "config:/a\0", "/srv/\ud800"])
+def test_characters_that_no_path_has(path: str, tmp_path: Path) -> None:
+    free = {key: value for key, value in PATH_KNOB.items() if key != "prefixes"}
+    changes = {"config_schema": STORE, "knobs": {"store": free}}
+    assert faults({"store": path}, {"project": str(tmp_path)}, **changes) == ["config_path"]
+
+
+def test_names_of_the_hosts_own_methods() -> None:
+    check = {"name": "check", "description": "", "parameters_schema": {}}
+    assert faults(name="health", tools=[check]) == ["tool_name"]
+    assert faults(name="health", tools=[TOOL]) == []
+    assert faults(methods=["health.check"]) == ["method_reserved"]
+    assert faults(name="kaged") == faults(name="system") == ["plugin_name"]
+
+
+def test_many_misspelled_knobs_get_few_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def suggest(word: str, known: list[str]) -> str:
+        asked.append(len(known))
+        return ""
+
+    monkeypatch.setattr("runner.contracts.kaged.knobs.did_you_mean", suggest)
+    fields = {"type": "object", "properties": {f"field{n}": {} for n in range(1000)}}
+    knobs = {f"k{n}": {**KNOB, "binds_to": f"config.none{n}"} for n in range(1000)}
+    assert len(faults(config_schema=fields, knobs=knobs)) == 201
+    assert len(asked) <= 200 and max(asked) <= 100
+
+
+def test_a_project_whose_name_is_not_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    assert faults(options={"project": str(folder)}) == ["project_missing"]

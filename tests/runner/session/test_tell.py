@@ -1,0 +1,182 @@
+"""Notifications that wait while a request is open: a session releases them when the request ends, however.
+
+The process is a task of the test on the other ends of real pipes, and time is trio's autojump clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from runner.contracts.ainb.dialect import AinbDialect
+from runner.contracts.ainb.messages import RULES
+from runner.exceptions import PluginFailure
+from runner.launch.monitor import Terms
+from runner.protocol.dialect import Answer, Call, Setting
+from runner.protocol.header_frames import HeaderFramer, header_frame
+from runner.protocol.host_services import Emit, Gate, Services, Tell, Why
+from runner.protocol.wire import decode, encode
+from runner.session.session import Session
+from sandbox.spec import Limits
+from tests.runner.contracts.ainb.conversation import BURNDOWN, WELCOME, answer
+from tests.runner.session.piped_session import PipedCell
+
+pytestmark = pytest.mark.trio
+
+EVENT, KEY = "plugin/handle_event", "plugin/handle_key"
+ESC = {"screen_id": "", "key": {"code": {"type": "esc"}}}
+SLOW = Call("tool", "burn")
+
+
+class Telling:
+    """Services that tell the plugin something."""
+
+    METHODS: dict[str, str] = {}  # noqa: RUF012 -- as the interface has it
+
+    def __init__(self) -> None:
+        self.tell: Tell | None = None
+        self.detached = 0
+
+    async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
+        raise AssertionError("there is no method to serve")
+
+    def refused(self, method: str, why: Why) -> Answer:
+        return Answer(error=(-32601, "method not found", None))
+
+    def attach(self, tell: Tell) -> None:
+        self.tell = tell
+
+    def detach(self) -> None:
+        self.detached += 1
+
+
+class Plugin:
+    """Answers plugin/init and plugin/shutdown, and nothing else. It reads while `reads` is set."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self.reads = trio.Event()
+        self.services = Telling()
+        self.session: Session | None = None
+
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.heard]
+
+
+@asynccontextmanager
+async def live(*early: tuple[str, Any]) -> AsyncIterator[tuple[Session, Plugin]]:
+    """`early`: what its services tell it before the handshake."""
+    cell = PipedCell()
+    plugin = Plugin()
+    plugin.reads.set()
+    terms = Terms(BURNDOWN, Limits(), (), ("*",), "default", False)
+    gate = Gate(plugin.services, Services(), ("*",))
+    session = Session(cell, terms, AinbDialect(Setting(BURNDOWN)), gate, None)  # type: ignore[arg-type]
+    gate.attach(session.tell)
+    assert plugin.services.tell is not None
+    for method, params in early:
+        plugin.services.tell(method, params)
+
+    async def run() -> None:
+        framer = HeaderFramer(RULES)
+        while True:
+            await plugin.reads.wait()
+            data = await cell.its_stdin.receive_some(1 << 20)
+            if not data:
+                break
+            for raw in framer.feed(bytes(data)):
+                message = decode(raw)
+                plugin.heard.append((message.get("method", ""), message.get("params")))
+                if message.get("method") in ("plugin/init", "plugin/shutdown"):
+                    await cell.its_stdout.send_all(header_frame(encode(answer(message["id"], WELCOME))))
+        cell.end()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        nursery.start_soon(session.tasks.run)
+        try:
+            await session.tasks.start()
+            yield session, plugin
+        finally:
+            with trio.CancelScope(shield=True):
+                plugin.reads.set()
+                await session.close()
+                session.tasks.stop()
+                nursery.cancel_scope.cancel()
+                await cell.aclose()
+
+
+async def test_what_services_tell_before_the_handshake_comes_after_it(autojump_clock: Any) -> None:
+    async with live((EVENT, {"topic": "t", "payload": b"1"}), (KEY, ESC)) as (_, plugin):
+        await trio.testing.wait_all_tasks_blocked()
+        assert plugin.methods() == ["plugin/init", KEY, EVENT]
+    assert plugin.services.detached == 1
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_the_end_of_a_call_releases(autojump_clock: Any, end: str) -> None:
+    async with live() as (session, plugin):
+
+        async def call() -> None:
+            if end == "cancelled":
+                with trio.move_on_after(5.0):
+                    await session.call(SLOW)
+            else:
+                with pytest.raises(PluginFailure):
+                    await session.call(SLOW, seconds=5.0)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.sleep(1.0)
+            session.tell(KEY, ESC)
+            await trio.sleep(3.0)
+            assert plugin.methods()[1:] == ["plugin/cli_dispatch"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert plugin.methods()[1:] == ["plugin/cli_dispatch", KEY]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_a_request_that_was_never_sent_releases_too(autojump_clock: Any, end: str) -> None:
+    """The plugin does not read, so the request waits behind events that fill the pipe."""
+    async with live() as (session, plugin):
+        await trio.testing.wait_all_tasks_blocked()
+        plugin.reads = trio.Event()
+        session.tell(EVENT, {"topic": "wakes its reader", "payload": b""})
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(3):
+            session.tell(EVENT, {"topic": str(number), "payload": bytes(100_000)})
+
+        async def call() -> None:
+            if end == "cancelled":
+                with trio.move_on_after(5.0):
+                    await session.call(SLOW)
+            else:
+                with pytest.raises(PluginFailure):
+                    await session.call(SLOW, seconds=5.0)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.sleep(1.0)
+            session.tell(KEY, ESC)
+        plugin.reads.set()
+        await trio.testing.wait_all_tasks_blocked()
+        methods = plugin.methods()[1:]
+        assert "plugin/cli_dispatch" not in methods
+        assert methods.count(EVENT) == 4 and methods.count(KEY) == 1
+        assert methods.index(KEY) < len(methods) - 1  # it overtook what waited
+        topics = [params["topic"] for method, params in plugin.heard if method == EVENT]
+        assert topics[1:] == ["0", "1", "2"]
+
+
+async def test_tell_never_raises(autojump_clock: Any) -> None:
+    async with live() as (session, _):
+        before = session.state.outbox.dropped
+        session.tell("plugin/unknown", {})
+        session.tell(EVENT, {"topic": 7})
+        assert session.state.outbox.dropped == before + 2
+    session.tell(EVENT, {"topic": "t", "payload": b""})  # it is over
