@@ -132,6 +132,15 @@ def make_payload(value: Any) -> str:
     return payload.encode(payload.decode(value))
 
 
+def write_event(write: Callable[[str, Any], bytes], made: Mapping[str, Any]) -> bytes:
+    """The message of an event. Its payload is base64, in which nothing has to be escaped: it is put into the
+    written message. The encoder would look at each of its characters, for each subscriber: 0.1 s for 16 MiB.
+    Raises ValueError."""
+    raw = write(HANDLE_EVENT, {"topic": made["topic"], "payload": ""})
+    end = len('"}}')
+    return b"".join((raw[:-end], made["payload"].encode("ascii"), raw[-end:]))
+
+
 class _Misfit(Exception):
     """What is wrong with the params."""
 

@@ -8,8 +8,15 @@ import pytest
 
 from runner.contracts.ainb import CONTRACT
 from runner.contracts.ainb.messages import BODY_LIMIT
-from runner.contracts.ainb.notifications import MOST_DELIVERIES, MOST_KEYS, MOST_MOUSE
+from runner.contracts.ainb.notifications import (
+    MOST_DELIVERIES,
+    MOST_KEYS,
+    MOST_MOUSE,
+    make_params,
+    write_event,
+)
 from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Notice, Ready, Reply
+from runner.protocol.jsonrpc import Peer
 from runner.protocol.memory import DELIVERIES
 from tests.runner.contracts.ainb.conversation import (
     ONE_CELL,
@@ -348,3 +355,11 @@ def test_room_comes_back_with_the_release() -> None:
             conversation.notify(EVENT, event(1))
         assert len(sent(hear(conversation, answer(CALLED + number, DONE)))) == MOST_DELIVERIES
     assert "events_dropped" not in conversation.counters
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b'"}}\\', bytes(range(256)) * 1000])
+@pytest.mark.parametrize("topic", ["a", "", 'a"}}', "é", "\\"])
+def test_an_event_is_written_as_the_encoder_would_write_it(topic: str, data: bytes) -> None:
+    made = make_params("plugin/handle_event", {"topic": topic, "payload": data}, 0)
+    write = Peer().notification
+    assert write_event(write, made) == write("plugin/handle_event", made)
