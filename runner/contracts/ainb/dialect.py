@@ -291,10 +291,7 @@ class AinbDialect(Dialect):
         if "generation" in made and "generation" not in params:
             self._generation += 1
         try:
-            if method == notifications.HANDLE_EVENT:
-                raw = notifications.write_event(self._peer.notification, made)
-            else:
-                raw = self._peer.notification(method, made)
+            raw = notifications.encode_message(method, made)
         except ValueError as error:
             raise CallRefused(Refusal(0, "-32602", f"the params are {error}", "not_json")) from None
         if len(raw) > BODY_LIMIT:

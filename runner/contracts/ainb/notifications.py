@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.contracts.ainb import payload
+from runner.protocol import wire
 from runner.protocol.dialect import CallRefused, Events, Lane, Notice, Refusal, Send
 from runner.protocol.memory import DELIVERIES
 from sandbox.document.diagnostic import quoted
@@ -120,6 +121,19 @@ def make_params(method: str, given: Any, generation: int) -> dict[str, Any]:
         raise CallRefused(Refusal(0, "-32602", f"{method}: {misfit}", "invalid_params")) from None
 
 
+def encode_message(method: str, params: Mapping[str, Any]) -> bytes:
+    """The body of the frame, of params from make_params. Raises ValueError if they are not JSON."""
+    if method == HANDLE_EVENT:
+        # Base64 needs no escapes. Looking for some takes two thirds of the time for a payload of 2 MiB.
+        topic, data = wire.encode(params["topic"]), params["payload"].encode("ascii")
+        return b'{"jsonrpc":"2.0","method":"%b","params":{"topic":%b,"payload":"%b"}}' % (
+            HANDLE_EVENT.encode(),
+            topic,
+            data,
+        )
+    return wire.encode({"jsonrpc": "2.0", "method": method, "params": params})
+
+
 def make_payload(value: Any) -> str:
     """Base64 of what a caller gives as bytes: base64, integers, {"text": TEXT}, or nothing. Raises
     BadPayload."""
@@ -130,15 +144,6 @@ def make_payload(value: Any) -> str:
             raise payload.BadPayload('is an object other than {"text": "…"}')
         return payload.encode(value["text"].encode("utf-8", "replace"))
     return payload.encode(payload.decode(value))
-
-
-def write_event(write: Callable[[str, Any], bytes], made: Mapping[str, Any]) -> bytes:
-    """The message of an event. Its payload is base64, in which nothing has to be escaped: it is put into the
-    written message. The encoder would look at each of its characters, for each subscriber: 0.1 s for 16 MiB.
-    Raises ValueError."""
-    raw = write(HANDLE_EVENT, {"topic": made["topic"], "payload": ""})
-    end = len('"}}')
-    return b"".join((raw[:-end], made["payload"].encode("ascii"), raw[-end:]))
 
 
 class _Misfit(Exception):
