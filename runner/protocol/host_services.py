@@ -273,9 +273,11 @@ class Gate:
         return await self._serve(call, emit) if why is None else self._refuse(call, why)
 
     @asynccontextmanager
-    async def answered(self, call: HostCall, emit: Emit) -> AsyncIterator[Answer]:
+    async def answered(
+        self, call: HostCall, emit: Emit, is_wanted: Callable[[], bool] = lambda: True
+    ) -> AsyncIterator[Answer]:
         """The same, until the answer has been posted. Of long ones only a few are made before: each waits for
-        the plugin to read what was posted, and holds its bytes."""
+        the plugin to read what was posted, and holds its bytes. `is_wanted`: whether answers still are."""
         contract = self._contract
         lane = contract.LONG.get(call.method) if isinstance(contract, LongMethods) else None
         if lane is None or self._why_not(call) is not None:
@@ -285,7 +287,7 @@ class Gate:
         self._open += 1
         try:
             async with self._lanes.setdefault(name, trio.Semaphore(most)):
-                yield await self._serve(call, emit)
+                yield await self._serve(call, emit) if is_wanted() else self._refuse(call, "busy")
         finally:
             self._open -= 1
 

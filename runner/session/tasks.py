@@ -243,7 +243,7 @@ class SessionTasks:
 
         try:
             with scope:
-                async with state.gate.answered(call, emit) as answer:
+                async with state.gate.answered(call, emit, lambda: not state.outbox.closed) as answer:
                     await state.outbox.room()
                     state.charged = state.backlog.charge(frame.weight)
                     try:
@@ -385,9 +385,21 @@ class SessionTasks:
 
 def _sendable(answer: Answer) -> Answer:
     """A service is the host's own code: what it returns may not be JSON."""
+    if answer.error is None and _is_plain(answer.result):
+        return answer
     try:
         wire.encode(answer.result)
         wire.encode(answer.error)
     except ValueError:
         return Answer(error=(-32603, "internal error: the host's answer cannot be sent", None))
     return answer
+
+
+def _is_plain(result: Any) -> bool:
+    """Whether it is JSON for sure, at the first glance: the base64 of a file may have 16 MiB."""
+    return type(result) is dict and all(
+        type(name) is str
+        and name.isascii()
+        and (value is None or type(value) is int or (type(value) is str and value.isascii()))
+        for name, value in result.items()
+    )

@@ -298,3 +298,12 @@ async def test_a_long_answer_that_is_cancelled_gives_its_turn_back() -> None:
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
         assert scope.cancelled_caught
+
+
+@pytest.mark.trio
+async def test_long_answers_are_not_made_for_a_plugin_that_is_told_nothing_more() -> None:
+    gate = Gate(LongAnswers(), Services(), ("*",))
+    for _ in range(5):
+        async with gate.answered(HostCall(1, "long", None), emit, lambda: False) as answer:
+            assert answer.error is not None
+    assert gate.served == {} and gate.busy == {"long": 5}

@@ -9,9 +9,12 @@ searched the granted paths for those to denied files.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
@@ -35,6 +38,10 @@ PATH_MOST_BYTES = 4095
 _THREADS = 4
 _SHOWN = 512  # characters of a path in a message
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_NOBODY = 65534
+_NO_ID = -1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 _T = TypeVar("_T")
 
@@ -76,20 +83,20 @@ class GuardedFiles:
 
     def _with_opened(self, path: str, asked: str, verb: str, act: Callable[[int], _T]) -> _T:
         """Raises HostError, for each error of the system too."""
+        if self._denylist is None:
+            self._denylist = Denylist(
+                read_mounts(), homes=homes(os.environ), runtime_dir=os.environ.get("XDG_RUNTIME_DIR")
+            )
         try:
-            fd = self._open(path, asked)
-            try:
-                return act(fd)
-            finally:
-                os.close(fd)
+            return self._find(path, asked, self._denylist, act)
         except OSError as error:
             reason = f"{error.strerror} (os error {error.errno})"
             raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {reason}") from None
         except _Unfit as unfit:
             raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {unfit}") from None
 
-    def _open(self, path: str, asked: str) -> int:
-        """An O_PATH descriptor of what the path names. Raises HostError and OSError."""
+    def _find(self, path: str, asked: str, denylist: Denylist, act: Callable[[int], _T]) -> _T:
+        """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
         for root in self.roots:
             try:
                 folder = os.open(root, os.O_PATH | os.O_CLOEXEC)  # a root that is a link works
@@ -102,32 +109,19 @@ class GuardedFiles:
                 inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
                 if inside is None:
                     continue
-                try:
+                with _rights_of_owner(os.fstat(folder)):
                     fd = open_beneath(folder, inside, names) if inside else os.dup(folder)  # it may be a file
-                except Escapes:
-                    continue
-                try:
-                    self._judge(fd, folder, path)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                return fd
+                    try:
+                        if _is_denied(fd, denylist):
+                            raise _outside(path)
+                        return act(fd)
+                    finally:
+                        os.close(fd)
+            except Escapes:
+                continue
             finally:
                 os.close(folder)
         raise _outside(path)
-
-    def _judge(self, fd: int, folder: int, path: str) -> None:
-        status = os.fstat(fd)
-        if self._denylist is None:
-            self._denylist = Denylist(
-                read_mounts(), homes=homes(os.environ), runtime_dir=os.environ.get("XDG_RUNTIME_DIR")
-            )
-        if self._denylist.name_hit(fd_path(fd)) or self._denylist.file_hit(
-            (status.st_dev, status.st_ino), "read"
-        ):
-            raise _outside(path)
-        if os.geteuid() == 0 and not _may_read(status, os.fstat(folder)):
-            raise PermissionError(13, "Permission denied")
 
 
 class _Unfit(Exception):
@@ -158,20 +152,37 @@ def _outside(path: str) -> HostError:
     return denied(f"{FS_CAPABILITY}: {path[:_SHOWN]} is outside the granted envelope")
 
 
-def _may_read(status: os.stat_result, root: os.stat_result) -> bool:
-    """Whether the owner of the root may read it. The runner is root, who may read everything; the plugin sees
-    the root with its owner's rights."""
-    if status.st_uid == root.st_uid:
-        return bool(status.st_mode & stat.S_IRUSR)
-    if status.st_gid == root.st_gid:
-        return bool(status.st_mode & stat.S_IRGRP)
-    return bool(status.st_mode & stat.S_IROTH)
+def _is_denied(fd: int, denylist: Denylist) -> bool:
+    status = os.fstat(fd)
+    identity = status.st_dev, status.st_ino
+    return bool(denylist.name_hit(fd_path(fd)) or denylist.file_hit(identity, "read"))
+
+
+@contextmanager
+def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
+    """If the runner is root, let this thread open files with the rights of the folder's owner, as the plugin
+    does in its cage; if the owner is root, with nobody's. The kernel keeps these ids apart for each thread,
+    and takes away root's right to read everything meanwhile."""
+    if os.geteuid() != 0:
+        yield
+        return
+    uid, gid = (each or _NOBODY for each in (folder.st_uid, folder.st_gid))
+    try:
+        _libc.setfsgid(gid)
+        _libc.setfsuid(uid)
+        # They report no error. An id that is none changes nothing, and the present one is returned.
+        if (_libc.setfsuid(_NO_ID), _libc.setfsgid(_NO_ID)) != (uid, gid):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        yield
+    finally:
+        _libc.setfsuid(0)
+        _libc.setfsgid(os.getegid())
 
 
 def _read_file(fd: int) -> bytes:
     status = os.fstat(fd)
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(21, "Is a directory")
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
         raise _Unfit("it is not a regular file")
     if status.st_size > FILE_MOST_BYTES:

@@ -301,18 +301,44 @@ async def test_a_name_that_is_not_utf8_is_shown_with_replacements(grant: Path) -
 @pytest.mark.trio
 @pytest.mark.needs("root")
 async def test_root_reads_only_what_the_owner_of_the_folder_may(grant: Path) -> None:
-    (grant / "roots").write_text("of root")
-    os.chmod(grant / "roots", 0o600)
+    """The plugin sees the folder with its owner's rights, and a folder of root's as a stranger."""
+    for name, mode, owner in (
+        *(("mine", 0o400, 12345), ("roots", 0o600, 0), ("shown", 0o604, 0), ("other", 0o600, 54321)),
+        *(("sub/hidden", 0o644, 54321), ("shut", 0o000, 12345)),
+    ):
+        (grant / name).write_text(name)
+        os.chmod(grant / name, mode)
+        os.chown(grant / name, owner, owner)
+    os.chown(grant / "sub", 54321, 54321)
+    os.chmod(grant / "sub", 0o700)
     desk = desk_for(grant)
-    assert await read(desk, grant / "roots") == b"of root"  # the control: root's own folder
-    for each in (grant, grant / "file"):
-        os.chown(each, 12345, 12345)
-    os.chmod(grant / "file", 0o400)
-    assert await read(desk, grant / "file") == b"inside"
-    error = await desk.error(READ, {"path": f"{grant}/roots"})
-    assert error == (-32602, f"read {grant}/roots: Permission denied (os error 13)", None)
-    os.chmod(grant / "roots", 0o604)
-    assert await read(desk, grant / "roots") == b"of root"
+    refused = {"mine", "roots", "other", "sub/hidden", "shut"}
+    for owner, denied in ((0, refused), (12345, refused - {"mine"})):
+        os.chown(grant, owner, owner)
+        for name in ("mine", "roots", "shown", "other", "sub/hidden", "shut"):
+            path = f"{grant}/{name}"
+            if name in denied:
+                error = await desk.error(READ, {"path": path})
+                assert error == (-32602, f"read {path}: Permission denied (os error 13)", None), owner
+            else:
+                assert await read(desk, path) == name.encode()
+        assert (await desk.error(LIST, {"path": f"{grant}/sub"}))[0] == -32602
+        assert set(await listing(desk, grant)) == {"file", "sub", "mine", "roots", "shown", "other", "shut"}
+    assert (grant / "other").read_text() == "other"  # the control: root itself may
+
+
+@pytest.mark.trio
+@pytest.mark.needs("root")
+async def test_no_thread_keeps_the_rights_of_another(grant: Path) -> None:
+    os.chown(grant, 12345, 12345)
+    desk = desk_for(grant)
+    for path in ("file", "missing", "../secret"):
+        await desk.ask(READ, {"path": f"{grant}/{path}"})
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/status") as file:  # noqa: ASYNC230 -- the kernel's own
+            status = file.read().splitlines()
+        ids = [line.split()[1:] for line in status if line.startswith(("Uid:", "Gid:"))]
+        assert ids == [["0"] * 4] * 2
 
 
 @pytest.mark.trio
