@@ -14,7 +14,7 @@ import pytest
 
 from runner.cli import main, new
 from runner.contracts.registry import contract_names, example_folder, find_contract
-from runner.manifest.load import load_all
+from runner.manifest.load import load
 from tests.conftest import Caller
 
 NAMES = contract_names()
@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def only_plugin_id(folder: Path) -> str:
-    [read] = load_all(str(folder))
+    read = load(str(folder))
     assert read.plugin is not None and read.diagnostics == ()
     return read.plugin.id
 
