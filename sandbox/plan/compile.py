@@ -155,8 +155,8 @@ def _compile(
             *_missing(shown),
             *mentions.outside(
                 found.argv[1:],
-                # Our own variable says nothing about what the plugin wants.
-                [pair for pair in env if pair[0] != _STATE_DIR_VARIABLE],
+                # These say nothing about what the plugin wants.
+                [pair for pair in env if pair[0] not in (_STATE_DIR_VARIABLE, "HOME")],
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),

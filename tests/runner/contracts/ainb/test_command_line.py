@@ -1,0 +1,127 @@
+"""ainb plugins on the command line: commands, screens, and folders of plugins. In the cage, both callers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runner.contracts.registry import example_folder
+from tests.conftest import Caller
+
+pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+def root(plugin_dir: Path) -> Path:
+    """A folder of two plugins, one of which has a faulty manifest."""
+    folder = plugin_dir / "plugins"
+    shutil.copytree(example_folder("ainb"), folder / "greeter")
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.name == "greeter" else 0o644)
+    (folder / "broken").mkdir(mode=0o755)
+    (folder / "broken" / "manifest.toml").write_text("[plugin]\n")
+    return folder
+
+
+def test_a_command_has_its_output_and_its_exit_code(runner_as: Caller, root: Path) -> None:
+    done = runner_as("call", root / "greeter", "greeter", "--", "hello", "--world")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello, --world!\n", "")
+    done = runner_as("call", root / "greeter", "greeter")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "usage: hello NAME\n")
+    done = runner_as("call", "--json", root / "greeter", "greeter", "--", "hello", "you")
+    assert json.loads(done.stdout) == {"stdout": "Hello, you!\n", "stderr": "", "exit_code": 0}
+
+
+def test_input_and_arguments_exclude_each_other(runner_as_user: Caller, root: Path) -> None:
+    done = runner_as_user("call", root / "greeter", "greeter", "--input", "{}", "--", "hello")
+    assert done.returncode == 2 and "--input" in done.stderr
+
+
+def test_bytes_pass_unchanged_and_a_terminal_gets_no_control_sequences(
+    runner_as_user: Caller, root: Path
+) -> None:
+    hostile = "\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[2J"
+    piped = runner_as_user("call", root / "greeter", "greeter", "--", "hello", hostile)
+    assert piped.stdout == f"Hello, {hostile}!\n"
+    ours, theirs = pty.openpty()
+    words = ("call", root / "greeter", "greeter", "--", "hello", hostile)
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        with runner_as_user.start(*words, stdout=theirs, **quiet) as process:
+            os.close(theirs)
+            process.wait(60)
+        shown = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+    assert "\x1b[31mred\x1b[0m" in shown  # colours stay
+    assert "\x1b]" not in shown and "\x1b[2J" not in shown and "\x07" not in shown
+
+
+def test_a_screen_as_text_and_as_json(runner_as: Caller, root: Path) -> None:
+    done = runner_as("render", root / "greeter", "--size", "30x2", "--keys", "j enter ctrl+c")
+    assert (done.returncode, done.stdout) == (0, "greeted: nobody yet\n\n"), done.stderr
+    done = runner_as("render", "--json", root / "greeter", "--size", "7x1")
+    document = json.loads(done.stdout)
+    assert document["lines"] == ["greeted"] and document["width"] == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--size", "80"), "80x24"),
+        (("--size", "0x5"), "80x24"),
+        (("--size", "99999x1"), "80x24"),
+        (("--keys", "hyper+x"), "unknown modifier"),
+        (("--keys", "entre"), "enter"),
+    ],
+)
+def test_wrong_options(runner_as_user: Caller, root: Path, options: tuple[str, ...], words: str) -> None:
+    done = runner_as_user("render", root / "greeter", *options)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_screen_that_is_not_there(runner_as_user: Caller, root: Path) -> None:
+    done = runner_as_user("render", root / "greeter", "--screen", "gretter")
+    assert done.returncode == 15 and "greeter" in done.stderr
+
+
+def test_a_folder_of_plugins_is_listed_without_the_faulty_one(runner_as: Caller, root: Path) -> None:
+    done = runner_as("tools", root)
+    assert done.returncode == 0
+    assert re.search(r"^greeter 0\.1\.0 \(ainb\)$", done.stdout, re.MULTILINE)
+    assert "broken/manifest.toml" in done.stderr and "missing_key" in done.stderr
+    shutil.rmtree(root / "greeter")
+    assert runner_as("tools", root).returncode == 20
+    whole = runner_as("exec", root)
+    assert whole.returncode == 126 and "plugin_root" in whole.stderr
+
+
+def test_flags_show_folders_below_home(runner_as_user: Caller, root: Path) -> None:
+    """What a plugin opens by itself: below HOME, and nothing else of it."""
+    home = runner_as_user.home
+    logs = home / ".claude/projects"
+    logs.mkdir(parents=True)
+    (logs / "log.jsonl").write_text("{}\n")
+    (home / "diary.txt").write_text("private")
+    runner_as_user.give(home)
+    plugin = root / "lister"
+    plugin.mkdir(mode=0o755)
+    manifest = '[plugin]\nname = "lister"\nversion = "1.0.0"\nabi_version = 2\n[capabilities]\n'
+    (plugin / "manifest.toml").write_text(manifest + "read_claude_logs = true\n")
+    program = plugin / "lister"
+    program.write_text("#!/bin/sh\ncd ~; find . -type f\n")
+    program.chmod(0o755)
+    policy = root / "policy.toml"
+    policy.write_text(f'version = 1\n[read]\nceiling = ["{logs}"]\n')
+    policy.chmod(0o644)
+    done = runner_as_user("exec", "--policy", policy, plugin)
+    assert (done.stdout, done.stderr) == ("./.claude/projects/log.jsonl\n", "")
+    denied = runner_as_user("exec", plugin)
+    assert denied.returncode == 126 and "read_ceiling" in denied.stderr
