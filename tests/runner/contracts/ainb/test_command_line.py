@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_bytes_pass_unchanged_and_a_terminal_gets_no_control_sequences(
     assert piped.stdout == f"Hello, {hostile}!\n"
     ours, theirs = pty.openpty()
     words = ("call", root / "greeter", "greeter", "--", "hello", hostile)
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
         with runner_as_user.start(*words, stdout=theirs, **quiet) as process:
             os.close(theirs)
