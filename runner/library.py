@@ -238,6 +238,8 @@ async def open_plugin(
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
+    if secrets is not None and not isinstance(secrets, Mapping):
+        raise ValueError("secrets: it has to be a mapping of names to values")
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,

@@ -15,6 +15,7 @@ from runner.launch.verdict import failing
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
+from sandbox.identity.host_side import host_sides
 from sandbox.identity.reservations import RESERVATIONS
 from sandbox.identity.state import state_root
 from sandbox.limits.assign import assign
@@ -191,6 +192,7 @@ def require_room(opened: OpenPlan, limit: int | None) -> None:
 
 
 def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:
+    state_dir = decided.state_dir
     return Denylist(
         mounts,
         homes=decided.homes,
@@ -198,6 +200,7 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         runner=_own_places(environ),
         protected=_own_code(bwrap),
         deciding=_deciding_files(decided.loaded.plugin, decided.policy),
+        storage=() if state_dir is None else (host_sides(state_dir),),
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
 

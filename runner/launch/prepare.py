@@ -17,7 +17,8 @@ from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.cache import fingerprint
-from sandbox.identity.state import real_state_dir, state_root
+from sandbox.identity.host_side import FOLDER, is_host_side
+from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
 from sandbox.plan.layers import require_enforceable
 from sandbox.policy.grant import grant
@@ -128,7 +129,11 @@ def _state_dir(
     ):
         return None
     if invocation.state_dir is not None:
-        return real_state_dir(invocation.state_dir)
+        chosen = real_state_dir(invocation.state_dir)
+        if is_host_side(chosen):
+            message = f"state directory {chosen} is in a folder {FOLDER}, where hosts keep what plugins store"
+            raise StateRefused(message, "choose another directory with --state-dir")
+        return chosen
     return managed_state_dir(plugin, environ)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox.identity import reservations, uids
+from sandbox.identity.host_side import remove_host_side
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, record_path, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
@@ -58,10 +59,13 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
 
 
 def remove_state(state: State) -> None:
-    """Remove it with all its content. Raises StateInUse and StateKept; a running plugin loses nothing."""
+    """Remove it with all its content, and what hosts keep for the plugin. Raises StateInUse and StateKept; a
+    running plugin loses nothing."""
     try:
         with _held(state):
             _require_nothing_left(state)
+            # Before the directory: a state that is still listed can be removed again.
+            remove_host_side(state.path)
             if state.left and not os.path.lexists(state.path):
                 return  # a uid without a state directory
             steps = walk(os.path.dirname(state.path), follow="none")

@@ -132,7 +132,9 @@ HOME_WRITE_PATHS: tuple[str, ...] = (
 )
 
 
-Origin = Literal["host", "cgroups", "home", "sockets", "whole", "execute", "deciding", "policy", "runner"]
+Origin = Literal[
+    "host", "cgroups", "home", "sockets", "whole", "execute", "deciding", "policy", "runner", "storage"
+]
 
 
 Relation = Literal["equal", "below", "above"]
@@ -183,6 +185,7 @@ REASONS: Mapping[Origin, str] = {
     "deciding": "which decides what the plugin may do: it could write its own next grant",
     "policy": "which this policy denies",
     "runner": "which is the runner's own",
+    "storage": "where hosts keep what plugins store",
 }
 _RELATIONS: Mapping[Relation, str] = {"equal": "is", "below": "lies below", "above": "contains"}
 
@@ -192,7 +195,9 @@ def denial_clause(relation: Relation, denied: str, origin: Origin) -> str:
     return f"{_RELATIONS[relation]} {denied}, {REASONS[origin]}"
 
 
-def denial_hint(relation: Relation) -> str:
+def denial_hint(relation: Relation, origin: Origin = "host") -> str:
+    if relation == "above" and origin == "storage":
+        return "ask for the folders below it that the plugin needs, or choose another place with --state-dir"
     if relation == "above":
         return "ask for the folders below it that the plugin needs"
     return "copy what the plugin needs to a folder of its own, and ask for that"

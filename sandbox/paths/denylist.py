@@ -54,9 +54,12 @@ class Entry(NamedTuple):
     origin: Origin
     whole_only: bool = False  # paths below it are not refused
     write_only: bool = False  # reading is not refused
+    read_above: bool = False  # reading a folder that contains it is not refused
 
     def applies(self, relation: Relation, access: Access) -> bool:
-        return not (self.whole_only and relation == "below") and not (self.write_only and access == "read")
+        if access == "read" and (self.write_only or (self.read_above and relation == "above")):
+            return False
+        return not (self.whole_only and relation == "below")
 
 
 class Hit(NamedTuple):
@@ -76,7 +79,7 @@ class Hit(NamedTuple):
         return f"{subject} {denial_clause(self.relation, self.denied.path, self.denied.origin)}"
 
     def hint(self) -> str:
-        return denial_hint(self.relation)
+        return denial_hint(self.relation, self.denied.origin)
 
 
 class Place(NamedTuple):
@@ -132,10 +135,13 @@ class Denylist:
         runner: Iterable[str] = (),
         protected: Iterable[str] = (),
         deciding: Iterable[str] = (),
+        storage: Iterable[str] = (),
         runtime_dir: str | None = None,
     ) -> None:
         """`policy` and `runner` are denied like the constants. `protected` (the runner's own code, bwrap) and
-        `deciding` (manifest and policy) are denied only for writing. `runtime_dir` is $XDG_RUNTIME_DIR."""
+        `deciding` (manifest and policy) are denied only for writing. `storage` (what hosts keep for
+        plugins) is denied like the constants, but a folder that contains it may be read. `runtime_dir` is
+        $XDG_RUNTIME_DIR."""
         self.mounts = mounts
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
@@ -153,6 +159,7 @@ class Denylist:
         entries += [Entry(normal(path), "deciding", write_only=True) for path in deciding]
         entries += [Entry(normal(path), "policy") for path in policy]
         entries += [Entry(normal(path), "runner") for path in runner]
+        entries += [Entry(normal(path), "storage", read_above=True) for path in storage]
         self.entries = tuple(dict.fromkeys(entries))
         self._names = _Paths()
         self._inside = _Paths()

@@ -518,6 +518,15 @@ def test_the_names_are_listed() -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("given", [["sesame"], "sesame", [("a", "sesame")]])
+async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^secrets: it has to be a mapping") as caught:
+        async with runner.open_plugin(shelf / "nexo_bare", secrets=given):
+            raise AssertionError("it was opened")
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("name", ["policy", "state_dir"])
 async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
     """It is a variable that is not set, and must not mean the default."""

@@ -105,7 +105,8 @@ class CallBook:
 
 def make_context(token: int, call: Call, declared: Declared, session_id: str, ids: Ids) -> dict[str, str]:
     """All fields, as strings. Raises CallRefused."""
-    given = call.context
+    if fault := context_fault(call.context):
+        raise CallRefused(Refusal(token, _INVALID_PARAMS, fault, "invalid_context"))
     context: dict[str, str] = {
         "operator_id": OPERATOR,
         "project_id": declared.project_id,
@@ -114,18 +115,20 @@ def make_context(token: int, call: Call, declared: Declared, session_id: str, id
     }
     if declared.project_root:
         context["project_root"] = declared.project_root
-    for name in CONTEXT:
-        if name not in given:
-            continue
-        if not isinstance(given[name], str):
-            raise _bad_context(token, f"{name} in the context is not a string")
-        context[name] = given[name]
-    if not _AGENT_PATH.fullmatch(context["agent_path"]):
-        message = f"agent_path in the context has to be {PRIMARY} or {PRIMARY}.subagents.KEY"
-        raise _bad_context(token, message)
+    context.update({name: call.context[name] for name in CONTEXT if name in call.context})
     if "request_id" not in context:
         context["request_id"] = ids()
     return context
+
+
+def context_fault(given: Mapping[str, Any]) -> str:
+    """The fault of the fields that a caller sets; empty if there is none. Unknown ones: `stray_context`."""
+    for name in CONTEXT:
+        if name in given and not isinstance(given[name], str):
+            return f"{name} in the context is not a string"
+    if not _AGENT_PATH.fullmatch(given.get("agent_path", PRIMARY)):
+        return f"agent_path in the context has to be {PRIMARY} or {PRIMARY}.subagents.KEY"
+    return ""
 
 
 def _bad_context(token: int, message: str) -> CallRefused:

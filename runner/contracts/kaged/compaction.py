@@ -19,14 +19,15 @@ from typing import Any, Protocol
 
 import trio
 
+from runner.contracts.kaged import CONTEXT
+from runner.contracts.kaged.calls import PRIMARY, context_fault
 from runner.contracts.kaged.declared import COMPACTOR, declared_by
-from runner.contracts.kaged.hooks import POST_COMPACT, PRE_COMPACT
+from runner.contracts.kaged.hooks import POST_COMPACT, PRE_COMPACT, params_fault
 from runner.plugin import Plugin
-from runner.protocol.dialect import Kind
+from runner.protocol.dialect import Call, Kind, stray_context
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
-PRIMARY = "primary"
 _HOOK_SECONDS = 10.0  # where the manifest's number is not known
 # A member keeps the clock itself. This is the extra time after which it is not waited for any longer.
 _GRACE_SECONDS = 1.0
@@ -102,7 +103,8 @@ async def compact(
     it as it is. `trigger`: why it is done, such as token_limit. `builtin`: the host's own strategy. What it
     raises ends the compaction. `context`: more keys of the calls' context, such as operator_id.
 
-    Raises TwoCompactors. A failure of a plugin is in the result.
+    Raises TwoCompactors, and ValueError if one of the arguments is wrong; nothing was called then. A failure
+    of a plugin is in the result.
     """
     compactor = find_compactor([member.plugin for member in members])
     params = {
@@ -112,6 +114,7 @@ async def compact(
         "trigger": trigger,
     }
     asking = _Asking(params, {**(context or {}), "agent_path": agent_path})
+    asking.require_valid()
     observers = [member for place, member in enumerate(members) if place != compactor]
     await asking.ask_all(PRE_COMPACT, observers)
 
@@ -149,6 +152,16 @@ class _Asking:
         self._params = params
         self._context = context
         self.failures: list[HookFailure] = []
+
+    def require_valid(self) -> None:
+        """Raise ValueError for a mistake of the caller, which each plugin would seem to fail for."""
+        fault = (
+            params_fault(POST_COMPACT, self._params)
+            or stray_context(Call("hook", POST_COMPACT, None, self._context), {"hook": CONTEXT})
+            or context_fault(self._context)
+        )
+        if fault:
+            raise ValueError(fault)
 
     async def ask_all(self, hook: str, members: Sequence[Member]) -> list[Any]:
         """The answers of those that have the hook. It takes as long as the slowest of them."""

@@ -1,14 +1,17 @@
 """The file in which a plugin's storage is kept: one SQLite database in a folder that no cage shows.
 
-The plugin owns the state directory around it, and an ordinary user's plugins have the user's own uid. So
-nothing in there is trusted: no link is followed, and each file must be a regular one of ours with one name.
-A database is opened for one operation, and nothing stays open in between.
+The folder lies beside the plugin's state directory (sandbox/identity/host_side.py). An ordinary user's
+plugins have the user's own uid, so what is in the folder is not trusted all the same. No link is followed.
+Each file must be a regular one of ours with one name. SQLite obeys the files that it finds beside the
+database, so a journal that this module cannot have left is refused. A database is opened for one operation,
+and nothing stays open in between.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
 import sys
 import threading
 import time
@@ -16,13 +19,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from sandbox.paths.walk import LinkRefused, TooManyLinks, close, walk
+from sandbox.identity.host_side import FOLDER, HostSideRefused, open_host_side
+from sandbox.paths.walk import LinkRefused, TooManyLinks
 
 if TYPE_CHECKING:
     import sqlite3
 
-FOLDER, FILE = "storage", "storage.sqlite3"
-_BESIDE = ("-journal", "-wal", "-shm")  # files that SQLite opens beside it, by these names
+FILE = "storage.sqlite3"
+JOURNAL = FILE + "-journal"
+# SQLite obeys these wherever it finds them. It makes them for another journal mode than ours.
+_NEVER_OURS = (FILE + "-wal", FILE + "-shm")
 
 # Of the file. What its entries may take is counted apart (storage.py), and a third of this: pages are never
 # quite full. Measured with the worst entries, a dense file takes twice what its entries count.
@@ -30,6 +36,15 @@ FILE_MOST_BYTES = 48 << 20
 _PAGE_BYTES = 4096
 # Deleting may split a page before it frees one.
 _PAGES_FOR_DELETING = 64
+
+# A journal with this at its beginning is rolled back. One with this at its end names another file, and SQLite
+# removes that file. Only transactions over several databases have that, and ours are never such.
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+# After the magic: records, a random number, pages of the database before, bytes of a sector and of a page.
+_JOURNAL_HEADER = ">8sIIIII"
+_SECTOR_BYTES = (512, 65536)
+# Every page once, with 8 more bytes, and a header of a sector each time that SQLite flushes its cache.
+_JOURNAL_MOST_BYTES = 2 * FILE_MOST_BYTES
 
 _STRING_MOST_BYTES = 1 << 20  # no string of ours is longer, so a longer one is damage
 _BUSY_SECONDS = 0.1  # that a thread waits for another process. A longer wait is the caller's
@@ -94,7 +109,7 @@ def _translated_errors() -> Iterator[None]:
             raise Full from None
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG):
             raise Unusable(f"{_remedy('it is damaged')} ({error})") from None
-        raise Unusable(f"{FOLDER}/{FILE} in the state directory cannot be used: {error}") from None
+        raise Unusable(f"the storage cannot be used: {error}") from None
 
 
 def error_code(error: sqlite3.Error) -> int:
@@ -104,8 +119,8 @@ def error_code(error: sqlite3.Error) -> int:
 
 def _remedy(fault: str) -> str:
     return (
-        f"{FOLDER}/{FILE} in the state directory cannot be used: {fault}; remove the folder {FOLDER}, or the "
-        "whole state with runner state remove"
+        f"the storage cannot be used: {fault}; remove the plugin's folder in {FOLDER} beside its state "
+        "directory, or the whole state with runner state remove"
     )
 
 
@@ -113,37 +128,15 @@ def _remedy(fault: str) -> str:
 
 
 def _open_folder(state_dir: str, make: bool, stack: ExitStack) -> int | None:
-    """The folder as an O_PATH descriptor."""
+    """The folder as an O_PATH descriptor. The plugin reads the messages: they have no path of the host."""
     try:
-        steps = walk(state_dir, follow="none")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Unusable(f"the state directory cannot be used: {error.strerror}") from None
+        return stack.enter_context(open_host_side(state_dir, make=make))
+    except HostSideRefused as refused:
+        raise Unusable(_remedy(str(refused))) from None
     except (LinkRefused, TooManyLinks):
-        # The plugin reads this, and where the link leads to is none of its business.
-        raise Unusable("the state directory cannot be used: a part of its path is a symbolic link") from None
-    stack.callback(close, steps)
-    above = steps[-1].fd
-    if make:
-        try:
-            os.mkdir(FOLDER, 0o700, dir_fd=above)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise Unusable(f"the folder {FOLDER} cannot be made: {error.strerror}") from None
-    try:
-        folder = os.open(FOLDER, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    except FileNotFoundError:
-        return None
+        raise Unusable("the storage cannot be used: a part of its path is a symbolic link") from None
     except OSError as error:
-        raise Unusable(f"the folder {FOLDER} cannot be opened: {error.strerror}") from None
-    stack.callback(os.close, folder)
-    status = os.fstat(folder)
-    if not stat.S_ISDIR(status.st_mode):
-        raise Unusable(_remedy(f"{FOLDER} is not a folder"))
-    _check_owner(FOLDER, status)
-    return folder
+        raise Unusable(f"the folder of the storage cannot be used: {error.strerror}") from None
 
 
 def _check_files(folder: int, make: bool, stack: ExitStack) -> tuple[int, int] | None:
@@ -156,11 +149,44 @@ def _check_files(folder: int, make: bool, stack: ExitStack) -> tuple[int, int] |
         except FileExistsError:
             pass
         except OSError as error:
-            raise Unusable(f"{FOLDER}/{FILE} cannot be made: {error.strerror}") from None
-    for suffix in _BESIDE:
-        _check_file(FILE + suffix, folder, stack)
+            raise Unusable(f"{FILE} cannot be made: {error.strerror}") from None
+    for name in _NEVER_OURS:
+        if _check_file(name, folder, stack) is not None:
+            raise Unusable(_remedy(f"there is {name}, which the runner never makes"))
+    if _check_file(JOURNAL, folder, stack) is not None:
+        _check_journal(folder)
     status = _check_file(FILE, folder, stack)
     return None if status is None else (status.st_dev, status.st_ino)
+
+
+def _check_journal(folder: int) -> None:
+    """Raise Unusable unless SQLite may roll it back. Another process may write to it at this moment."""
+    try:
+        fd = os.open(JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return  # that process has finished
+    except OSError as error:
+        raise Unusable(f"{JOURNAL} cannot be opened: {error.strerror}") from None
+    try:
+        size = os.fstat(fd).st_size
+        header = os.pread(fd, struct.calcsize(_JOURNAL_HEADER), 0)
+        tail = os.pread(fd, len(_JOURNAL_MAGIC), max(0, size - len(_JOURNAL_MAGIC)))
+    finally:
+        os.close(fd)
+    if size > len(_JOURNAL_MAGIC) and tail == _JOURNAL_MAGIC:
+        raise Unusable(_remedy(f"{JOURNAL} names another file"))
+    if size > _JOURNAL_MOST_BYTES:
+        raise Unusable(_remedy(f"{JOURNAL} is larger than one that the runner makes"))
+    if not header or header[0] == 0:
+        return  # SQLite does not roll it back
+    if len(header) == struct.calcsize(_JOURNAL_HEADER):
+        magic, _records, _random, pages, sector, page = struct.unpack(_JOURNAL_HEADER, header)
+        smallest, largest = _SECTOR_BYTES
+        most_pages = FILE_MOST_BYTES // _PAGE_BYTES + _PAGES_FOR_DELETING
+        in_range = pages <= most_pages and smallest <= sector <= largest
+        if magic == _JOURNAL_MAGIC and page == _PAGE_BYTES and in_range and not sector & (sector - 1):
+            return
+    raise Unusable(_remedy(f"{JOURNAL} is not one that the runner made"))
 
 
 def _check_file(name: str, folder: int, stack: ExitStack) -> os.stat_result | None:
@@ -170,7 +196,7 @@ def _check_file(name: str, folder: int, stack: ExitStack) -> os.stat_result | No
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unusable(f"{FOLDER}/{name} cannot be opened: {error.strerror}") from None
+        raise Unusable(f"{name} cannot be opened: {error.strerror}") from None
     stack.callback(os.close, fd)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -218,7 +244,7 @@ def _connect(folder: int, identity: tuple[int, int], stack: ExitStack) -> sqlite
     # SQLite turns the path into one without links before it opens it, and so may get another file than the
     # one that was checked. It has not read more than the header by now.
     if not _has_open(identity):
-        raise Unusable(f"{FOLDER}/{FILE} was replaced while it was opened")
+        raise Unusable(f"{FILE} was replaced while it was opened")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _STRING_MOST_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 1)  # VACUUM needs one
     connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)
@@ -265,7 +291,7 @@ def _is_made(connection: sqlite3.Connection, make: bool) -> bool:
         raise Unusable(_remedy("it is not one that the runner made"))
     if (version := _number(connection, "user_version")) > VERSION:
         raise Unusable(
-            f"{FOLDER}/{FILE} in the state directory has version {version}, and this runner knows version "
+            f"the storage has version {version}, and this runner knows version "
             f"{VERSION}: a newer runner made it; use that one"
         )
     journal = connection.execute("PRAGMA journal_mode").fetchone()[0]

@@ -137,8 +137,10 @@ class KagedDialect(Dialect):
             text = "the configuration or the secrets are not JSON"
             return self._end(Violation("handshake_failed", text, "config_invalid"))
         if len(raw) > FRAME_LIMIT:
-            text = f"with its configuration, initialize has {len(raw)} bytes; a message has {FRAME_LIMIT}"
-            return self._end(Violation("handshake_failed", text, "config_invalid", "configure it with less"))
+            given = "the configuration and the secrets" if self._secrets else "the configuration"
+            text = f"with {given}, initialize has {len(raw)} bytes, and a message has at most {FRAME_LIMIT}"
+            hint = "give it less with --config" + (" or --secrets" if self._secrets else "")
+            return self._end(Violation("handshake_failed", text, "config_invalid", hint))
         return (self._send(raw),)
 
     def _initialized(self, result: Any, weight: int) -> Events:

@@ -21,6 +21,12 @@ _PARAMS: Mapping[str, tuple[str, ...] | None] = {
     POST_COMPACT: ("messages_being_compacted", "messages_remaining", "strategy", "trigger"),
 }
 
+# What an observer adds to the agent's context with its answer. There is nothing to retain at a beginning.
+_CONTRIBUTED: Mapping[str, tuple[str, ...]] = {
+    SESSION_START: ("inject",),
+    POST_COMPACT: ("retain", "inject"),
+}
+
 
 def params_fault(hook: str, params: Mapping[str, Any]) -> str:
     """The fault of what is sent with a hook; empty if it has none."""
@@ -59,10 +65,9 @@ def _compaction_fault(value: Any, roles: Collection[str]) -> str:
 
 
 def contribution(hook: str, value: Any) -> Any:
-    """What of a valid answer counts. An observer adds `inject` and `retain`, and nothing else."""
-    if hook not in (SESSION_START, POST_COMPACT):
-        return value
-    return {name: value[name] for name in ("retain", "inject") if name in value}
+    """What of a valid answer counts: the keys of _CONTRIBUTED, where the hook has some."""
+    names = _CONTRIBUTED.get(hook)
+    return value if names is None else {name: value[name] for name in names if name in value}
 
 
 def stand_in(token: int, hook: str, why: str) -> Events:

@@ -1,4 +1,4 @@
-"""A plugin's keys and values, kept in its state directory. Our extension of the contract: docs/kaged.md.
+"""A plugin's keys and values, kept beside its state directory. Our extension of the contract: docs/kaged.md.
 
 Every operation opens the database in a thread and closes it again. Waiting for another process is done
 between the tries, on trio's clock, so it holds no thread and ends when it is cancelled.
@@ -44,6 +44,8 @@ def key_fault(key: Any, name: str = "key", *, may_be_empty: bool = False) -> str
         return f"{name} must be a string"
     if not key and not may_be_empty:
         return f"{name} must not be empty"
+    if "\ufffd" in key:  # half of a surrogate pair arrives as this, so two keys would become one
+        return f"{name} must not contain U+FFFD, which stands for text that is not Unicode"
     if _CONTROL.search(key):
         return f"{name} must not contain control characters"
     try:
@@ -56,7 +58,7 @@ def key_fault(key: Any, name: str = "key", *, may_be_empty: bool = False) -> str
 
 
 class SqliteStore:
-    """A KeyValueStore in `state_dir`. Nothing is made there before the first `set`."""
+    """A KeyValueStore beside `state_dir` (database.py). Nothing is made before the first `set`."""
 
     def __init__(self, state_dir: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._state_dir = state_dir
@@ -119,7 +121,7 @@ class SqliteStore:
             except Unusable as fault:
                 raise _unusable(str(fault)) from None
             except OSError as error:
-                raise _unusable(f"the state directory cannot be used: {error.strerror}") from None
+                raise _unusable(f"the storage cannot be used: {error.strerror}") from None
             await trio.sleep(_AGAIN_AFTER_SECONDS)
 
 

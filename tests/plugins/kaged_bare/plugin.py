@@ -2,6 +2,7 @@
 """A small kaged plugin. It asks its host what it is told to ask, tries what it is told to try, and takes part
 in compactions as its first argument says: observer, compactor, slow, crashing or refusing."""
 
+import base64
 import json
 import os
 import sys
@@ -42,6 +43,21 @@ def touch(params):
     return found
 
 
+def plant(params):
+    """Write files, with the folders they are in; for each what came of it. Then ask the host, if told to."""
+    found = {}
+    os.umask(0o077)
+    for path, content in params["files"].items():
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(base64.b64decode(content))
+            found[path] = "written"
+        except OSError as error:
+            found[path] = error.strerror
+    return {"files": found, "answer": ask(params["ask"]) if "ask" in params else None}
+
+
 def pre_compact(params):
     if MODE == "slow":
         time.sleep(600)
@@ -64,6 +80,7 @@ def post_compact(params):
 METHODS = {
     f"{NAME}.ask": ask,
     f"{NAME}.touch": touch,
+    f"{NAME}.plant": plant,
     f"{NAME}.told": lambda params: told,
     "kaged.hook.pre_compact": pre_compact,
     "kaged.hook.post_compact": post_compact,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.identity.host_side import host_side
 from tests import elsewhere
 from tests.conftest import Caller
 
@@ -124,6 +125,61 @@ def test_states_are_listed_and_removed(plugins: Plugins) -> None:
     for words in ((), ("nonesuch",), (one,), ("--orphaned", one)):
         told = plugins.remove(*words)
         assert (told.returncode, told.stdout) == (2, "") and told.stderr.count("\n") == 1
+
+
+def test_what_a_host_keeps_for_a_plugin_is_removed_with_the_state(plugins: Plugins) -> None:
+    one, two, three = (plugins.write(name) for name in ("one", "two", "three"))
+    chosen = plugins.caller.home / "chosen"
+    if plugins.caller.uid == 0:
+        plugins.caller.home.chmod(0o711)
+    for manifest in (one, two):
+        assert plugins.exec(manifest).returncode == 0
+    if plugins.caller.uid == 0:
+        assert plugins.exec(three, "--state-dir", chosen).returncode == 0
+    before = plugins.states()
+    kept = {name: Path(host_side(state["path"])) for name, state in before.items()}
+    had = {path.parent for path in kept.values() if path.parent.exists()}  # of other plugins on this machine
+    for path in kept.values():
+        elsewhere.run(plugins.caller, _keep, str(path))
+    assert plugins.states() == before
+    for name, path in kept.items():
+        assert (path / "file").exists()
+        assert plugins.remove(before[name]["path"]).returncode == 0
+        assert not path.exists() and not Path(before[name]["path"]).exists()
+    for folder in {path.parent for path in kept.values()} - had:
+        assert not folder.exists()
+
+
+def _keep(path: str) -> None:
+    import os
+
+    os.umask(0o077)
+    os.makedirs(path)
+    with open(f"{path}/file", "w") as file:
+        file.write("kept")
+
+
+def test_a_link_in_place_of_what_a_host_keeps_is_not_followed(plugins: Plugins, plugin_dir: Path) -> None:
+    manifest = plugins.write("one")
+    assert plugins.exec(manifest).returncode == 0
+    state = Path(plugins.states()["one"]["path"])
+    victim = plugin_dir / "victim"
+    victim.mkdir()
+    (victim / "file").touch()
+    kept = Path(host_side(str(state)))
+    elsewhere.run(plugins.caller, _keep, str(kept))
+    (kept / "file").unlink()
+    (kept / "link").symlink_to(victim)
+    kept.rename(kept.parent / "aside")
+    kept.symlink_to(victim)
+    try:
+        told = plugins.remove(manifest)
+        assert told.returncode == 1 and "cannot be removed" in told.stderr
+    finally:
+        kept.unlink()
+        (kept.parent / "aside").rename(kept)
+    assert plugins.remove(manifest).returncode == 0
+    assert (victim / "file").exists() and not kept.exists()
 
 
 def test_a_state_is_not_removed_while_its_plugin_runs(plugins: Plugins) -> None:

@@ -225,7 +225,7 @@ def _bound(path: dict[str, str]) -> str:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("change", ["", "replaced", "removed", "mode", "socket", "link", "state"])
+@pytest.mark.parametrize("change", ["", "replaced", "removed", "mode", "socket", "link", "state", "storage"])
 def test_a_source_that_changed_since_the_plan_was_made(
     runner_as: Caller, plugin_dir: Path, write_file: Write, change: str
 ) -> None:
@@ -243,6 +243,9 @@ def test_a_source_that_changed_since_the_plan_was_made(
         case "socket":
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(f"{read}/door")
+        case "storage":  # a second name of a file that a host keeps for plugins
+            kept = write_file(stored.place / ".storage/other/file", "kept")
+            os.link(kept, read / "second")
         case "state":  # a link in its place, which others than root could change
             os.symlink(away, stored.place / "state")
             if os.geteuid() == 0:
@@ -256,7 +259,8 @@ def test_a_source_that_changed_since_the_plan_was_made(
     if not change:
         assert found["outcome"][0] == "crashed"  # the control: by itself
         return
-    rule = {"socket": "special_file", "link": "symlink", "state": "symlink"}.get(change, "plan_outdated")
+    rules = {"socket": "special_file", "link": "symlink", "state": "symlink", "storage": "hard_link"}
+    rule = rules.get(change, "plan_outdated")
     assert found["outcome"] == ["policy_denied", rule, 126], found["denials"]
     assert found["stage"] == "Planned" and found["report"]["layers"]
     assert not (stored.place / "state").exists()  # refused before anything was made

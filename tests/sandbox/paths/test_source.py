@@ -271,6 +271,42 @@ def test_a_plugins_own_state_below_the_runners_directory(tmp_path: Path) -> None
     assert rule("plugins/no", True) == "denylist"
 
 
+def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
+    base = tmp_path.resolve()
+    kept = base / "place/.storage"
+    denylist = Denylist(read_mounts(), storage=[str(kept)])
+    (base / "place/state").mkdir(parents=True)
+
+    def rules(path: Path) -> list[str]:
+        """For reading and for writing."""
+        found = []
+        for access in ("read", "write"):
+            try:
+                open_source(str(path), access=access, denylist=denylist, own_state=True).close()
+            except Refused as refused:
+                found.append(refused.rule)
+            except Missing:
+                found.append("missing")
+            else:
+                found.append("open")
+        return found
+
+    for exists in (False, True):
+        if exists:
+            (kept / "state").mkdir(parents=True)
+            denylist = Denylist(read_mounts(), storage=[str(kept)])
+        assert rules(kept) == rules(kept / "state") == ["denylist", "denylist"]
+        assert rules(base / "place") == rules(base) == ["open", "denylist"]
+        assert rules(base / "place/state") == ["open", "open"]
+    with pytest.raises(Refused) as caught:
+        open_source(str(base), access="write", denylist=denylist)
+    assert caught.value.reason == f"it contains {kept}, where hosts keep what plugins store"
+    assert caught.value.hint.endswith("or choose another place with --state-dir")
+    # Under another name, too.
+    (base / "place").rename(base / "moved")
+    assert rules(base / "moved/.storage") == ["denylist", "denylist"]
+
+
 # --- aliases by mount -----------------------------------------------------------------------------
 # Made in a mount namespace of the probe's own, as root and, inside a user namespace, as an ordinary user.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -208,6 +209,30 @@ async def test_two_compactors_are_refused_before_anything_is_called() -> None:
         "the plugins 'first' and 'second' both have the role compactor, and an agent has at most one: leave "
         "one of them out"
     )
+    assert log.lines == []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ({"agent_path": "bogus"}, "agent_path in the context has to be primary or primary.subagents.KEY"),
+        ({"agent_path": 5}, "agent_path in the context is not a string"),
+        ({"context": {"operator_id": 5}}, "operator_id in the context is not a string"),
+        ({"context": {"foo": "x"}}, "the context has 'foo', which is not sent along with a hook; known are "),
+        ({"strategy": 5}, "strategy is missing or not a string"),
+    ],
+)
+async def test_a_mistake_of_the_caller_is_raised_before_anything_is_called(
+    mistake: Mapping[str, Any], message: str
+) -> None:
+    log = Log()
+
+    async def builtin() -> None:
+        log.say("builtin")
+
+    arguments: dict[str, Any] = {**PARAMS, **mistake}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        await compact([StandIn("a", log)], builtin=builtin, **arguments)
     assert log.lines == []
 
 

@@ -233,6 +233,7 @@ LONGEST = "é" * (KEY_MOST_BYTES // 2)
         (GET, {"key": "\x00"}, "key must not contain control characters"),
         (GET, {"key": "\x85"}, "key must not contain control characters"),
         (GET, {"key": "\ud800"}, "key must be Unicode text: it has half of a surrogate pair"),
+        (GET, {"key": "s\ufffd"}, "key must not contain U+FFFD, which stands for text that is not Unicode"),
         (GET, {"key": LONGEST + "x"}, "key has 257 bytes in UTF-8, and the most is 256"),
         (DELETE, {"key": ""}, "key must not be empty"),
         (SET, {"key": "a"}, "value is missing"),

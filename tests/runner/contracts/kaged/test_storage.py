@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 import trio
 
 from runner.contracts.kaged import database, storage
-from runner.contracts.kaged.database import APPLICATION_ID, FILE, FOLDER, open_database
+from runner.contracts.kaged.database import APPLICATION_ID, FILE, JOURNAL, open_database
 from runner.contracts.kaged.storage import ENTRIES_MOST_BYTES, SqliteStore
 from runner.protocol.host_services import HostError
+from sandbox.identity.host_side import FOLDER, host_side
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.trio
@@ -24,13 +26,17 @@ pytestmark = pytest.mark.trio
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    path = tmp_path / "state"
-    path.mkdir(mode=0o700)
+    path = tmp_path / "place/state"
+    path.mkdir(mode=0o700, parents=True)
     return path
 
 
+def folder_of(state: Path) -> Path:
+    return Path(host_side(str(state)))
+
+
 def database_of(state: Path) -> Path:
-    return state / FOLDER / FILE
+    return folder_of(state) / FILE
 
 
 async def filled(state: Path) -> SqliteStore:
@@ -73,6 +79,7 @@ async def test_nothing_is_made_before_the_first_value(state: Path) -> None:
     assert await store.delete("a") is False
     assert await store.list("", "", 10) == []
     assert os.listdir(state) == []
+    assert os.listdir(state.parent) == [state.name]
 
 
 async def test_only_its_owner_can_open_it(state: Path) -> None:
@@ -81,9 +88,9 @@ async def test_only_its_owner_can_open_it(state: Path) -> None:
         await filled(state)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((state / FOLDER).stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder_of(state).stat().st_mode) == 0o700
     assert stat.S_IMODE(database_of(state).stat().st_mode) == 0o600
-    assert [path.name for path in (state / FOLDER).iterdir()] == [FILE]
+    assert [path.name for path in folder_of(state).iterdir()] == [FILE]
 
 
 async def test_a_later_runner_can_read_it(state: Path) -> None:
@@ -102,7 +109,7 @@ async def test_no_file_stays_open(state: Path) -> None:
     store = await filled(state)
     for _ in range(3):
         await store.get("a")
-    (state / FOLDER / FILE).write_bytes(b"junk" * 1000)
+    database_of(state).write_bytes(b"junk" * 1000)
     await refusals(store)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -124,10 +131,10 @@ async def test_a_host_that_dies_in_the_middle_leaves_the_old_values(state: Path)
     before = database_of(state).stat().st_size
     await trio.run_process([sys.executable, "-c", INTERRUPTED, str(state)], cwd=ROOT)
     assert database_of(state).stat().st_size > before  # it did write
-    assert os.listdir(state / FOLDER).count(FILE + "-journal") == 1
+    assert os.listdir(folder_of(state)).count(JOURNAL) == 1
     assert await store.list("", "", 10) == ["a"]
     assert await store.get("a") == 1
-    assert os.listdir(state / FOLDER) == [FILE]
+    assert os.listdir(folder_of(state)) == [FILE]
 
 
 # --- limits -------------------------------------------------------------------------------------------------
@@ -301,8 +308,8 @@ async def test_a_damaged_file_is_refused_in_words(state: Path, damage: Callable[
     [(code, reason)] = {(code, reason.partition(" (")[0]) for code, reason in await refusals(store)}
     assert code == -32004
     assert reason == (
-        f"{FOLDER}/{FILE} in the state directory cannot be used: it is damaged; remove the folder {FOLDER}, "
-        "or the whole state with runner state remove"
+        f"the storage cannot be used: it is damaged; remove the plugin's folder in {FOLDER} beside its state "
+        "directory, or the whole state with runner state remove"
     )
 
 
@@ -339,7 +346,7 @@ async def test_a_foreign_database_is_refused(state: Path, change: str) -> None:
     connection.close()
     [(code, reason)] = await refusals(store)
     assert code == -32004
-    assert "that the runner made; remove the folder storage" in reason
+    assert "that the runner made; remove the plugin's folder in .storage" in reason
 
 
 async def test_a_database_of_a_newer_runner_is_refused(state: Path) -> None:
@@ -350,8 +357,7 @@ async def test_a_database_of_a_newer_runner_is_refused(state: Path) -> None:
     [(code, reason)] = await refusals(store)
     assert code == -32004
     assert reason == (
-        f"{FOLDER}/{FILE} in the state directory has version 2, and this runner knows version 1: a newer "
-        "runner made it; use that one"
+        "the storage has version 2, and this runner knows version 1: a newer runner made it; use that one"
     )
 
 
@@ -374,13 +380,13 @@ def content(victim: Path) -> tuple[bytes, list[str]]:
 
 def link_folder(state: Path, victim: Path) -> None:
     database_of(state).unlink()
-    (state / FOLDER).rmdir()
-    (state / FOLDER).symlink_to(victim.parent)
+    folder_of(state).rmdir()
+    folder_of(state).symlink_to(victim.parent)
 
 
 def replace(make: Callable[[Path, Path], None], name: str = FILE) -> Callable[[Path, Path], None]:
     def attack(state: Path, victim: Path) -> None:
-        path = state / FOLDER / name
+        path = folder_of(state) / name
         path.unlink(missing_ok=True)
         make(path, victim)
 
@@ -389,14 +395,24 @@ def replace(make: Callable[[Path, Path], None], name: str = FILE) -> Callable[[P
 
 def make_folder_a_file(state: Path, victim: Path) -> None:
     database_of(state).unlink()
-    (state / FOLDER).rmdir()
-    (state / FOLDER).write_text("")
+    folder_of(state).rmdir()
+    folder_of(state).write_text("")
+
+
+def link_all_folders(state: Path, victim: Path) -> None:
+    folder_of(state).parent.rename(state.parent / "aside")
+    folder_of(state).parent.symlink_to(state.parent / "aside")
 
 
 ATTACKS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "folder is a link": (link_folder, f"{FOLDER} is not a folder"),
-    "folder is a file": (make_folder_a_file, f"{FOLDER} is not a folder"),
-    "folder is open": (lambda state, _: (state / FOLDER).chmod(0o750), "is open to other users (mode 750)"),
+    "folder of folders is a link": (link_all_folders, f"{FOLDER} is not a folder"),
+    "folder of folders is open": (
+        lambda state, _: folder_of(state).parent.chmod(0o701),
+        f"the folder {FOLDER} is open to other users (mode 701)",
+    ),
+    "folder is a link": (link_folder, "state is not a folder"),
+    "folder is a file": (make_folder_a_file, "state is not a folder"),
+    "folder is open": (lambda state, _: folder_of(state).chmod(0o750), "is open to other users (mode 750)"),
     "file is a link": (
         replace(lambda path, victim: path.symlink_to(victim)),
         f"{FILE} is not a regular file",
@@ -409,16 +425,16 @@ ATTACKS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "file is a folder": (replace(lambda path, _: path.mkdir(0o700)), f"{FILE} is not a regular file"),
     "file is open": (lambda state, _: database_of(state).chmod(0o644), "is open to other users (mode 644)"),
     "journal is a link": (
-        replace(lambda path, victim: path.symlink_to(victim), FILE + "-journal"),
-        f"{FILE}-journal is not a regular file",
+        replace(lambda path, victim: path.symlink_to(victim), JOURNAL),
+        f"{JOURNAL} is not a regular file",
     ),
     "journal is a FIFO": (
-        replace(lambda path, _: os.mkfifo(path, 0o600), FILE + "-journal"),
-        f"{FILE}-journal is not a regular file",
+        replace(lambda path, _: os.mkfifo(path, 0o600), JOURNAL),
+        f"{JOURNAL} is not a regular file",
     ),
     "journal has two names": (
-        replace(lambda path, victim: os.link(victim, path), FILE + "-journal"),
-        f"{FILE}-journal has 2 names",
+        replace(lambda path, victim: os.link(victim, path), JOURNAL),
+        f"{JOURNAL} has 2 names",
     ),
 }
 
@@ -439,10 +455,91 @@ async def test_a_file_that_is_not_ours_is_never_opened(state: Path, victim: Path
 
 async def test_a_link_on_the_way_is_not_followed(state: Path, tmp_path: Path) -> None:
     await filled(state)
-    (tmp_path / "link").symlink_to(state)
-    [(code, reason)] = await refusals(SqliteStore(str(tmp_path / "link")))
+    (tmp_path / "link").symlink_to(state.parent)
+    [(code, reason)] = await refusals(SqliteStore(str(tmp_path / "link/state")))
     assert code == -32004
     assert "is a symbolic link" in reason
+
+
+def hot_journal(names: Path | None, pages: int = 4, page: int = 4096) -> bytes:
+    """What SQLite takes for the trace of a host that died in the middle. `names`: a file that SQLite removes
+    then. It is rolled back without changing a page, because it has no records."""
+    magic = bytes.fromhex("d9d505f920a163d7")
+    journal = (magic + struct.pack(">IIIII", 0, 0, pages, 512, page)).ljust(512, b"\0")
+    if names is None:
+        return journal
+    name = os.fsencode(names)
+    number = 0x40000000 // 4096 + 1
+    return journal + struct.pack(">I", number) + name + struct.pack(">II", len(name), sum(name)) + magic
+
+
+def plant(state: Path, content: bytes, name: str = JOURNAL) -> None:
+    path = folder_of(state) / name
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+
+async def test_a_journal_that_names_another_file_is_refused(state: Path, victim: Path) -> None:
+    """SQLite would remove the file that it names, as the user of the host."""
+    store = await filled(state)
+    pages = database_of(state).stat().st_size // 4096
+    before = content(victim)
+    plant(state, hot_journal(victim, pages))
+    [(code, reason)] = await refusals(store)
+    assert code == -32004
+    assert f"{JOURNAL} names another file" in reason
+    assert content(victim) == before
+    # The control: without the check the file is gone.
+    connection = sqlite3.connect(database_of(state))
+    assert connection.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+    connection.close()
+    assert FILE not in os.listdir(victim.parent)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        hot_journal(None, pages=1 << 30),
+        hot_journal(None, page=512),
+        b"\x01" * 600,
+        hot_journal(None)[:20],
+    ],
+    ids=["grows the file", "other pages", "no journal", "cut off"],
+)
+async def test_a_journal_that_is_not_ours_is_refused(state: Path, planted: bytes) -> None:
+    store = await filled(state)
+    before = database_of(state).read_bytes()
+    plant(state, planted)
+    [(code, reason)] = await refusals(store)
+    assert code == -32004
+    assert f"{JOURNAL} is not one that the runner made" in reason
+    assert database_of(state).read_bytes() == before
+
+
+async def test_a_journal_that_is_too_large_is_refused(state: Path) -> None:
+    store = await filled(state)
+    plant(state, hot_journal(None))
+    os.truncate(folder_of(state) / JOURNAL, 1 << 30)
+    [(_, reason)] = await refusals(store)
+    assert f"{JOURNAL} is larger than one that the runner makes" in reason
+
+
+@pytest.mark.parametrize("planted", [b"", b"\0" * 600], ids=["empty", "not yet flushed"])
+async def test_a_journal_that_means_nothing_does_no_harm(state: Path, planted: bytes) -> None:
+    store = await filled(state)
+    plant(state, planted)
+    assert await store.get("a") == 1
+    await store.set("a", 2)
+    assert await store.get("a") == 2
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_files_of_another_journal_mode_are_refused(state: Path, suffix: str) -> None:
+    store = await filled(state)
+    plant(state, b"", FILE + suffix)
+    [(code, reason)] = await refusals(store)
+    assert code == -32004
+    assert f"there is {FILE}{suffix}, which the runner never makes" in reason
 
 
 @pytest.mark.needs("root")
@@ -452,9 +549,9 @@ async def test_a_file_of_another_user_is_refused(state: Path) -> None:
     [(_, reason)] = await refusals(store)
     assert f"{FILE} belongs to uid 1234, not to uid 0" in reason
     os.chown(database_of(state), 0, 0)
-    os.chown(state / FOLDER, 1234, 1234)
+    os.chown(folder_of(state), 1234, 1234)
     [(_, reason)] = await refusals(store)
-    assert f"{FOLDER} belongs to uid 1234, not to uid 0" in reason
+    assert "the folder state belongs to uid 1234, not to uid 0" in reason
 
 
 async def test_a_folder_that_is_swapped_while_it_is_opened_is_noticed(
@@ -466,7 +563,7 @@ async def test_a_folder_that_is_swapped_while_it_is_opened_is_noticed(
     before = content(victim)
 
     def swap_and_connect(*args: Any, **options: Any) -> sqlite3.Connection:
-        folder = state / FOLDER
+        folder = folder_of(state)
         if not folder.is_symlink():
             folder.rename(state / "aside")
             folder.symlink_to(victim.parent)
@@ -476,5 +573,5 @@ async def test_a_folder_that_is_swapped_while_it_is_opened_is_noticed(
 
     monkeypatch.setattr(sqlite3, "connect", swap_and_connect)
     fault = await fault_of(lambda: store.set("a", 2))
-    assert fault.data == {"reason": f"{FOLDER}/{FILE} was replaced while it was opened"}
+    assert fault.data == {"reason": f"{FILE} was replaced while it was opened"}
     assert content(victim) == before
