@@ -2,7 +2,7 @@
 
     opening   initialize (id 1), its answer, the notification initialized, then Ready
     calls     PLUGIN.TOOL, a declared method, or kaged.hook.HOOK, each with `_context`
-    health    health.check while no call runs; any answer is life, also an error
+    health    health.check while no call runs, also none that was given up; any answer is life, also an error
     end       shutdown, then stdin is closed: some plugins exit only then
 
 Stdout carries messages and nothing else. A line that is none ends the plugin. Every number that the manifest
@@ -39,6 +39,7 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Lane,
+    LateAnswer,
     Message,
     Notice,
     Pulse,
@@ -63,6 +64,8 @@ SHUTDOWN_SECONDS = 5.0
 TERMINATE_SECONDS = 1.0
 
 HEALTH_CHECK = "health.check"
+
+_MOST_OWED = 1024  # calls that were given up and whose answers are recognised
 
 _SHOWN_BYTES = 200  # of a faulty line
 _SHOWN_CHARACTERS = 200  # of an error that answers nothing of ours
@@ -93,6 +96,7 @@ class KagedDialect(Dialect):
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
         self._open: dict[int, str] = {}  # token of an open call -> its hook; empty for other calls
+        self._owed: dict[int, int] = {}  # id of a call that was given up -> its token
         self._counters: dict[str, int] = {}
 
     # --- the Dialect interface ------------------------------------------------------------------------------
@@ -186,6 +190,9 @@ class KagedDialect(Dialect):
         broken = errors.judge_stray(heard.why, heard.detail, ready=self._stage != "initialize")
         if broken is not None:
             return self._end(broken)
+        if heard.why == "late":
+            token = self._owed.pop(value["id"], None)
+            return () if token is None else (LateAnswer(token),)
         return self._unread(value) if heard.why == "unknown" else ()
 
     def _unread(self, value: Mapping[str, Any]) -> Events:
@@ -282,17 +289,23 @@ class KagedDialect(Dialect):
 
     def cancel(self, token: int, reason: str) -> Events:
         """The contract cannot cancel a call: the plugin goes on, and its answer is dropped."""
-        self._peer.forget(token)
-        self._open.pop(token, None)
+        self._give_up(token)
         return ()
 
     def expired(self, token: int, why: str) -> Events:
         hook = self._open.get(token)
         if not hook:
             return ()
-        self._peer.forget(token)
-        del self._open[token]
+        self._give_up(token)
         return self._stood_in(token, hook, why)
+
+    def _give_up(self, token: int) -> None:
+        self._open.pop(token, None)
+        number = self._peer.forget(token)
+        if number is not None:
+            self._owed[number] = token
+            if len(self._owed) > _MOST_OWED:
+                del self._owed[next(iter(self._owed))]
 
     def _stood_in(self, token: int, hook: str, why: str) -> Events:
         self._count("hooks_failed")
@@ -340,6 +353,7 @@ class KagedDialect(Dialect):
             HEALTH_CHECK,
             float(lifecycle.get("health_interval", HEALTH_INTERVAL_SECONDS)),
             float(lifecycle.get("health_answer", HEALTH_ANSWER_SECONDS)),
+            busy=self._timeouts.get("call", CALL_SECONDS),
         )
 
     def beat(self) -> Events:

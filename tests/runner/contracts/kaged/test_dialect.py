@@ -22,6 +22,7 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Identity,
+    LateAnswer,
     Notice,
     Ready,
     Refusal,
@@ -561,9 +562,19 @@ def test_a_late_answer_is_dropped_and_counted() -> None:
     conversation.call(1, ADD)
     assert conversation.expired(1, "no answer within 60s") == ()
     assert conversation.cancel(1, "no answer in time") == ()
-    assert hear(conversation, answer(2, "late")) == []
-    assert conversation.counters["late"] == 1
+    assert hear(conversation, answer(2, "late")) == [LateAnswer(1)]
+    assert hear(conversation, answer(2, "again")) == []
+    assert conversation.counters["late"] == 2
     assert conversation.call(2, ADD)
+
+
+def test_what_is_remembered_of_calls_that_were_given_up_is_bounded() -> None:
+    conversation = ready()
+    for token in range(1, 2000):
+        conversation.call(token, ADD)
+        conversation.cancel(token, "no answer in time")
+    assert len(conversation._owed) == 1024
+    assert hear(conversation, answer(2, None), answer(2000, None)) == [LateAnswer(1999)]
 
 
 # --- Hooks -------------------------------------------------------------------------------------------------
@@ -638,7 +649,7 @@ def test_a_hook_that_takes_too_long_is_no_contribution() -> None:
     conversation = ready()
     conversation.call(1, Call("hook", "pre_compact"))
     assert conversation.expired(1, "no answer within 7s")[-1] == Reply(1, None, "no answer within 7s")
-    assert hear(conversation, answer(2, None)) == []
+    assert hear(conversation, answer(2, None)) == [LateAnswer(1)]
     assert conversation.counters["late"] == 1
 
 
@@ -787,8 +798,8 @@ def test_any_reply_is_life(reply: Any) -> None:
 
 
 def test_the_pulse_is_the_manifests() -> None:
-    assert ready().pulse == ("health.check", 30.0, 5.0)
-    assert ready(plugin(lifecycle=())).pulse == ("health.check", 30.0, 5.0)
+    assert ready().pulse == ("health.check", 30.0, 5.0, 60.0)
+    assert ready(plugin(lifecycle=())).pulse == ("health.check", 30.0, 5.0, 60.0)
 
 
 def test_the_end_by_the_contract() -> None:
