@@ -90,7 +90,7 @@ class KagedDialect(Dialect):
         self._timeouts = dict(setting.plugin.timeouts)
         self._declared = declared_by(setting.plugin)
         self._calls = CallBook(setting.plugin.id, self._declared)
-        self._notifications = Notifications(self._declared.notifications)
+        self._notifications = Notifications(self._declared.notifications, self._secrets)
         self._ids = ids
         self._session_id = ids()
         self._peer = jsonrpc.Peer()
@@ -150,7 +150,7 @@ class KagedDialect(Dialect):
             text = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
         try:
-            welcome = handshake.read_welcome(result, self._plugin)
+            welcome = handshake.read_welcome(result, self._plugin, self._secrets)
         except handshake.HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
@@ -171,7 +171,7 @@ class KagedDialect(Dialect):
         if self._stage == "over" or message.fault == "blank":
             return ()
         if message.fault:
-            return self._end(errors.judge_unreadable(message.fault, message.detail))
+            return self._end(errors.judge_unreadable(message.fault, message.detail, self._secrets))
         value = message.value
         if (fault := errors.judge_object(value)) is not None:
             return self._end(fault)
@@ -201,7 +201,7 @@ class KagedDialect(Dialect):
         if not isinstance(error, dict) or not (number is None or (type(number) is int and number == 0)):
             return ()
         self._count("unread")
-        text = errors.quote_error(error.get("code"), error.get("message"))
+        text = errors.quote_error(error.get("code"), error.get("message"), self._secrets)
         return (Notice("unread", f"the plugin could not read a message: {text[:_SHOWN_CHARACTERS]}"),)
 
     def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
@@ -221,7 +221,7 @@ class KagedDialect(Dialect):
         return (Reply(token, hooks.contribution(hook, value)),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
-        said = errors.quote_error(error.code, error.message)
+        said = errors.quote_error(error.code, error.message, self._secrets)
         if error.token == _INITIALIZE:
             return self._end(
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
@@ -235,7 +235,8 @@ class KagedDialect(Dialect):
         hook = self._open.pop(error.token)
         if hook:
             return self._stood_in(error.token, hook, f"it answered with an error: {said}")
-        return (errors.make_refusal(error.token, error.code, error.message, error.data),)
+        refusal = errors.make_refusal(error.token, error.code, error.message, error.data, self._secrets)
+        return (refusal,)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if self._stage == "initialize":
@@ -244,7 +245,8 @@ class KagedDialect(Dialect):
 
     def _hidden(self, event: Event) -> Event:
         """The event without the secrets that the plugin repeats in it. Results are the caller's, and what the
-        plugin asks of the host is its own: both stay as they are."""
+        plugin asks of the host is its own: both stay as they are. What was cut or escaped on the way here has
+        none already: here it would not be found any more."""
         hide, hide_in = self._secrets.hide, self._secrets.hide_in
         match event:
             case Notice():
