@@ -107,8 +107,9 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secrets",
         metavar="FILE|-",
-        help="a JSON object with the operator's secrets, for plugins whose contract sends them; never shown,"
-        " logged or reported",
+        help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
+        " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
+        " more are replaced by [secret]; not in the result of a call, and not in an encoding such as base64",
     )
 
 

@@ -143,6 +143,12 @@ class Alive(NamedTuple):
     """The plugin has answered the question whether it is alive (Dialect.beat)."""
 
 
+class LateAnswer(NamedTuple):
+    """The plugin has answered a call that its caller had given up. The answer itself is dropped."""
+
+    call: int
+
+
 class Violation(NamedTuple):
     """The plugin broke the contract, and the conversation ends. With `call`, only that call has failed."""
 
@@ -165,6 +171,7 @@ Event = (
     | Notice
     | Farewelled
     | Alive
+    | LateAnswer
     | Violation
 )
 Events = Sequence[Event]
@@ -195,6 +202,9 @@ class Pulse(NamedTuple):
     method: str  # for messages
     interval: float  # seconds from one question to the next
     answer: float  # seconds within which any answer has to come
+    # Seconds from the beginning of a call that was given up. Until then, or until its LateAnswer, the plugin
+    # may be working on it, and is not asked.
+    busy: float
 
 
 class CallRefused(Exception):

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 from runner.protocol import wire
 from runner.protocol.dialect import Violation
@@ -79,7 +79,11 @@ Heard = Question | Answered
 class Observer:
     """Both sides of one conversation. `words`: the keys the contract reads in the parts of a message;
     `methods`: those it acts on. A host that ignores case would also take other spellings of them.
-    `messages_only`: a line that is no object of JSON-RPC 2.0 is a fault."""
+    `messages_only`: a line that is no object of JSON-RPC 2.0 is a fault. `handshakes`: the methods whose
+    answer completes the handshake; None: each of `methods` does.
+
+    Until the handshake is complete, an answer to no question of the host is a fault. The host may be about to
+    ask, and would take that answer as one to its question, which nobody has judged."""
 
     def __init__(
         self,
@@ -87,11 +91,17 @@ class Observer:
         methods: frozenset[str] = frozenset(),
         *,
         messages_only: bool = False,
+        handshakes: frozenset[str] | None = None,
     ) -> None:
+        # Whether the handshake is complete. An inspector sets it too, where the host uses no handshake.
+        self.settled = False
         self._messages_only = messages_only
+        self._handshakes = methods if handshakes is None else handshakes
         self._words = words
         self._methods = methods
         self._open: dict[tuple[type, Any], str] = {}
+        self._again: set[tuple[type, Any]] = set()  # those of them that the host has asked twice
+        self._unknown = 0  # requests of the host, perhaps, whose ids we do not know
         self._strays: dict[str, int] = {}
 
     @property
@@ -103,11 +113,10 @@ class Observer:
 
     def host(self, raw: bytes | None) -> list[Question]:
         """The requests and notifications in a frame of the host. The host's faults are not reported."""
-        if raw is None:
-            return []
-        value, cause, *_ = wire.message(raw)
+        value, cause, *_ = wire.message(raw or b"")
         said = value if isinstance(value, list) else [value]
         if cause is not None:
+            self._unknown += raw is None or bool(raw.strip())
             return []
         return [asked for one in said if (asked := self._from_host(one)) is not None]
 
@@ -118,10 +127,17 @@ class Observer:
         # Cut short, because the host may send any number. The methods we look for are shorter.
         method = method[:LONGEST]
         if type(number) in (int, str) and len(str(number)) <= LONGEST:
-            self._open.pop((type(number), number), None)
-            self._open[type(number), number] = method
+            key = type(number), number
+            if self._open.pop(key, None) is not None:
+                self._again.add(key)
+            self._open[key] = method
             if len(self._open) > MOST_OPEN:
-                del self._open[next(iter(self._open))]
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._again.discard(oldest)
+                self._unknown += 1
+        elif "id" in message:
+            self._unknown += 1
         return Question(method, message.get("params"), "id" in message)
 
     def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
@@ -161,7 +177,23 @@ class Observer:
                 return _ambiguous(
                     "another spelling of one of the contract's methods, which some hosts accept"
                 )
-        return list(self._from_plugin(said, is_stray=isinstance(value, list) and not batch))
+        is_stray = isinstance(value, list) and not batch
+        if not self.settled and any(self._is_forged(message) for message in said):
+            text = "before the handshake was complete, it answered a request that the host had not sent"
+            return Violation("malformed_response", text, "unasked", "answer each request once, by its id")
+        return list(self._from_plugin(said, is_stray=is_stray))
+
+    def _is_forged(self, message: Any) -> bool:
+        """Whether a message is an answer to no request of the host. An error is none that it could use."""
+        if not _is_answer(message) or message.get("error") not in (None, ""):
+            return False
+        number = message["id"]
+        if self._key(number) in self._open or self._nearly(number) is not None:
+            return False
+        if self._unknown:  # it may answer a request that we could not read
+            self._unknown -= 1
+            return False
+        return True
 
     def _odd_part(self, message: Mapping[str, Any]) -> str:
         return next((odd for part in _PARTS if (odd := odd_key(message.get(part), self._words))), "")
@@ -191,24 +223,41 @@ class Observer:
             method = message.get("method") if isinstance(message, dict) else None
             if isinstance(method, str) and method:
                 yield Question(method, message.get("params"), "id" in message)
-            elif (
-                isinstance(message, dict) and "id" in message and ("result" in message or "error" in message)
-            ):
+            elif _is_answer(message):
                 number = message["id"]
-                known = type(number) in (int, str) and not is_stray
-                asked = self._open.pop((type(number), number), None) if known else None
+                asked = None if is_stray else self._close(number)
+                error = message.get("error")
+                if error == "":  # hosts that ask whether it is true find none
+                    error = None
+                if asked is not None and error is None and asked in self._handshakes:
+                    self.settled = True
                 if asked is None:
                     if not is_stray:
                         self.stray("unasked")
                     asked = self._nearly(number)
                 if asked is not None:
-                    yield Answered(asked, message.get("result"), message.get("error"))
+                    yield Answered(asked, message.get("result"), error)
             else:
                 self.stray("not_rpc")
 
+    def _key(self, number: Any) -> tuple[type, Any] | None:
+        return (type(number), number) if type(number) in (int, str) else None
+
+    def _close(self, number: Any) -> str | None:
+        """The method of the request that this answers, which is open no more unless it was sent twice."""
+        key = self._key(number)
+        if key is None or key not in self._open:
+            return None
+        if key in self._again:
+            self._again.discard(key)
+            return self._open[key]
+        return self._open.pop(key)
+
     def _nearly(self, number: Any) -> str | None:
-        """The request that this answers if a host treats 1, 1.0 and "1" as equal. It stays open, because
+        """The request that this answers if a host treats 1, 1.0, "1" and [1] as equal. It stays open, because
         other hosts still wait for the right answer."""
+        while isinstance(number, list) and len(number) == 1:
+            number = number[0]
         if isinstance(number, str) and (str, number) in self._open:
             return self._open[str, number]
         try:
@@ -301,7 +350,17 @@ def _is_rpc(value: Any) -> bool:
     """Whether a value is a request, a notification or an answer of JSON-RPC 2.0."""
     if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
         return False
-    return isinstance(value.get("method"), str) or "id" in value
+    if "id" not in value:
+        return isinstance(value.get("method"), str)
+    # JavaScript finds the same entry of a table for 1 and for [1].
+    return value["id"] is None or type(value["id"]) in (int, float, str)
+
+
+def _is_answer(message: Any) -> TypeGuard[Mapping[str, Any]]:
+    if not isinstance(message, dict) or "id" not in message:
+        return False
+    method = message.get("method")
+    return not (isinstance(method, str) and method) and ("result" in message or "error" in message)
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:

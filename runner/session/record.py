@@ -44,7 +44,7 @@ class SessionRecord:
         return f"its stdout had lines that are no messages, such as {self.stray}" if self.stray else ""
 
     def strayed(self, value: object) -> None:
-        self.stray = repr(value)[:_STRAY_CHARACTERS]
+        self.stray = repr(self.secrets.hide_in(value))[:_STRAY_CHARACTERS]
 
     def wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self.bytes[stream] += len(data)

@@ -126,11 +126,11 @@ class Session:
             state.last_active = trio.current_time()
             if not state.waiters and state.phase == "call":
                 state.phase = "run"
-            if not isinstance(waiter.answer, Reply | Refusal):
-                state.busy_until = max(state.busy_until, began + self._call_seconds(call, None))
             if waiter.answer is None and not state.over.is_set():
                 # Our caller was cancelled. The plugin is told, and nothing else changes.
                 withdrawn = [state.outbox.withdraw(letter) for letter in letters]
+                if not any(withdrawn):
+                    state.owe(token, began)
                 events = state.dialect.cancel(token, "cancelled by the host")
                 state.act_all(_uncancelled(events) if any(withdrawn) else events)
 
@@ -178,6 +178,8 @@ class Session:
             state.record.limits_hit.append("call")
         # A request that only waited in the queue did not stall: other calls may have more time.
         unsent = [state.outbox.withdraw(letter) for letter in letters if not letter.written]
+        if not unsent:
+            state.owe(token, trio.current_time() - seconds)
         if not all(unsent):
             outcome = verdict.stalled(seconds)
         else:

@@ -22,6 +22,7 @@ from runner.protocol.dialect import (
     HostCall,
     HostCallCancelled,
     Identity,
+    LateAnswer,
     Notice,
     Progress,
     Ready,
@@ -70,8 +71,8 @@ class SessionState:
         self.flushed = trio.Event()  # nothing more is written
         self.alive = trio.Event()  # replaced with each question whether the plugin is
         self.went_quiet = trio.Event()  # replaced by the task that waits until nothing is in flight
-        # Until then the plugin may work on a call that its caller gave up.
-        self.busy_until = -math.inf
+        # Calls that were given up while the plugin may work on them: by token, until when that is assumed.
+        self._owed: dict[int, float] = {}
         # When either side last said something. Whether the plugin is alive does not count.
         self.last_active = trio.current_time()
 
@@ -95,6 +96,18 @@ class SessionState:
     def noise(self) -> str:
         """Shown when a call times out."""
         return self.record.noise or self.dialect.noise
+
+    @property
+    def busy_until(self) -> float:
+        """Until when the plugin may be working on something. Something that is in flight has no such time."""
+        return max(self._owed.values(), default=-math.inf) if self.is_quiet else math.inf
+
+    def owe(self, token: int, began: float) -> None:
+        """Nobody waits for this call any longer, but the plugin has got it."""
+        pulse, now = self.dialect.pulse, trio.current_time()
+        if pulse is not None:
+            self._owed = {call: until for call, until in self._owed.items() if until > now}
+            self._owed[token] = began + pulse.busy
 
     def note_quiet(self) -> None:
         """Called where something that was in flight has ended."""
@@ -146,6 +159,9 @@ class SessionState:
                 self.backlog.tell(event, self.charged)
             case Alive():
                 self.alive.set()
+            case LateAnswer(call):
+                self._owed.pop(call, None)
+                self.note_quiet()
             case Farewelled(error):
                 self.record.farewell_error = error
                 self.farewelled.set()

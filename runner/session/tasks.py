@@ -357,15 +357,14 @@ class SessionTasks:
 
     @_uninterrupted
     async def _watch_health(self, pulse: Pulse) -> None:
-        """Asks whether the plugin is alive, from time to time and never during a call."""
+        """Asks whether the plugin is alive, from time to time and never while it may work on a call."""
         state = self._state
         while not state.over.is_set():
             await trio.sleep(pulse.interval)
-            while not state.is_quiet or trio.current_time() < state.busy_until:
-                if not state.is_quiet:
-                    state.went_quiet = trio.Event()
+            while trio.current_time() < state.busy_until:
+                state.went_quiet = trio.Event()
+                with trio.move_on_at(state.busy_until):
                     await state.went_quiet.wait()
-                await trio.sleep_until(state.busy_until)
             if not state.is_over and not await self._is_alive(pulse):
                 state.phase = "idle"
                 state.fail(verdict.lifeless(pulse.method, pulse.answer))

@@ -2,7 +2,7 @@
 
     opening   initialize (id 1), its answer, the notification initialized, then Ready
     calls     PLUGIN.TOOL, a declared method, or kaged.hook.HOOK, each with `_context`
-    health    health.check while no call runs; any answer is life, also an error
+    health    health.check while no call runs, also none that was given up; any answer is life, also an error
     end       shutdown, then stdin is closed: some plugins exit only then
 
 Stdout carries messages and nothing else. A line that is none ends the plugin. Every number that the manifest
@@ -39,6 +39,7 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Lane,
+    LateAnswer,
     Message,
     Notice,
     Pulse,
@@ -64,6 +65,8 @@ TERMINATE_SECONDS = 1.0
 
 HEALTH_CHECK = "health.check"
 
+_MOST_OWED = 1024  # calls that were given up and whose answers are recognised
+
 _SHOWN_BYTES = 200  # of a faulty line
 _SHOWN_CHARACTERS = 200  # of an error that answers nothing of ours
 _INITIALIZE, _SHUTDOWN, _BEAT = "initialize", "shutdown", "beat"  # tokens of our own requests
@@ -87,12 +90,13 @@ class KagedDialect(Dialect):
         self._timeouts = dict(setting.plugin.timeouts)
         self._declared = declared_by(setting.plugin)
         self._calls = CallBook(setting.plugin.id, self._declared)
-        self._notifications = Notifications(self._declared.notifications)
+        self._notifications = Notifications(self._declared.notifications, self._secrets)
         self._ids = ids
         self._session_id = ids()
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
         self._open: dict[int, str] = {}  # token of an open call -> its hook; empty for other calls
+        self._owed: dict[int, int] = {}  # id of a call that was given up -> its token
         self._counters: dict[str, int] = {}
 
     # --- the Dialect interface ------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ class KagedDialect(Dialect):
             text = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
         try:
-            welcome = handshake.read_welcome(result, self._plugin)
+            welcome = handshake.read_welcome(result, self._plugin, self._secrets)
         except handshake.HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
@@ -169,7 +173,7 @@ class KagedDialect(Dialect):
         if self._stage == "over" or message.fault == "blank":
             return ()
         if message.fault:
-            return self._end(errors.judge_unreadable(message.fault, message.detail))
+            return self._end(errors.judge_unreadable(message.fault, message.detail, self._secrets))
         value = message.value
         if (fault := errors.judge_object(value)) is not None:
             return self._end(fault)
@@ -188,6 +192,9 @@ class KagedDialect(Dialect):
         broken = errors.judge_stray(heard.why, heard.detail, ready=self._stage != "initialize")
         if broken is not None:
             return self._end(broken)
+        if heard.why == "late":
+            token = self._owed.pop(value["id"], None)
+            return () if token is None else (LateAnswer(token),)
         return self._unread(value) if heard.why == "unknown" else ()
 
     def _unread(self, value: Mapping[str, Any]) -> Events:
@@ -196,7 +203,7 @@ class KagedDialect(Dialect):
         if not isinstance(error, dict) or not (number is None or (type(number) is int and number == 0)):
             return ()
         self._count("unread")
-        text = errors.quote_error(error.get("code"), error.get("message"))
+        text = errors.quote_error(error.get("code"), error.get("message"), self._secrets)
         return (Notice("unread", f"the plugin could not read a message: {text[:_SHOWN_CHARACTERS]}"),)
 
     def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
@@ -216,7 +223,7 @@ class KagedDialect(Dialect):
         return (Reply(token, hooks.contribution(hook, value)),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
-        said = errors.quote_error(error.code, error.message)
+        said = errors.quote_error(error.code, error.message, self._secrets)
         if error.token == _INITIALIZE:
             return self._end(
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
@@ -230,7 +237,8 @@ class KagedDialect(Dialect):
         hook = self._open.pop(error.token)
         if hook:
             return self._stood_in(error.token, hook, f"it answered with an error: {said}")
-        return (errors.make_refusal(error.token, error.code, error.message, error.data),)
+        refusal = errors.make_refusal(error.token, error.code, error.message, error.data, self._secrets)
+        return (refusal,)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if self._stage == "initialize":
@@ -239,7 +247,8 @@ class KagedDialect(Dialect):
 
     def _hidden(self, event: Event) -> Event:
         """The event without the secrets that the plugin repeats in it. Results are the caller's, and what the
-        plugin asks of the host is its own: both stay as they are."""
+        plugin asks of the host is its own: both stay as they are. What was cut or escaped on the way here has
+        none already: here it would not be found any more."""
         hide, hide_in = self._secrets.hide, self._secrets.hide_in
         match event:
             case Notice():
@@ -284,17 +293,23 @@ class KagedDialect(Dialect):
 
     def cancel(self, token: int, reason: str) -> Events:
         """The contract cannot cancel a call: the plugin goes on, and its answer is dropped."""
-        self._peer.forget(token)
-        self._open.pop(token, None)
+        self._give_up(token)
         return ()
 
     def expired(self, token: int, why: str) -> Events:
         hook = self._open.get(token)
         if not hook:
             return ()
-        self._peer.forget(token)
-        del self._open[token]
+        self._give_up(token)
         return self._stood_in(token, hook, why)
+
+    def _give_up(self, token: int) -> None:
+        self._open.pop(token, None)
+        number = self._peer.forget(token)
+        if number is not None:
+            self._owed[number] = token
+            if len(self._owed) > _MOST_OWED:
+                del self._owed[next(iter(self._owed))]
 
     def _stood_in(self, token: int, hook: str, why: str) -> Events:
         self._count("hooks_failed")
@@ -342,6 +357,7 @@ class KagedDialect(Dialect):
             HEALTH_CHECK,
             float(lifecycle.get("health_interval", HEALTH_INTERVAL_SECONDS)),
             float(lifecycle.get("health_answer", HEALTH_ANSWER_SECONDS)),
+            busy=self._timeouts.get("call", CALL_SECONDS),
         )
 
     def beat(self) -> Events:

@@ -1,4 +1,4 @@
-"""The meaning of a plugin's error, and of a message that is none."""
+"""The meaning of a plugin's error, and of a message that is none. Secrets are hidden before a text is cut."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 from runner.outcome import Code
 from runner.protocol import jsonrpc
 from runner.protocol.dialect import Refusal, Violation
+from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import printable
 
 _MOST_CHARACTERS = 2000  # of a message
+_MOST_QUOTED = 500  # of a message inside one of our sentences
 
 # JSON-RPC leaves these codes to the program. All others are errors of the protocol.
 _OWN_CODES = range(-32099, -32000 + 1)
@@ -24,21 +26,25 @@ _KINDS = {
 _CHECK_COMMAND = "check that the manifest's command starts this plugin"
 
 
-def make_refusal(call: int, code: int, message: str, data: Any) -> Refusal:
+def make_refusal(call: int, code: int, message: str, data: Any, secrets: Secrets) -> Refusal:
     kind = "plugin_error" if code in _OWN_CODES else _KINDS.get(code, "protocol_error")
-    text = printable(message[:_MOST_CHARACTERS]).strip() or f"the plugin answered with error {code}"
-    return Refusal(call, str(code), text, kind, data)
+    number = secrets.hide(str(code))
+    text = printable(secrets.hide(message)[:_MOST_CHARACTERS]).strip()
+    said = text or f"the plugin answered with error {number}"
+    return Refusal(call, number, said, kind, secrets.hide_in(data))
 
 
-def quote_error(code: object, message: object) -> str:
+def quote_error(code: object, message: object, secrets: Secrets) -> str:
     """An error of the plugin's, inside one of our sentences."""
-    text = message if isinstance(message, str) else ""
+    text = secrets.hide(message) if isinstance(message, str) else ""
     number = code if type(code) is int else jsonrpc.INTERNAL_ERROR
-    return f"{printable(text[:500])} ({number})".strip()
+    return f"{printable(text[:_MOST_QUOTED])} ({secrets.hide(str(number))})".strip()
 
 
-def judge_unreadable(cause: str, detail: str) -> Violation:
+def judge_unreadable(cause: str, detail: str, secrets: Secrets) -> Violation:
     """A line that is not JSON, or JSON with a fault."""
+    if secrets and cause == "bad_number":
+        detail = detail.partition(":")[0]  # what follows is the beginning of a number
     hint = "stdout is for messages only: print everything else to stderr" if cause == "bad_json" else ""
     text = f"a line on its stdout breaks the protocol: {detail}"
     return Violation("malformed_response", text, cause, hint)

@@ -24,6 +24,7 @@ _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _MOST_SHOWN = 5  # entries of a list, in a message
 _MOST_FAULTS = 5
 
+_NO_SECRETS = Secrets()
 _LISTS = ("methods", "notifications", "capabilities_used")
 
 
@@ -73,7 +74,7 @@ def _check(what: str, key: str, value: Any, schema: Any, secrets: Secrets) -> No
     except SchemaFault as fault:
         raise _misfit(what, f"the {key} of the manifest cannot be used: {printable(str(fault))}") from None
     if faults:
-        text = secrets.hide(printable("; ".join(faults[:_MOST_FAULTS])))
+        text = printable(secrets.hide("; ".join(faults[:_MOST_FAULTS])))
         raise _misfit(what, f"{key} does not allow its {what}: {text}", hint)
 
 
@@ -89,50 +90,57 @@ def _fault(message: str, cause: str, hint: str = "") -> HandshakeFault:
 # --- what it answers --------------------------------------------------------------------------------------
 
 
-def read_welcome(result: Any, plugin: Plugin) -> Welcome:
-    """Raises HandshakeFault."""
+def read_welcome(result: Any, plugin: Plugin, secrets: Secrets = _NO_SECRETS) -> Welcome:
+    """Raises HandshakeFault. The answer is compared as it is. The secrets in it are hidden where it is shown,
+    before anything is cut."""
     said = _shape(result)
     declared = declared_by(plugin)
     if said["name"] != plugin.id:
-        message = f"it says that it is {quoted(said['name'])}, its manifest says {quoted(plugin.id)}"
+        claimed = secrets.hide(said["name"])
+        message = f"it says that it is {quoted(claimed)}, its manifest says {quoted(plugin.id)}"
         hint = "check that the manifest's command starts the program of this manifest"
-        claimed = said["name"][:_MOST_CHARACTERS]
+        shown = claimed[:_MOST_CHARACTERS]
         raise HandshakeFault(
-            Violation("handshake_failed", message, "identity_mismatch", hint, plugin_id=claimed)
+            Violation("handshake_failed", message, "identity_mismatch", hint, plugin_id=shown)
         )
     if said["api_version"] != API_VERSION:
         message = f"it speaks version {said['api_version']} of the API; the runner speaks {API_VERSION}"
         hint = f"use a version of the plugin that speaks {API_VERSION}"
         raise HandshakeFault(Violation("protocol_version_mismatch", message, "api_version", hint))
     if missing := _beyond(declared.methods, said["methods"]):
-        message = f"the plugin does not offer {_shown(missing)}, which its manifest lists under methods"
+        message = (
+            f"the plugin does not offer {_shown(missing, secrets)}, which its manifest lists under methods"
+        )
         hint = "remove it from the manifest's methods, or list it in the answer to initialize"
         raise HandshakeFault(Violation("tool_not_exposed", message, "method_missing", hint))
     if extra := _beyond(said["notifications"], declared.notifications):
-        message = f"it wants to send {_shown(extra)}, which its manifest does not list under notifications"
+        message = (
+            f"it wants to send {_shown(extra, secrets)}, which its manifest does not list under notifications"
+        )
         raise _fault(message, "notification_undeclared", "list it in the manifest's notifications")
     if extra := _beyond(said["capabilities_used"], plugin.capabilities):
-        message = f"it uses {_shown(extra)}, which its manifest does not list under capabilities"
+        message = f"it uses {_shown(extra, secrets)}, which its manifest does not list under capabilities"
         hint = "list exactly this text in the manifest's capabilities"
         raise HandshakeFault(Violation("capability_not_declared", message, "capability_violation", hint))
     identity = Identity(
         id=said["name"],
-        version=said["version"][:_MOST_CHARACTERS],
+        version=secrets.hide(said["version"])[:_MOST_CHARACTERS],
         protocol=str(API_VERSION),
         title=plugin.name,
         tools=tuple(declared.tools),
-        details={name: said[name] for name in _LISTS},
+        details={name: secrets.hide_in(said[name]) for name in _LISTS},
     )
-    return Welcome(identity, tuple(_warnings(said, plugin, declared)))
+    return Welcome(identity, tuple(_warnings(said, plugin, declared, secrets)))
 
 
-def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared) -> list[Notice]:
+def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared, secrets: Secrets) -> list[Notice]:
     found = []
     if said["version"] != plugin.version:
-        versions = {"manifest": plugin.version, "plugin": said["version"][:_MOST_CHARACTERS]}
+        shown = secrets.hide(said["version"])[:_MOST_CHARACTERS]
+        versions = {"manifest": plugin.version, "plugin": shown}
         found.append(Notice("version_differs", versions))
     if extra := _beyond(said["methods"], (*declared.methods, *declared.tools)):
-        why = f"{_shown(extra)}: neither a method nor a tool of the manifest"
+        why = f"{_shown(extra, secrets)}: neither a method nor a tool of the manifest"
         found.append(Notice("methods_ignored", {"count": len(extra), "why": why}))
     return found
 
@@ -163,6 +171,6 @@ def _beyond(some: Any, known: Any) -> list[str]:
     return [each for each in some if each not in known]
 
 
-def _shown(names: list[str]) -> str:
+def _shown(names: list[str], secrets: Secrets) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(quoted(name) for name in names[:_MOST_SHOWN]) + more
+    return ", ".join(quoted(secrets.hide(name)) for name in names[:_MOST_SHOWN]) + more

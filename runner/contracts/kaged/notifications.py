@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from runner.protocol.dialect import Events, Notice
+from runner.protocol.secrets import Secrets
 
 PER_SECOND = 100
 WINDOW_SECONDS = 1.0
@@ -21,7 +22,8 @@ _MOST_NAMES, _NAME_CHARACTERS = 64, 200
 
 
 class Notifications:
-    def __init__(self, declared: Collection[str]) -> None:
+    def __init__(self, declared: Collection[str], secrets: Secrets) -> None:
+        self._secrets = secrets
         self._declared = frozenset(declared)
         self._accepted: deque[float] = deque(maxlen=PER_SECOND)  # when the last ones came
         self._strangers: set[str] = set()
@@ -41,7 +43,7 @@ class Notifications:
             self._count("notifications")
             return (Notice("notification", {"method": name, "params": params}),)
         self._count("notifications_undeclared")
-        shown = name[:_NAME_CHARACTERS]
+        shown = self._secrets.hide(name)[:_NAME_CHARACTERS]
         if shown in self._strangers or len(self._strangers) >= _MOST_NAMES:
             return ()
         self._strangers.add(shown)

@@ -31,7 +31,10 @@ class Inspector:
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
-        self._observer = Observer(_WORDS, frozenset((DISCOVER, INITIALIZE)))
+        # After server/discover a host may still send initialize.
+        self._observer = Observer(
+            _WORDS, frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,))
+        )
         self._batches = False
         self.handshaken = False
         self.awaiting = False
@@ -49,7 +52,7 @@ class Inspector:
             if asked.method == INITIALIZE:
                 self.awaiting = asked.is_question and not self.handshaken
             elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
-                self.handshaken = True  # the host uses no handshake
+                self.handshaken = self._observer.settled = True  # the host uses no handshake
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
         heard = self._observer.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)

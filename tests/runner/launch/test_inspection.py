@@ -156,7 +156,7 @@ LINES = st.lists(
                 b"",
                 b"\r",
                 b'{"jsonrpc":"2.0","method":"m"}\r',
-                b'{"id":1,"result":{}}',
+                b'{"id":1,"error":{}}',
                 b"[1]",
                 b'  {"a": "\xff"}',
             ]
@@ -618,6 +618,32 @@ def test_who_keeps_to_the_contract_ends_as_without(
     assert ran.status == status and ran.report["inspection"]["violation"] is None
     assert ran.report["inspection"]["to_host"]["bytes"] == len(ran.out)
     assert (ran.report["inspection"]["handshake"] is None) is (what == "gone")
+
+
+# Answers what it is about to be asked, as somebody else.
+_EARLY = """#!/usr/bin/python3 -IS
+import json, os, sys
+other = {"manifest": {"plugin": {"id": "somebody", "version": "1"}}}
+os.write(1, json.dumps({"jsonrpc": "2.0", "id": 1, "result": other}).encode() + b"\\n")
+sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_no_answer_reaches_the_host_before_its_question(
+    runner_as: Caller, nexo_dir: Callable[..., Path], write_file: Write
+) -> None:
+    folder = nexo_dir("./early")
+    write_file(folder / "early", _EARLY, 0o755)
+    process = runner_as.start("exec", "--inspect", folder, "--")
+    with process:
+        # The plugin's line has been judged when its stdout ends: the host has not said a word.
+        assert process.stdout is not None and process.stdout.read() == b""
+        assert process.wait(60) == 137
+        assert process.stderr is not None and b"that the host had not sent" in process.stderr.read()
+    # The control: without --inspect the host finds the forged answer.
+    plain = runner_as("exec", folder, input=b"")
+    assert json.loads(plain.stdout)["result"]["manifest"]["plugin"]["id"] == "somebody"
 
 
 def _traffic(size: int) -> bytes:

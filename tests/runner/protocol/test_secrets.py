@@ -36,7 +36,20 @@ def test_their_text_shows_none_of_them() -> None:
         ({"a": "geheimnisträger"}, r"geheimnistr\u00e4ger", "[secret]"),
         ({"a": KEY}, "MIIEvQIBADANBgkq", "[secret]"),
         ({"a": KEY}, KEY.strip(), "[secret]"),
-        ({"a": 12345678}, "12345678", "12345678"),
+        ({"a": 12345678}, "the pin is 12345678!", "the pin is [secret]!"),
+        ({"a": 1234567}, "1234567", "1234567"),
+        ({"a": {"b": [-1234567]}}, "-1234567", "[secret]"),
+        ({"a": 12345.678}, "12345.678", "[secret]"),
+        ({"a": 12345678.0}, "12345678", "[secret]"),
+        ({"a": True, "b": None, "c": 10**5000}, "True None", "True None"),
+        ({"a": "it's a secret"}, repr("it's a secret"), '"[secret]"'),
+        ({"a": "it's a secret"}, repr('"it\'s a secret"'), "'\"[secret]\"'"),
+        ({"a": "back\\slashed"}, repr(["back\\slashed"]), "['[secret]']"),
+        ({"a": "geheimnisträger"}, ascii("geheimnisträger"), "'[secret]'"),
+        ({"a": "geheimnisträger"}, repr("geheimnisträger".encode()), "b'[secret]'"),
+        ({"a": "bell\x07 and escape\x1b"}, r"bell\x07 and escape\x1b", "[secret]"),
+        ({"a": "bell\x07 and escape\x1b"}, "bell\x07 and escape\x1b", "[secret]"),
+        ({"a": "right\u202eleft"}, r"right\u202eleft", "[secret]"),
         ({}, TOKEN, TOKEN),
     ],
 )
@@ -49,6 +62,19 @@ def test_hide_in_json() -> None:
     value = {TOKEN: [TOKEN, 1, None, {"x": f"is {TOKEN}"}]}
     assert Secrets({"a": TOKEN}).hide_in(value) == {"[secret]": ["[secret]", 1, None, {"x": "is [secret]"}]}
     assert Secrets().hide_in(value) is value
+    numbers = [12345678, 12345678.0, 123456789, 2.5, 1, True, {"x": 12345678}]
+    shown = ["[secret]", "[secret]", "[secret]", 2.5, 1, True, {"x": "[secret]"}]
+    assert Secrets({"pin": 12345678, "rate": 2.5}).hide_in(numbers) == shown
+    assert Secrets({"token": "12345678"}).hide_in(12345678) == "[secret]"
+
+
+def test_a_line_on_stdout_hides_them_before_it_is_cut() -> None:
+    record = SessionRecord()
+    record.strayed("x" * 190 + TOKEN)  # the control: the beginning of it is shown
+    assert TOKEN[:8] in record.noise
+    record.secrets = Secrets({"a": TOKEN})
+    record.strayed("x" * 190 + TOKEN)
+    assert TOKEN[:8] not in record.noise
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ import trio
 from runner.exceptions import PluginFailure
 from runner.protocol.dialect import Call
 from sandbox.spec import Limits
+from tests.runner.contracts.kaged.conversation import error
 from tests.runner.session.piped_session import after, like_the_reference, live
 
 ADD = Call("tool", "add", {"text": "x"})
@@ -75,14 +77,76 @@ async def test_a_call_that_follows_a_question_waits_for_nothing(autojump_clock: 
 
 @pytest.mark.trio
 async def test_a_call_that_was_given_up_may_still_run(autojump_clock: trio.abc.Clock) -> None:
-    """The plugin works on it, one line after the other, for as long as the contract allows."""
+    """The plugin works on it, one line after the other, until it answers."""
     async with live(after(55.0, "notes.add")) as rig:
         await trio.sleep(INTERVAL - 1)
         with trio.move_on_after(1.0):
             await rig.session.call(ADD)
         await trio.sleep(100.0)
         assert not rig.session.is_over
-        assert rig.beats()[0] == pytest.approx(29.0 + 60.0)
+        assert rig.beats()[0] == pytest.approx(29.0 + 55.0)
+
+
+@pytest.mark.trio
+async def test_a_call_that_was_given_up_and_answered_delays_nothing(autojump_clock: trio.abc.Clock) -> None:
+    async with live(after(2.0, "notes.add")) as rig:
+        with trio.move_on_after(1.0):
+            await rig.session.call(ADD)
+        await trio.sleep(2 * INTERVAL)
+        assert rig.beats() == pytest.approx([INTERVAL, 2 * INTERVAL])
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("works", "first"), [(50.0, 50.0), (63.0, 60.0)])
+async def test_a_late_hook_may_still_run(autojump_clock: trio.abc.Clock, works: float, first: float) -> None:
+    """Its time is up after 7 seconds. The plugin works on it and reads nothing meanwhile, and is not asked
+    until it answers; or until a call would have been late too."""
+    async with live(after(works, "kaged.hook.on_session_idle")) as rig:
+        assert await rig.session.call(Call("hook", "on_session_idle", {"transcript": "x"})) is None
+        assert rig.session.substituted
+        await trio.sleep(100.0)
+        assert not rig.session.is_over
+        # The plugin takes it up as soon as it has answered the hook.
+        assert rig.beats()[0] == pytest.approx(max(works, first))
+        assert rig.session.state.dialect.counters["late"] == 1
+        assert rig.session.state._owed == {}
+
+
+@pytest.mark.trio
+async def test_a_plugin_that_hangs_in_a_hook_is_found_out(autojump_clock: trio.abc.Clock) -> None:
+    began = trio.current_time()
+    async with live(after(10_000.0, "kaged.hook.on_session_idle")) as rig:
+        await rig.session.call(Call("hook", "on_session_idle", {"transcript": "x"}))
+        with pytest.raises(PluginFailure) as caught:
+            await rig.session.ended()
+        assert caught.value.outcome.cause == "health"
+        assert trio.current_time() - began == pytest.approx(60.0 + ANSWER, abs=0.5)
+
+
+@pytest.mark.trio
+async def test_each_call_that_was_given_up_has_its_own_answer(autojump_clock: trio.abc.Clock) -> None:
+    async with live(after(20.0, "notes.add")) as rig:
+        for _ in range(2):
+            with trio.move_on_after(1.0):
+                await rig.session.call(ADD)
+        await trio.sleep(60.0)
+        assert rig.beats()[0] == pytest.approx(40.0)
+
+
+@pytest.mark.trio
+async def test_an_error_in_time_leaves_nothing_behind(autojump_clock: trio.abc.Clock) -> None:
+    """A hook that fails has an answer, and no other one will come."""
+
+    async def refuses(message: dict[str, Any]) -> dict[str, Any] | None:
+        if message.get("method") == "kaged.hook.on_session_idle":
+            return error(message["id"], -32000)
+        return await like_the_reference(message)
+
+    async with live(refuses) as rig:
+        await rig.session.call(Call("hook", "on_session_idle", {"transcript": "x"}))
+        assert rig.session.substituted
+        await trio.sleep(INTERVAL + 1)
+        assert rig.beats() == pytest.approx([INTERVAL])
 
 
 @pytest.mark.trio

@@ -22,6 +22,7 @@ from runner.protocol.dialect import (
     Farewelled,
     HostCall,
     Identity,
+    LateAnswer,
     Notice,
     Ready,
     Refusal,
@@ -567,9 +568,19 @@ def test_a_late_answer_is_dropped_and_counted() -> None:
     conversation.call(1, ADD)
     assert conversation.expired(1, "no answer within 60s") == ()
     assert conversation.cancel(1, "no answer in time") == ()
-    assert hear(conversation, answer(2, "late")) == []
-    assert conversation.counters["late"] == 1
+    assert hear(conversation, answer(2, "late")) == [LateAnswer(1)]
+    assert hear(conversation, answer(2, "again")) == []
+    assert conversation.counters["late"] == 2
     assert conversation.call(2, ADD)
+
+
+def test_what_is_remembered_of_calls_that_were_given_up_is_bounded() -> None:
+    conversation = ready()
+    for token in range(1, 2000):
+        conversation.call(token, ADD)
+        conversation.cancel(token, "no answer in time")
+    assert len(conversation._owed) == 1024
+    assert hear(conversation, answer(2, None), answer(2000, None)) == [LateAnswer(1999)]
 
 
 # --- Hooks -------------------------------------------------------------------------------------------------
@@ -645,7 +656,7 @@ def test_a_hook_that_takes_too_long_is_no_contribution() -> None:
     conversation = ready()
     conversation.call(1, Call("hook", "pre_compact"))
     assert conversation.expired(1, "no answer within 7s")[-1] == Reply(1, None, "no answer within 7s")
-    assert hear(conversation, answer(2, None)) == []
+    assert hear(conversation, answer(2, None)) == [LateAnswer(1)]
     assert conversation.counters["late"] == 1
 
 
@@ -794,8 +805,8 @@ def test_any_reply_is_life(reply: Any) -> None:
 
 
 def test_the_pulse_is_the_manifests() -> None:
-    assert ready().pulse == ("health.check", 30.0, 5.0)
-    assert ready(plugin(lifecycle=())).pulse == ("health.check", 30.0, 5.0)
+    assert ready().pulse == ("health.check", 30.0, 5.0, 60.0)
+    assert ready(plugin(lifecycle=())).pulse == ("health.check", 30.0, 5.0, 60.0)
 
 
 def test_the_end_by_the_contract() -> None:
@@ -855,6 +866,119 @@ def test_a_secret_in_the_handshake_is_hidden(welcome: Any) -> None:
     text = repr(hear(conversation, welcome))
     assert SECRET not in text
     assert "[secret]" in text
+
+
+def refused_hook(d: KagedDialect, text: str) -> Any:
+    d.call(1, Call("hook", "pre_compact"))
+    return hear(d, error(2, -32000, text))
+
+
+def refused_call(d: KagedDialect, text: str) -> Any:
+    d.call(1, ADD)
+    return hear(d, error(2, -32000, text))
+
+
+def refused_end(d: KagedDialect, text: str) -> Any:
+    d.farewell()
+    return hear(d, error(2, 1, text))
+
+
+def welcomed(**changes: Any) -> Any:
+    return answer(1, {**WELCOME, **changes})
+
+
+# Characters that are shown, and where.
+Spill = Callable[[KagedDialect, str], Any]
+CUT: list[tuple[str, int, Spill]] = [
+    ("error", 2000, refused_call),
+    ("hook", 500, refused_hook),
+    ("shutdown", 500, refused_end),
+    ("unread", 200, lambda d, text: hear(d, error(0, -32700, text))),
+    ("undeclared", 200, lambda d, text: hear(d, tell(text))),
+]
+CUT_WELCOMES: list[tuple[str, int, Spill]] = [
+    ("refused", 500, lambda d, text: hear(d, error(1, -32000, text))),
+    ("name", 60, lambda d, text: hear(d, welcomed(name=text))),
+    ("claimed name", 200, lambda d, text: hear(d, welcomed(name=text))),
+    ("version", 200, lambda d, text: hear(d, welcomed(version=text))),
+    ("methods", 60, lambda d, text: hear(d, welcomed(methods=["notes.export.all", text]))[0]),
+    ("notifications", 60, lambda d, text: hear(d, welcomed(notifications=[text]))),
+    ("capabilities", 60, lambda d, text: hear(d, welcomed(capabilities_used=[text]))),
+]
+
+
+@pytest.mark.parametrize(("what", "most", "spill"), CUT + CUT_WELCOMES)
+def test_no_beginning_of_a_secret_is_shown_where_a_text_is_cut(what: str, most: int, spill: Spill) -> None:
+    begin = SECRET[:8]
+    text = "x" * (most - len(begin) - 1) + SECRET
+
+    def shown(**setting: Any) -> str:
+        conversation = dialect(CONFIGURABLE, **setting)
+        conversation.opening()
+        if (what, most, spill) in CUT:
+            hear(conversation, answer(1, WELCOME))
+        return repr(spill(conversation, text))
+
+    assert begin not in shown(secrets={"token": SECRET})
+    # The control: the cut is in the middle of it.
+    assert begin in shown()
+
+
+# Texts that our messages escape, and Python.
+ESCAPED = [
+    "hunter2\x07hunter2",
+    "hunter2\x1b[0mhunter2",
+    "hunter2'hunter2",
+    "hunter2\\hunter2",
+    "hunter2\nhunter2-",
+]
+
+
+@pytest.mark.parametrize("secret", ESCAPED)
+@pytest.mark.parametrize(("what", "most", "spill"), CUT)
+def test_a_secret_that_has_to_be_escaped_is_hidden(what: str, most: int, spill: Spill, secret: str) -> None:
+    for text in (secret, repr(secret), json.dumps(secret)):
+        assert "hunter2" not in repr(spill(ready(CONFIGURABLE, secrets={"token": secret}), f"<{text}>"))
+        assert "hunter2" in repr(spill(ready(CONFIGURABLE), f"<{text}>"))
+
+
+PIN = 1234567890
+SPILT_PINS: list[tuple[str, Callable[[KagedDialect], Any]]] = [
+    ("text", lambda d: refused_call(d, f"the pin {PIN} is wrong")),
+    (
+        "data",
+        lambda d: (d.call(1, ADD), hear(d, error(2, -32000, "no", data={"pin": PIN, "as": [float(PIN)]}))),
+    ),
+    ("code", lambda d: (d.call(1, ADD), hear(d, error(2, PIN, "")))),
+    ("code of a hook", lambda d: (d.call(1, Call("hook", "pre_compact")), hear(d, error(2, PIN)))),
+    ("notification", lambda d: hear(d, tell("notes.changed", {"pin": [PIN]}))),
+    ("a number that is none", lambda d: hear(d, b'{"jsonrpc": "2.0", "id": %d%s}' % (PIN, b"0" * 60))),
+]
+
+
+@pytest.mark.parametrize(("what", "spill"), SPILT_PINS)
+def test_a_secret_that_is_a_number_is_hidden(what: str, spill: Callable[[KagedDialect], Any]) -> None:
+    schema = {"type": "object"}
+    of = plugin(DECLARED._replace(system_config_schema=schema))
+    assert str(PIN) not in repr(spill(ready(of, secrets={"pin": PIN})))
+    assert str(PIN) in repr(spill(ready(of)))
+
+
+def test_no_beginning_of_a_secret_of_digits_is_shown_where_a_number_is_cut() -> None:
+    digits = "12345678901234567890" * 3
+    said = b'{"jsonrpc": "2.0", "id": %s}' % digits.encode()
+    assert digits[:20] not in repr(hear(ready(CONFIGURABLE, secrets={"token": digits}), said))
+    assert digits[:20] in repr(hear(ready(CONFIGURABLE), said))
+
+
+def test_a_secret_that_is_also_a_name_breaks_nothing() -> None:
+    """What the plugin says is compared as it is, and hidden only where it is shown."""
+    secrets = {"token": "notes.changed", "other": "notes.export.all"}
+    of = plugin(DECLARED._replace(system_config_schema={"type": "object"}))
+    conversation = ready(of, secrets=secrets)
+    (told,) = hear(conversation, tell("notes.changed", 1))
+    assert told == Notice("notification", {"method": "[secret]", "params": 1})
+    assert conversation.counters["notifications"] == 1
 
 
 def test_a_result_is_the_callers_and_stays_as_it_is() -> None:

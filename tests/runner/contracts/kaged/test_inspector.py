@@ -70,6 +70,8 @@ def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause:
         (b"7", "not_rpc"),
         (b'{"id": 1, "result": {}}', "not_rpc"),
         (b'{"jsonrpc": "2.0"}', "not_rpc"),
+        (b'{"jsonrpc": "2.0", "id": [1], "result": {}}', "not_rpc"),
+        (b'{"jsonrpc": "2.0", "id": {"v": 1}, "result": {}}', "not_rpc"),
         (b'{"jsonrpc": "2.0", "id": 1, "result": NaN}', "bad_number"),
         (b'{"jsonrpc": "2.0", "id": 1, "id": 2, "result": 1}', "duplicate_key"),
     ],
@@ -78,6 +80,17 @@ def test_a_line_that_is_no_message(said: bytes, cause: str) -> None:
     fault = asked().plugin_frame(said)
     assert fault is not None
     assert (fault.code, fault.cause) == ("malformed_response", cause)
+
+
+def test_no_answer_comes_before_its_question() -> None:
+    """The daemon would take it as the answer to the initialize that it is about to send."""
+    inspector = make(Setting(NOTES))
+    forged = line(answer(1, {**WELCOME, "capabilities_used": ["net:*"]}))
+    fault = inspector.plugin_frame(forged)
+    assert fault is not None and (fault.code, fault.cause) == ("malformed_response", "unasked")
+    # The control: after its question the same line is judged.
+    fault = asked().plugin_frame(forged)
+    assert fault is not None and fault.cause == "capability_violation"
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,12 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
         (*LEGACY, ("<", line(id=5, result={})), ("<", line(id=5, result={}))),
         {"unasked": 2},
     ),
+    "the same without a handshake": (((">", LIST), ("<", line(id=5, result={}))), {"unasked": 1}),
+    "the same after a probe": ((*MODERN, (">", LIST), ("<", line(id=5, result={}))), {"unasked": 1}),
+    "a question too long for us, and no handshake": (
+        ((">", None), ("<", line(id=1, result={})), (">", LIST)),
+        {"unasked": 1},
+    ),
     "a question": ((*LEGACY, ("<", line(id=0, method="roots/list"))), {}),
     "a batch": ((*BATCHED, (">", LIST), ("<", BATCH)), {}),
     "as many as there may be": ((*BATCHED, ("<", b"[" + b"1," * 999 + b"1]")), {"not_rpc": 1000}),
@@ -172,6 +178,17 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
             "an array of fields": b'["2.0",0,{}]',
         }.items()
     },
+    "before the question": ((("<", initialized()), (">", INITIALIZE)), "malformed_response", "unasked"),
+    "between the probe and the question": (
+        (*MODERN, ("<", line(id=1, result={}))),
+        "malformed_response",
+        "unasked",
+    ),
+    "after a probe that is refused": (
+        ((">", DISCOVER), ("<", line(id=0, error={"code": -32601})), ("<", initialized())),
+        "malformed_response",
+        "unasked",
+    ),
     "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
     "too deep": ((*LEGACY, ("<", b"[" * 129 + b"]" * 129)), "malformed_response", "too_deep"),
 }

@@ -318,7 +318,7 @@ AMBIGUOUS: Mapping[str, Lines] = {
 }
 
 # Answers of somebody else's to initialize, under numbers that some hosts take for the one they have asked by.
-NEARLY = ('"1"', "1.0", "1e0", "true", '" 1"', '"0x1"', '"1.0"')
+NEARLY = ('"1"', "1.0", "1e0", "true", '" 1"', '"0x1"', '"1.0"', "[1]", '[["1"]]')
 
 WRONG: Mapping[str, tuple[Lines, str, str]] = {
     **{name: (lines, "malformed_response", "ambiguous") for name, lines in AMBIGUOUS.items()},
@@ -330,6 +330,18 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         )
         for number in NEARLY
     },
+    "before the question": ((("<", OTHER),), "malformed_response", "unasked"),
+    "before the question, in an array": ((("<", b"[%b]" % OTHER),), "malformed_response", "unasked"),
+    "before another question": (
+        ((">", line(id=5, method="m")), ("<", OTHER), (">", ASK)),
+        "malformed_response",
+        "unasked",
+    ),
+    "with an error of no text": (
+        ((">", ASK), ("<", OTHER.replace(b'"result"', b'"error": "", "result"'))),
+        "handshake_failed",
+        "identity_mismatch",
+    ),
     "and then the right one": (
         ((">", ASK), ("<", reply().replace(b'"id": 1', b'"id": 1.0')), ("<", OTHER)),
         "handshake_failed",
