@@ -115,8 +115,8 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        invocation = invocation_of(args)
         _check(args)
+        invocation = invocation_of(args)
         seconds = _seconds(args.timeout)
         given = read_json_option("--input", args.input)
         context = read_json_option("--context", args.context)

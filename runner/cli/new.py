@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         own_name = _example_id(args.contract)
         name = _choose_name(args.contract, example, own_name, args.name, args.folder)
         files = _rename(example, own_name, name)
+        if len(files) < len(example):
+            raise NotWritten(f"{quoted(name)} names another file of the plugin; choose an id with --name")
         _write(args.folder, files)
     except NotWritten as refused:
         say(f"runner new: {printable(str(refused))}")

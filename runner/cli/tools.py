@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, configured, read_secrets, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
-from runner.cli.text import say
-from runner.manifest.load import plugins_in
-from runner.outcome import USAGE_ERROR
+from runner.cli.text import print_diagnostics, say
+from runner.manifest.load import load_all, plugins_in
+from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
@@ -40,15 +42,27 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--report: it is about one plugin, and this is a folder of several")
         if not folders:
             return _list(args)
-        # A plugin that cannot be listed says why, and does not hide the others.
-        statuses = []
-        for folder in folders:
-            args.manifest = folder
-            statuses.append(_list(args))
-        return min(statuses)
+        return _list_all(args, folders)
     except (ReportFileError, ValueError) as error:
         say(f"runner tools: {printable(str(error))}")
         return USAGE_ERROR
+
+
+def _list_all(args: argparse.Namespace, folders: Sequence[str]) -> int:
+    """Every plugin of a folder. One that cannot be listed says why, and does not hide the others. The status
+    is 0 if one could be listed."""
+    statuses = []
+    for folder in folders:
+        [read, *_] = load_all(folder, contract=args.contract)
+        if read.plugin is None:
+            print_diagnostics(read.diagnostics, sys.stderr)
+            statuses.append(EXIT["manifest_invalid"])
+            continue
+        args.manifest = folder
+        statuses.append(_list(args))
+        if statuses[-1] == EXIT["cancelled"]:
+            return EXIT["cancelled"]
+    return min(statuses)
 
 
 def _list(args: argparse.Namespace) -> int:

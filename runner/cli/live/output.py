@@ -35,6 +35,7 @@ _PROGRESS_CHARACTERS = 500  # of a plugin's own progress message
 _STDERR_WRITE_SECONDS = 2.0
 
 
+_RESET = "\x1b[0m"
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,32}m")  # SGR: colours, bold, reset
 
 
@@ -240,7 +241,8 @@ def _for_terminal(raw: bytes) -> bytes:
     parts = _COLOUR.split(raw.decode("utf-8", "replace"))
     colours = _COLOUR.findall(raw.decode("utf-8", "replace"))
     shown = ["".join(c if c in "\n\t" else printable(c) for c in part) for part in parts]
-    return "".join(a + b for a, b in zip(shown, (*colours, ""), strict=True)).encode()
+    text = "".join(a + b for a, b in zip(shown, (*colours, ""), strict=True))
+    return (text + _RESET if colours else text).encode()  # a colour must not reach what others print
 
 
 def _shown(text: str) -> str:

@@ -31,6 +31,7 @@ _LEAST_I32, _MOST_I32 = -(2**31), 2**31 - 1
 _UNSUPPORTED, _INVALID_PARAMS = "-32601", "-32602"
 _LISTS = ("screens", "commands", "snapshots", "subscribes")
 _MOST_STATUS = 255
+MOST_CELLS = 1_000_000  # of one screen. Its lines are made of them, blanks included
 
 
 class Request(NamedTuple):
@@ -75,7 +76,7 @@ def make_request(token: int, call: Call, declared: Declared, generation: int, se
 def _argv(token: int, given: Any) -> list[str]:
     if given is None:
         return []
-    argv = given.get("argv", []) if isinstance(given, Mapping) and not set(given) - {"argv"} else None
+    argv = given["argv"] if isinstance(given, Mapping) and set(given) == {"argv"} else None
     if not isinstance(argv, list | tuple) or not all(isinstance(each, str) for each in argv):
         message = 'the input of a tool is {"argv": ["…", …]}: what would stand on its command line'
         raise _refuse(token, _INVALID_PARAMS, message, "invalid_arguments")
@@ -92,6 +93,9 @@ def _render(token: int, call: Call, declared: Declared, generation: int) -> Requ
             message = f'the input of a render is {{"width": 80, "height": 24}}; each is at most {_MOST_U16}'
             raise _refuse(token, _INVALID_PARAMS, message, "invalid_params")
         size[side] = given[side]
+    if size["width"] * size["height"] > MOST_CELLS:
+        message = f"a screen of more than {MOST_CELLS} cells is not rendered; ask for a smaller one"
+        raise _refuse(token, _INVALID_PARAMS, message, "invalid_params")
     if stray := next((key for key in given if key not in ("width", "height", "generation")), None):
         message = f"the input of a render has {quoted(str(stray))}, which is not sent along"
         raise _refuse(token, _INVALID_PARAMS, message, "invalid_params")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.contracts.ainb.buffer import PLAIN, Buffer, Cell, Color, Rendering, Style
-from runner.contracts.ainb.glyph import BLANK, fit_glyph
+from runner.contracts.ainb.glyph import Glyph, fit_glyph
 
 # Bits of a cell's modifier, and the parameter of SGR (ECMA-48) for each. Other bits mean nothing.
 BOLD, DIM, ITALIC, UNDERLINED, SLOW_BLINK, RAPID_BLINK, REVERSED, HIDDEN, CROSSED_OUT = (
@@ -14,7 +14,6 @@ BOLD, DIM, ITALIC, UNDERLINED, SLOW_BLINK, RAPID_BLINK, REVERSED, HIDDEN, CROSSE
 )
 _SGR: Mapping[int, str] = {1 << bit: str(bit + 1) for bit in range(9)}
 _RESET = "\x1b[0m"
-_EMPTY = Cell(BLANK, PLAIN)
 
 
 def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
@@ -81,13 +80,18 @@ def _rows(buffer: Buffer, columns: int | None) -> Iterator[list[Cell]]:
 
 
 def _row(painted: Mapping[int, Cell], width: int) -> list[Cell]:
+    """Its length is the number of painted cells, however far apart they are: a gap is one cell of blanks."""
     cells: list[Cell] = []
-    x, last = 0, max(painted, default=-1)
-    while x <= last:
-        cell = painted.get(x, _EMPTY)
+    end = 0
+    for x in sorted(painted):
+        if x < end:
+            continue  # covered by a wide glyph
+        if x > end:
+            cells.append(Cell(Glyph(" " * (x - end), x - end), PLAIN))
+        cell = painted[x]
         glyph = fit_glyph(cell.glyph, width - x)
         cells.append(cell if glyph is cell.glyph else Cell(glyph, cell.style))
-        x += glyph.columns
+        end = x + glyph.columns
     return cells
 
 
@@ -100,7 +104,7 @@ def _visible(cell: Cell) -> str:
 
 
 def _draw_colour(row: list[Cell]) -> str:
-    while row and row[-1].style == PLAIN and row[-1].glyph == BLANK:
+    while row and row[-1].style == PLAIN and row[-1].glyph.text.isspace():
         row.pop()
     drawn: list[str] = []
     style = PLAIN

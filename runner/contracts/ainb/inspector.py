@@ -23,7 +23,8 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector:
-    framing = HeaderFraming(RULES)
+    # Of two lengths in one header, hosts may take either.
+    framing = HeaderFraming(RULES._replace(last_counts=False))
     handshake_seconds = INIT_SECONDS
 
     def __init__(self, setting: Setting) -> None:

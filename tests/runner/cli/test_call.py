@@ -169,7 +169,7 @@ def test_each_kind_of_mcp(runner_as_user: Caller, copied: Copy) -> None:
 
 
 def test_all_kinds_are_tried() -> None:
-    # Events: test_events.py.
+    # Events: test_events.py. Renders and actions: tests/runner/contracts/ainb.
     assert set(all_kinds()) == {
         "tool",
         "hook",
@@ -180,6 +180,8 @@ def test_all_kinds_are_tried() -> None:
         "method",
         "prompt",
         "resource",
+        "render",
+        "action",
     }
 
 

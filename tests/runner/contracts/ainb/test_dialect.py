@@ -333,7 +333,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error(result: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "argv"),
-    [(None, []), ({}, []), ({"argv": []}, []), ({"argv": ["--help", "", "ü"]}, ["--help", "", "ü"])],
+    [(None, []), ({"argv": []}, []), ({"argv": ["--help", "", "ü"]}, ["--help", "", "ü"])],
 )
 def test_a_tool_is_a_namespace(given: Any, argv: list[str]) -> None:
     (request,) = sent(ready().call(7, Call("tool", "burn", given)))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.contracts.ainb.buffer import Rendering, Size, read_rendering
-from runner.contracts.ainb.draw import describe_rendering, draw, draw_lines, wants_colour
+from runner.contracts.ainb.draw import _rows, describe_rendering, draw, draw_lines, wants_colour
 
 RED, BLUE = {"r": 255, "g": 0, "b": 0}, {"r": 0, "g": 0, "b": 255}
 RESET = "\x1b[0m"
@@ -193,3 +193,15 @@ def test_the_same_picture_is_the_same_json_in_any_order(cells: list[Any]) -> Non
     once = {(x, y): (x, y, symbol, look) for x, y, symbol, look in cells}.values()
     first, second = rendered(10, 5, *once), rendered(10, 5, *reversed(list(once)))
     assert json.dumps(describe_rendering(first)) == json.dumps(describe_rendering(second))
+
+
+def test_the_work_follows_the_painted_cells_and_not_the_screen() -> None:
+    """A cell in the last column of each row: the gaps between cells are not walked through."""
+    made: list[int] = []
+    for width in (100, 60_000):
+        cells = [[{"x": width - 1, "y": y}, {"symbol": "x"}] for y in range(10)]
+        value = {"width": width, "height": 10, "cells": cells}
+        buffer = read_rendering({"buffer": value}, Size(width, 10)).buffer
+        made.append(sum(map(len, _rows(buffer, None))))
+        assert draw_lines(buffer)[9] == " " * (width - 1) + "x"
+    assert made == [20, 20]
