@@ -110,6 +110,7 @@ class AinbDialect(Dialect):
         self._peer = jsonrpc.Peer(passes_errors=True)
         self._stage: Stage = "new"
         self._open: dict[int, OpenCall] = {}  # by token
+        self._given_up = 0  # calls that nobody waits for, and that the plugin may still be working on
         self._held = notifications.Held()
         self._generation = 0
         self._notified = 0  # notifications of the plugin
@@ -208,6 +209,9 @@ class AinbDialect(Dialect):
         if stray.why == "too_many":
             text = f"it does not wait for answers: {stray.detail}"
             return self._end(Violation("malformed_response", text, "too_many_requests"))
+        if stray.why == "late" and self._given_up:
+            self._given_up -= 1
+            return self._release()
         return ()  # an answer to nothing: counted
 
     def _answered(self, token: Hashable, value: Any) -> Events:
@@ -218,6 +222,7 @@ class AinbDialect(Dialect):
         if not isinstance(token, int):
             return ()
         call = self._open.pop(token)
+        self._given_up = 0  # requests are handled one after the other
         return (self._value(token, call, value), *self._release())
 
     def _value(self, token: int, call: OpenCall, value: Any) -> Reply | Violation:
@@ -241,6 +246,7 @@ class AinbDialect(Dialect):
         if not isinstance(error.token, int):
             return ()
         del self._open[error.token]
+        self._given_up = 0
         kind = _KINDS.get(error.code, "plugin_error")
         message = text or f"the plugin answered with error {error.code}"
         return (Refusal(error.token, str(error.code), message, kind, error.data), *self._release())
@@ -273,18 +279,26 @@ class AinbDialect(Dialect):
         return (_send(raw),)
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped."""
+        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped. Until that comes,
+        or the answer to a later call, it may still be in the call: what it is told waits."""
         self._peer.forget(token)
-        return self._release() if self._open.pop(token, None) is not None else ()
+        call = self._open.pop(token, None)
+        if call is not None and call.holds:
+            self._given_up += 1
+            return ()
+        return self._release() if call is not None else ()
 
     def expired(self, token: int, why: str) -> Events:
-        return self.cancel(token, why)
+        """The call's time is up: what waits for its end waits no longer."""
+        self._peer.forget(token)
+        return self._release() if self._open.pop(token, None) is not None else ()
 
     # --- what the plugin is told ----------------------------------------------------------------------------
 
     @property
     def _is_held(self) -> bool:
-        return self._stage != "ready" or any(call.holds for call in self._open.values())
+        busy = self._given_up > 0 or any(call.holds for call in self._open.values())
+        return self._stage != "ready" or busy
 
     def notify(self, method: str, params: Any) -> Events:
         made = notifications.make_params(method, params, self._generation)

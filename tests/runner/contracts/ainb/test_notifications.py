@@ -251,7 +251,7 @@ def test_nothing_is_told_before_init_is_answered() -> None:
     assert told_of(events) == [b64("0"), b64("1")]
 
 
-@pytest.mark.parametrize("end", ["answer", "error", "bad answer", "cancel", "expired", "both"])
+@pytest.mark.parametrize("end", ["answer", "error", "bad answer", "expired", "both"])
 def test_the_end_of_the_last_request_releases(end: str) -> None:
     conversation = ready()
     conversation.call(7, RENDER)
@@ -267,8 +267,24 @@ def test_the_end_of_the_last_request_releases(end: str) -> None:
         events += hear(conversation, answer(CALLED + 1, None))
     if end in ("expired", "both"):
         events += conversation.expired(8, "no answer within 60s")
-    if end in ("cancel", "both"):
+    if end == "both":
         events += conversation.cancel(8, "cancelled")
+    assert told_of(events) == ["j"]
+
+
+@pytest.mark.parametrize("end", ["late answer", "late error", "next answer"])
+def test_a_call_that_was_given_up_holds_until_the_plugin_is_out_of_it(end: str) -> None:
+    """An SDK plugin would hang for ever: it is still in the call, and may ask its host something."""
+    conversation = ready()
+    conversation.call(7, TOOL)
+    assert told_of(conversation.cancel(7, "cancelled")) == []
+    assert told_of(conversation.notify(KEY, key())) == []
+    if end == "next answer":
+        conversation.call(8, TOOL)
+        events = hear(conversation, answer(CALLED + 1, DONE))
+    else:
+        late = answer(CALLED, DONE) if end == "late answer" else error(CALLED, -1)
+        events = hear(conversation, late)
     assert told_of(events) == ["j"]
 
 
