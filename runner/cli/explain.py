@@ -88,6 +88,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "asked": asked,
         "streams": None if decided is None else foresee_streams(decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
+        "rights": None if loaded is None else dict(_rights(loaded.plugin)),
         "lifecycle": None if loaded is None else dict(loaded.plugin.lifecycle),
         "argv": None if planned is None else _command_line(planned),
     }
@@ -196,9 +197,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         rule = decided.policy.capabilities
         words = [(" ".join(patterns) or "nothing") for patterns in (rule.declare, rule.host)]
         yield ""
-        yield from _table(
-            "capabilities", list(zip(("may declare", "may ask of its host"), words, strict=True))
-        )
+        rows = list(zip(("may declare", "may ask of its host"), words, strict=True))
+        rows += [(f"by its manifest: {name}", what) for name, what in _rights(plugin)]
+        yield from _table("capabilities", rows)
         if dict(plugin.exports).get("hooks"):
             yield ""
             meaning = decided.policy.on_hook_failure
@@ -220,6 +221,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
+
+
+def _rights(plugin: Plugin) -> tuple[tuple[str, str], ...]:
+    return find_contract(plugin.contract).rights(plugin)
 
 
 def _lifecycle(value: float | str) -> str:

@@ -166,6 +166,11 @@ class Contract(Protocol):
 
         return NoHostMethods()
 
+    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
+        """What the manifest says that the plugin may ask of its host, for `explain`: a word, and what it
+        covers."""
+        return ()
+
     def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
         """The host's services, with those that the runner itself has for plugins of this contract."""
         return services

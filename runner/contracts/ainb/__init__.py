@@ -76,6 +76,12 @@ class AinbContract(Contract):
 
         return AinbMethods(plugin)
 
+    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
+        from runner.contracts.ainb.declared import declared_by
+
+        declared = declared_by(plugin)
+        return tuple((name, " ".join(declared.lists.get(name, ("all",)))) for name in declared.granted)
+
     def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
         from runner.contracts.ainb.host.services import provide
 
