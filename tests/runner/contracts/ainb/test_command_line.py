@@ -129,12 +129,10 @@ def test_flags_show_folders_below_home(runner_as_user: Caller, root: Path) -> No
 
 
 def test_explain_names_what_the_host_does_for_a_plugin(runner_as_user: Caller, root: Path) -> None:
-    """A policy does not name sockets and hosts of a manifest one by one: this is where an operator sees them."""
+    """A policy does not name a manifest's sockets and hosts one by one: here an operator sees them."""
     manifest = root / "greeter" / "manifest.toml"
-    text = manifest.read_text().replace(
-        "[capabilities]\n",
-        '[capabilities]\nunix_socket_dial = ["/run/a.sock"]\nnetwork = ["api.example.com"]\n',
-    )
+    asked = '[capabilities]\nunix_socket_dial = ["/run/a.sock"]\nnetwork = ["api.example.com"]\n'
+    text = manifest.read_text().replace("[capabilities]\n", asked)
     manifest.write_text(text)
     told = runner_as_user("explain", root / "greeter").stdout
     assert "unix_socket_dial" in told and "/run/a.sock" in told and "api.example.com" in told
