@@ -1,8 +1,9 @@
 """host/fs/*: files and directories of the host that the manifest asks for and the policy granted.
 
 The roots are the folders of the manifest, as far as they lie in granted paths: what the cage shows to the
-plugin, or less. A path is judged by its name first, without looking at the disk. Then it is opened so that
-no link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
+plugin, or less. Each is opened once, when the session opens, and never by its name again. What the plugin can
+change is no root: it could put a link there. A path is judged by its name first. Then it is opened so that no
+link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
 The descriptor that was judged is the one that is read. A hard link is a file like any other: the launch
 searched the granted paths for those to denied files.
 """
@@ -13,7 +14,8 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -28,6 +30,8 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
+from sandbox.value import NamedTuple
 
 # Bytes of one file: as base64, the answer fits into a frame.
 FILE_MOST_BYTES = PAYLOAD_MOST_BYTES
@@ -46,10 +50,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _T = TypeVar("_T")
 
 
+class _Root(NamedTuple):
+    name: str  # as granted
+    real: str  # without links, when it was opened
+    fd: int  # O_PATH
+
+
 class GuardedFiles:
-    def __init__(self, declared: Sequence[str], granted: Sequence[str]) -> None:
-        """`declared`: folders of the manifest; `granted`: paths that the policy granted. Both absolute."""
-        self.roots = tuple(dict.fromkeys(_common(declared, granted)))
+    def __init__(self, declared: Sequence[str], granted: Sequence[str], writable: Sequence[str] = ()) -> None:
+        """`declared`: folders of the manifest; `granted`: paths that the policy granted; `writable`: those
+        that the plugin can change. All absolute."""
+        self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
+        weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
         self._denylist: Denylist | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -73,7 +85,7 @@ class GuardedFiles:
             raise invalid("path is not absolute, or contains a NUL byte")
         if len(path) > PATH_MOST_BYTES or len(os.fsencode(path)) > PATH_MOST_BYTES:
             raise invalid(f"path is longer than {PATH_MOST_BYTES} bytes")
-        if not self.roots:
+        if not self._roots:
             raise HostError(
                 CAPABILITY_DENIED, f"capability denied: {FS_CAPABILITY} (no path-scoped fs read granted)"
             )
@@ -97,20 +109,15 @@ class GuardedFiles:
 
     def _find(self, path: str, asked: str, denylist: Denylist, act: Callable[[int], _T]) -> _T:
         """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
-        for root in self.roots:
-            try:
-                folder = os.open(root, os.O_PATH | os.O_CLOEXEC)  # a root that is a link works
-            except OSError:
-                if contains(root, asked):
-                    raise
+        for root in self._roots:
+            names = (root.name, root.real)
+            inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
+            if inside is None:
                 continue
             try:
-                names = (root, fd_path(folder))
-                inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
-                if inside is None:
-                    continue
-                with _rights_of_owner(os.fstat(folder)):
-                    fd = open_beneath(folder, inside, names) if inside else os.dup(folder)  # it may be a file
+                with _rights_of_owner(os.fstat(root.fd)):
+                    # It may be a file.
+                    fd = open_beneath(root.fd, inside, names) if inside else os.dup(root.fd)
                     try:
                         if _is_denied(fd, denylist):
                             raise _outside(path)
@@ -119,13 +126,43 @@ class GuardedFiles:
                         os.close(fd)
             except Escapes:
                 continue
-            finally:
-                os.close(folder)
         raise _outside(path)
 
 
 class _Unfit(Exception):
     """Why a file or directory is not read. Half a sentence."""
+
+
+def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_common(declared, granted)))
+
+
+def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root]:
+    """Those that are there, are reached through no link but root's, and hold nothing that is writable nor lie
+    in it."""
+    changing = {*map(normal, writable), *map(os.path.realpath, writable)}
+    for path in paths:
+        if _overlaps(path, changing):
+            continue
+        try:
+            steps = walk(path, follow="system")
+        except (OSError, LinkRefused, TooManyLinks):
+            continue
+        try:
+            real = real_path(steps)
+            if not _overlaps(real, changing):
+                yield _Root(path, real, os.dup(steps[-1].fd))
+        finally:
+            close(steps)
+
+
+def _overlaps(path: str, others: Iterable[str]) -> bool:
+    return any(contains(other, path) or contains(path, other) for other in others)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _common(declared: Sequence[str], granted: Sequence[str]) -> Iterator[str]:
@@ -154,8 +191,15 @@ def _outside(path: str) -> HostError:
 
 def _is_denied(fd: int, denylist: Denylist) -> bool:
     status = os.fstat(fd)
+    if status.st_dev in _kernel_devices():
+        return True
     identity = status.st_dev, status.st_ino
     return bool(denylist.name_hit(fd_path(fd)) or denylist.file_hit(identity, "read"))
+
+
+def _kernel_devices() -> set[int]:
+    """Of procfs and sysfs: what is read there is the runner's own, or the host's."""
+    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.ismount(path)}
 
 
 @contextmanager
