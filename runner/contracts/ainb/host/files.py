@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _NOBODY = 65534
 _NO_ID = -1
+# The system call changes only the thread that makes it; the function of the C library changes all threads.
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _T = TypeVar("_T")
@@ -206,12 +210,14 @@ def _kernel_devices() -> set[int]:
 def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
     """If the runner is root, let this thread open files with the rights of the folder's owner, as the plugin
     does in its cage; if the owner is root, with nobody's. The kernel keeps these ids apart for each thread,
-    and takes away root's right to read everything meanwhile."""
+    and takes away root's right to read everything meanwhile. The runner's other groups do not count."""
     if os.geteuid() != 0:
         yield
         return
     uid, gid = (each or _NOBODY for each in (folder.st_uid, folder.st_gid))
+    groups = os.getgroups()
     try:
+        _set_groups_of_thread([])
         _libc.setfsgid(gid)
         _libc.setfsuid(uid)
         # They report no error. An id that is none changes nothing, and the present one is returned.
@@ -221,6 +227,19 @@ def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
     finally:
         _libc.setfsuid(0)
         _libc.setfsgid(os.getegid())
+        _set_groups_of_thread(groups)
+
+
+def _set_groups_of_thread(groups: Sequence[int]) -> None:
+    if sorted(os.getgroups()) == sorted(groups):
+        return
+    number = _SYS_SETGROUPS.get(platform.machine()) if sys.maxsize > 1 << 32 else None
+    if number is None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    given = (ctypes.c_uint32 * len(groups))(*groups)
+    if _libc.syscall(number, len(groups), given) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _read_file(fd: int) -> bytes:

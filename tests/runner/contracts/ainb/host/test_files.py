@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,19 @@ import trio
 
 from runner.contracts.ainb.declared import Declared
 from runner.contracts.ainb.host import files
-from runner.contracts.ainb.host.files import FILE_MOST_BYTES, common_roots
+from runner.contracts.ainb.host.files import FILE_MOST_BYTES, GuardedFiles, common_roots
 from runner.contracts.ainb.payload import decode
 from runner.plugin import Allowance
 from tests.runner.contracts.ainb.host.desk import Desk
 
 READ, LIST = "host/fs/read_file", "host/fs/read_dir"
+
+
+@pytest.fixture(autouse=True)
+def _close_roots() -> Iterator[None]:
+    """They are closed with the desk, and other tests count what is open."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -392,6 +401,35 @@ async def test_root_reads_only_what_the_owner_of_the_folder_may(grant: Path) -> 
 
 @pytest.mark.trio
 @pytest.mark.needs("root")
+async def test_the_groups_of_the_runner_do_not_count(grant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(grant, 12345, 12345)
+    for name, group in (("theirs", 12345), ("runners", 4242), ("roots", 0)):
+        (grant / name).write_text(name)
+        os.chown(grant / name, 54321, group)
+        os.chmod(grant / name, 0o040)
+    desk = desk_for(grant)
+    before = os.getgroups()
+    os.setgroups([0, 4242])  # of all threads
+    try:
+        for name in ("runners", "roots"):
+            path = f"{grant}/{name}"
+            error = await desk.error(READ, {"path": path})
+            assert error == (-32602, f"read {path}: Permission denied (os error 13)", None)
+        assert await read(desk, grant / "theirs") == b"theirs"
+        assert await trio.to_thread.run_sync(os.getgroups) == [0, 4242]  # nothing stays changed
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_SYS_SETGROUPS", {})
+            assert (await desk.error(READ, {"path": f"{grant}/theirs"}))[0] == -32602
+            # The control: with these groups they are read.
+            patch.setattr(files, "_set_groups_of_thread", lambda groups: None)
+            for name in ("runners", "roots"):
+                assert await read(desk, grant / name) == name.encode()
+    finally:
+        os.setgroups(before)
+
+
+@pytest.mark.trio
+@pytest.mark.needs("root")
 async def test_no_thread_keeps_the_rights_of_another(grant: Path) -> None:
     os.chown(grant, 12345, 12345)
     desk = desk_for(grant)
@@ -442,6 +480,14 @@ async def test_a_race_with_links_is_never_lost(grant: Path) -> None:
         over.set()
         swapper.join()
     assert "secret" in naive and {b"inside", -32001} <= seen
+
+
+def test_roots_are_closed(grant: Path) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    held = GuardedFiles([str(grant)], [str(grant)])
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    del held
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.trio
