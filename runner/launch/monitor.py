@@ -373,6 +373,7 @@ def _allowance(planned: Planned) -> Allowance:
         tuple(path.path for path in planned.grant.paths),
         hosts,
         tuple(dict.fromkeys(writable)),
+        planned.policy.deny,
     )
 
 

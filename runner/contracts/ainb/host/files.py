@@ -61,11 +61,18 @@ class _Root(NamedTuple):
 
 
 class GuardedFiles:
-    def __init__(self, declared: Sequence[str], granted: Sequence[str], writable: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        declared: Sequence[str],
+        granted: Sequence[str],
+        writable: Sequence[str] = (),
+        denied: Sequence[str] = (),
+    ) -> None:
         """`declared`: folders of the manifest; `granted`: paths that the policy granted; `writable`: those
-        that the plugin can change. All absolute."""
+        that the plugin can change; `denied`: those that the policy denies. All absolute."""
         self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
         weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
+        self.denied = tuple(denied)
         self._denylist: Denylist | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -101,7 +108,10 @@ class GuardedFiles:
         """Raises HostError, for each error of the system too."""
         if self._denylist is None:
             self._denylist = Denylist(
-                read_mounts(), homes=homes(os.environ), runtime_dir=os.environ.get("XDG_RUNTIME_DIR")
+                read_mounts(),
+                homes=homes(os.environ),
+                policy=self.denied,
+                runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
             )
         try:
             return self._find(path, asked, self._denylist, act)

@@ -45,11 +45,15 @@ def desk_for(
     *roots: Path | str,
     readable: tuple[Path | str, ...] | None = None,
     writable: tuple[Path | str, ...] = (),
+    denied: tuple[str, ...] = (),
 ) -> Desk:
     paths = tuple(map(str, roots))
     granted = paths if readable is None else tuple(map(str, readable))
     declared = Declared(granted=("read_paths",), fs_roots=paths)
-    return Desk(declared=declared, allowance=Allowance(readable=granted, writable=tuple(map(str, writable))))
+    return Desk(
+        declared=declared,
+        allowance=Allowance(readable=granted, writable=tuple(map(str, writable)), denied=denied),
+    )
 
 
 async def read(desk: Desk, path: Path | str) -> bytes:
@@ -284,6 +288,18 @@ async def test_the_denylist_holds_below_a_granted_folder(
         assert await desk.error(READ, {"path": f"{grant}/{name}"}) == outside(f"{grant}/{name}")
     assert await desk.error(LIST, {"path": f"{grant}/.ssh"}) == outside(f"{grant}/.ssh")
     assert await read(desk, grant / "ssh" / "id") == b"key"  # the control
+
+
+@pytest.mark.trio
+async def test_what_the_policy_denies_is_not_read(grant: Path) -> None:
+    (grant / "sub" / "x").write_text("x")
+    (grant / "link").symlink_to("sub/x")
+    desk = desk_for(grant, denied=(f"{grant}/sub",))
+    for name in ("sub/x", "link", "sub/missing/../x"):
+        assert await desk.error(READ, {"path": f"{grant}/{name}"}) == outside(f"{grant}/{name}")
+    assert await desk.error(LIST, {"path": f"{grant}/sub"}) == outside(f"{grant}/sub")
+    assert await read(desk, grant / "file") == b"inside"
+    assert await read(desk_for(grant), grant / "sub" / "x") == b"x"  # the control
 
 
 @pytest.mark.trio
