@@ -43,6 +43,8 @@ class Allowance(NamedTuple):
     state_dir: str | None = None  # the plugin's own directory, on the host
     readable: tuple[str, ...] = ()  # paths of the host that it was granted
     hosts: tuple[str, ...] = ()  # patterns of the hosts that the policy allows: "*.example.com:443"
+    writable: tuple[str, ...] = ()  # paths of the host that it can change, the state directory among them
+    denied: tuple[str, ...] = ()  # paths that the policy denies to every plugin
 
 
 class Switches(NamedTuple):

@@ -365,7 +365,16 @@ def _terms(planned: Planned) -> Terms:
 def _allowance(planned: Planned) -> Allowance:
     rule = planned.policy.network
     hosts = {"none": (), "allowlist": rule.hosts}.get(rule.ceiling, ("*:*",))
-    return Allowance(planned.state_dir, tuple(path.path for path in planned.grant.paths), hosts)
+    writable = [path.path for path in planned.grant.paths if path.access == "write"]
+    if planned.state_dir is not None:
+        writable.append(planned.state_dir)
+    return Allowance(
+        planned.state_dir,
+        tuple(path.path for path in planned.grant.paths),
+        hosts,
+        tuple(dict.fromkeys(writable)),
+        planned.policy.deny,
+    )
 
 
 def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:

@@ -20,6 +20,7 @@ from sandbox.paths.walk import LINK_LIMIT, parts
 
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_HELD_MOST = 256  # directories on the way of a walk, each of which is a descriptor
 _HELD = os.O_PATH | os.O_CLOEXEC
 _STEP = _HELD | os.O_NOFOLLOW
 # The system call is missing, or a filter refuses it; EXDEV: the path leaves the directory, or has an absolute
@@ -61,6 +62,8 @@ def walk_beneath(directory: int, path: str, names: Sequence[str] = ()) -> int:
                     raise Escapes
                 os.close(held.pop())
                 continue
+            if len(held) >= _HELD_MOST:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             held.append(os.open(name, _STEP, dir_fd=held[-1] if held else directory))
             status = os.fstat(held[-1])
             if not stat.S_ISLNK(status.st_mode):

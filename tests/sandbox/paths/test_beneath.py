@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -130,6 +131,20 @@ def test_a_folder_of_proc_leads_nowhere(tmp_path: Path) -> None:
         assert os.path.exists("/proc/self/root/etc/passwd")
     finally:
         os.close(folder)
+
+
+def test_a_walk_holds_a_bounded_number_of_descriptors(tree: Path, folder: int) -> None:
+    here = os.open(tree, os.O_PATH)
+    for _ in range(257):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_PATH, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        walk_beneath(folder, "d/" * 257)
+    os.close(walk_beneath(folder, "d/" * 256))  # the control
+    os.close(walk_beneath(folder, "sub/../" * 300))
 
 
 def test_without_the_system_call_the_walk_takes_over(

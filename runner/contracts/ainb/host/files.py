@@ -1,8 +1,9 @@
 """host/fs/*: files and directories of the host that the manifest asks for and the policy granted.
 
 The roots are the folders of the manifest, as far as they lie in granted paths: what the cage shows to the
-plugin, or less. A path is judged by its name first, without looking at the disk. Then it is opened so that
-no link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
+plugin, or less. Each is opened once, when the session opens, and never by its name again. What the plugin can
+change is no root: it could put a link there. A path is judged by its name first. Then it is opened so that no
+link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
 The descriptor that was judged is the one that is read. A hard link is a file like any other: the launch
 searched the granted paths for those to denied files.
 """
@@ -12,8 +13,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -28,6 +32,8 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
+from sandbox.value import NamedTuple
 
 # Bytes of one file: as base64, the answer fits into a frame.
 FILE_MOST_BYTES = PAYLOAD_MOST_BYTES
@@ -41,15 +47,32 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _NOBODY = 65534
 _NO_ID = -1
+# The system call changes only the thread that makes it; the function of the C library changes all threads.
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _T = TypeVar("_T")
 
 
+class _Root(NamedTuple):
+    name: str  # as granted
+    real: str  # without links, when it was opened
+    fd: int  # O_PATH
+
+
 class GuardedFiles:
-    def __init__(self, declared: Sequence[str], granted: Sequence[str]) -> None:
-        """`declared`: folders of the manifest; `granted`: paths that the policy granted. Both absolute."""
-        self.roots = tuple(dict.fromkeys(_common(declared, granted)))
+    def __init__(
+        self,
+        declared: Sequence[str],
+        granted: Sequence[str],
+        writable: Sequence[str] = (),
+        denied: Sequence[str] = (),
+    ) -> None:
+        """`declared`: folders of the manifest; `granted`: paths that the policy granted; `writable`: those
+        that the plugin can change; `denied`: those that the policy denies. All absolute."""
+        self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
+        weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
+        self.denied = tuple(denied)
         self._denylist: Denylist | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -73,7 +96,7 @@ class GuardedFiles:
             raise invalid("path is not absolute, or contains a NUL byte")
         if len(path) > PATH_MOST_BYTES or len(os.fsencode(path)) > PATH_MOST_BYTES:
             raise invalid(f"path is longer than {PATH_MOST_BYTES} bytes")
-        if not self.roots:
+        if not self._roots:
             raise HostError(
                 CAPABILITY_DENIED, f"capability denied: {FS_CAPABILITY} (no path-scoped fs read granted)"
             )
@@ -85,7 +108,10 @@ class GuardedFiles:
         """Raises HostError, for each error of the system too."""
         if self._denylist is None:
             self._denylist = Denylist(
-                read_mounts(), homes=homes(os.environ), runtime_dir=os.environ.get("XDG_RUNTIME_DIR")
+                read_mounts(),
+                homes=homes(os.environ),
+                policy=self.denied,
+                runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
             )
         try:
             return self._find(path, asked, self._denylist, act)
@@ -97,20 +123,15 @@ class GuardedFiles:
 
     def _find(self, path: str, asked: str, denylist: Denylist, act: Callable[[int], _T]) -> _T:
         """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
-        for root in self.roots:
-            try:
-                folder = os.open(root, os.O_PATH | os.O_CLOEXEC)  # a root that is a link works
-            except OSError:
-                if contains(root, asked):
-                    raise
+        for root in self._roots:
+            names = (root.name, root.real)
+            inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
+            if inside is None:
                 continue
             try:
-                names = (root, fd_path(folder))
-                inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
-                if inside is None:
-                    continue
-                with _rights_of_owner(os.fstat(folder)):
-                    fd = open_beneath(folder, inside, names) if inside else os.dup(folder)  # it may be a file
+                with _rights_of_owner(os.fstat(root.fd)):
+                    # It may be a file.
+                    fd = open_beneath(root.fd, inside, names) if inside else os.dup(root.fd)
                     try:
                         if _is_denied(fd, denylist):
                             raise _outside(path)
@@ -119,13 +140,43 @@ class GuardedFiles:
                         os.close(fd)
             except Escapes:
                 continue
-            finally:
-                os.close(folder)
         raise _outside(path)
 
 
 class _Unfit(Exception):
     """Why a file or directory is not read. Half a sentence."""
+
+
+def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_common(declared, granted)))
+
+
+def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root]:
+    """Those that are there, are reached through no link but root's, and hold nothing that is writable nor lie
+    in it."""
+    changing = {*map(normal, writable), *map(os.path.realpath, writable)}
+    for path in paths:
+        if _overlaps(path, changing):
+            continue
+        try:
+            steps = walk(path, follow="system")
+        except (OSError, LinkRefused, TooManyLinks):
+            continue
+        try:
+            real = real_path(steps)
+            if not _overlaps(real, changing):
+                yield _Root(path, real, os.dup(steps[-1].fd))
+        finally:
+            close(steps)
+
+
+def _overlaps(path: str, others: Iterable[str]) -> bool:
+    return any(contains(other, path) or contains(path, other) for other in others)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _common(declared: Sequence[str], granted: Sequence[str]) -> Iterator[str]:
@@ -154,20 +205,29 @@ def _outside(path: str) -> HostError:
 
 def _is_denied(fd: int, denylist: Denylist) -> bool:
     status = os.fstat(fd)
+    if status.st_dev in _kernel_devices():
+        return True
     identity = status.st_dev, status.st_ino
     return bool(denylist.name_hit(fd_path(fd)) or denylist.file_hit(identity, "read"))
+
+
+def _kernel_devices() -> set[int]:
+    """Of procfs and sysfs: what is read there is the runner's own, or the host's."""
+    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.ismount(path)}
 
 
 @contextmanager
 def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
     """If the runner is root, let this thread open files with the rights of the folder's owner, as the plugin
     does in its cage; if the owner is root, with nobody's. The kernel keeps these ids apart for each thread,
-    and takes away root's right to read everything meanwhile."""
+    and takes away root's right to read everything meanwhile. The runner's other groups do not count."""
     if os.geteuid() != 0:
         yield
         return
     uid, gid = (each or _NOBODY for each in (folder.st_uid, folder.st_gid))
+    groups = os.getgroups()
     try:
+        _set_groups_of_thread([])
         _libc.setfsgid(gid)
         _libc.setfsuid(uid)
         # They report no error. An id that is none changes nothing, and the present one is returned.
@@ -177,6 +237,19 @@ def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
     finally:
         _libc.setfsuid(0)
         _libc.setfsgid(os.getegid())
+        _set_groups_of_thread(groups)
+
+
+def _set_groups_of_thread(groups: Sequence[int]) -> None:
+    if sorted(os.getgroups()) == sorted(groups):
+        return
+    number = _SYS_SETGROUPS.get(platform.machine()) if sys.maxsize > 1 << 32 else None
+    if number is None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    given = (ctypes.c_uint32 * len(groups))(*groups)
+    if _libc.syscall(number, len(groups), given) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _read_file(fd: int) -> bytes:

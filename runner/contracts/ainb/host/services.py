@@ -322,7 +322,8 @@ def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Service
     return services._replace(
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
-        files=services.files or GuardedFiles(declared.fs_roots, allowance.readable),
+        files=services.files
+        or GuardedFiles(declared.fs_roots, allowance.readable, allowance.writable, allowance.denied),
         fetcher=fetcher,
     )
 

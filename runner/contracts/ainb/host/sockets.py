@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +25,7 @@ from runner.protocol.jsonrpc import INVALID_PARAMS
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
-from sandbox.paths.mounts import read_mounts
+from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
 
 CAPABILITY = "unix_socket_dial"
@@ -33,6 +34,18 @@ EVENT = "plugin/handle_event"
 SOCKETS_MOST = 16  # of one plugin
 UNSENT_MOST_BYTES = 1 << 20  # of one stream, until the socket takes them. More ends the stream
 READ_BYTES = 64 << 10  # of a stream, for one event
+
+# Never dialled, whatever the manifest lists: who talks to one of these commands the host.
+_DENIED_NAMES = frozenset(
+    {
+        *("docker.sock", "containerd.sock", "podman.sock", "crio.sock", "cri-dockerd.sock"),
+        *("buildkitd.sock", "system_bus_socket"),
+    }
+)
+_DENIED_FOLDERS = ("/run/user", "/run/systemd", "/run/dbus")
+
+# Searches at the same time, for one plugin: a path on a dead network filesystem blocks a thread for ever.
+_THREADS = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SHOWN = 512  # characters of a path in a message
@@ -55,16 +68,47 @@ class _Stream:
         self.changed.set()
 
 
-class UnixSockets:
-    """Those of one session. `listed`: the manifest's list; None: it says `true`."""
+class _Handover:
+    """A descriptor on its way from a thread to a task that may be gone by then."""
 
-    def __init__(self, listed: Sequence[str] | None, environ: Mapping[str, str], tell: Tell) -> None:
+    def __init__(self) -> None:
+        self.fd = -1
+        self._over = False
+        self._lock = threading.Lock()
+
+    def give(self, fd: int) -> None:
+        with self._lock:
+            if self._over:
+                os.close(fd)
+            else:
+                self.fd = fd
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
+            if self.fd >= 0:
+                os.close(self.fd)
+
+
+class UnixSockets:
+    """Those of one session. `listed`: the manifest's list; None: it says `true`. `denied`: paths that the
+    policy denies."""
+
+    def __init__(
+        self,
+        listed: Sequence[str] | None,
+        environ: Mapping[str, str],
+        tell: Tell,
+        denied: Sequence[str] = (),
+    ) -> None:
         self._listed = listed
         self._environ = environ
         self._tell = tell
         self._streams: dict[str, _Stream] = {}
         self._closed = False
+        self._denied = tuple(denied)
         self._denylist: Denylist | None = None
+        self._threads = trio.CapacityLimiter(_THREADS)
 
     async def dial(self, path: str) -> dict[str, str]:
         """Raises HostError."""
@@ -72,18 +116,14 @@ class UnixSockets:
             raise HostError(MANIFEST_VALIDATION, f"{CAPABILITY} must be a list of paths, not true")
         if len(self._streams) >= SOCKETS_MOST:
             raise invalid(f"there are {SOCKETS_MOST} sockets already: close one")
-        fd = await trio.to_thread.run_sync(self._open_listed, path)
-        connection = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        opened = _Handover()
         try:
-            await connection.connect(f"/proc/self/fd/{fd}")
-        except OSError as error:
-            connection.close()
-            raise _failed(path, error) from None
-        except BaseException:
-            connection.close()
-            raise
+            await trio.to_thread.run_sync(
+                lambda: opened.give(self._open_listed(path)), abandon_on_cancel=True, limiter=self._threads
+            )
+            connection = await _connect(opened.fd, path)
         finally:
-            os.close(fd)
+            opened.end()
         if self._closed or len(self._streams) >= SOCKETS_MOST:
             connection.close()
             raise invalid(f"there are {SOCKETS_MOST} sockets already: close one")
@@ -176,8 +216,10 @@ class UnixSockets:
         return fd
 
     def _is_denied(self, path: str) -> bool:
+        if os.path.basename(path) in _DENIED_NAMES or any(contains(each, path) for each in _DENIED_FOLDERS):
+            return True
         if self._denylist is None:
-            self._denylist = Denylist(read_mounts(), homes=homes(self._environ))
+            self._denylist = Denylist(read_mounts(), homes=homes(self._environ), policy=self._denied)
         return any(
             # Sockets of the user lie in /run too. The manifest has to name each, and the policy allows it.
             found.applies(relation, "read") and found.origin != "sockets"
@@ -220,6 +262,20 @@ def _open(path: str) -> tuple[int, str]:
         return os.dup(steps[-1].fd), real_path(steps)
     finally:
         close(steps)
+
+
+async def _connect(fd: int, path: str) -> trio.socket.SocketType:
+    """Raises HostError."""
+    connection = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    try:
+        await connection.connect(f"/proc/self/fd/{fd}")
+    except OSError as error:
+        connection.close()
+        raise _failed(path, error) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _failed(path: str, error: OSError) -> HostError:

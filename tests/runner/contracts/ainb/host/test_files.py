@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,19 @@ import trio
 
 from runner.contracts.ainb.declared import Declared
 from runner.contracts.ainb.host import files
-from runner.contracts.ainb.host.files import FILE_MOST_BYTES, GuardedFiles
+from runner.contracts.ainb.host.files import FILE_MOST_BYTES, GuardedFiles, common_roots
 from runner.contracts.ainb.payload import decode
 from runner.plugin import Allowance
 from tests.runner.contracts.ainb.host.desk import Desk
 
 READ, LIST = "host/fs/read_file", "host/fs/read_dir"
+
+
+@pytest.fixture(autouse=True)
+def _close_roots() -> Iterator[None]:
+    """They are closed with the desk, and other tests count what is open."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -32,11 +41,19 @@ def grant(tmp_path: Path) -> Path:
     return folder
 
 
-def desk_for(*roots: Path | str, readable: tuple[Path | str, ...] | None = None) -> Desk:
+def desk_for(
+    *roots: Path | str,
+    readable: tuple[Path | str, ...] | None = None,
+    writable: tuple[Path | str, ...] = (),
+    denied: tuple[str, ...] = (),
+) -> Desk:
     paths = tuple(map(str, roots))
     granted = paths if readable is None else tuple(map(str, readable))
     declared = Declared(granted=("read_paths",), fs_roots=paths)
-    return Desk(declared=declared, allowance=Allowance(readable=granted))
+    return Desk(
+        declared=declared,
+        allowance=Allowance(readable=granted, writable=tuple(map(str, writable)), denied=denied),
+    )
 
 
 async def read(desk: Desk, path: Path | str) -> bytes:
@@ -71,7 +88,7 @@ def outside(path: Path | str) -> tuple[int, str, Any]:
 def test_roots_are_what_the_manifest_asks_and_the_policy_granted(
     declared: list[str], granted: list[str], roots: tuple[str, ...]
 ) -> None:
-    assert GuardedFiles(declared, granted).roots == roots
+    assert common_roots(declared, granted) == roots
 
 
 @pytest.mark.trio
@@ -164,16 +181,74 @@ async def test_links_are_followed_inside_only(grant: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_granted_link_works_under_both_names(grant: Path) -> None:
+async def test_a_granted_link_of_roots_works_under_both_names() -> None:
+    try:
+        real = os.path.join("/", os.readlink("/bin"))
+    except OSError:
+        pytest.skip("/bin is no link")
+    desk = desk_for("/bin")
+    for path in ("/bin", real):
+        assert "sh" in await listing(desk, path)
+        error = await desk.error(READ, {"path": f"{path}/missing"})
+        assert error == (-32602, f"read {path}/missing: No such file or directory (os error 2)", None)
+    assert await desk.error(READ, {"path": "/bin/../etc/passwd"}) == outside("/bin/../etc/passwd")
+
+
+@pytest.mark.trio
+async def test_a_granted_link_of_others_is_not_followed(grant: Path) -> None:
     link = grant.parent / "link"
     link.symlink_to(grant)
-    (grant / "back").symlink_to(f"{link}/file")
-    desk = desk_for(link)
-    for path in (f"{link}/file", f"{grant}/file", f"{link}/back"):
-        assert await read(desk, path) == b"inside"
-    error = await desk.error(READ, {"path": f"{link}/missing"})
-    assert error == (-32602, f"read {link}/missing: No such file or directory (os error 2)", None)
-    assert await desk.error(READ, {"path": f"{link}/../secret"}) == outside(f"{link}/../secret")
+    desk = desk_for(link, grant / "sub")
+    for path in (f"{link}/file", f"{grant}/file"):
+        assert await desk.error(READ, {"path": path}) == outside(path)
+    assert await read(desk_for(link, grant), grant / "file") == b"inside"  # the control
+
+
+@pytest.mark.trio
+async def test_what_a_plugin_can_change_is_no_root(tmp_path: Path, grant: Path) -> None:
+    """It would put a link to / in the place of its root."""
+    state = tmp_path / "state"
+    (state / "sub").mkdir(parents=True)
+    (state / "sub" / "x").write_text("x")
+    other = tmp_path / "other"
+    other.symlink_to(state)
+    for writable in ((state,), (state / "sub",), (state / "sub" / "deep",), (other,), (other / "sub",)):
+        desk = desk_for(state / "sub", grant, writable=writable)
+        for path in (f"{state}/sub/x", f"{state}/sub"):
+            assert await desk.error(READ, {"path": path}) == outside(path), writable
+        assert await read(desk, grant / "file") == b"inside"
+    # The control: it is read as long as the plugin cannot change it.
+    for near in ("state-evil", "state/su"):
+        assert await read(desk_for(state / "sub", writable=(tmp_path / near,)), state / "sub" / "x") == b"x"
+
+
+@pytest.mark.trio
+async def test_a_root_that_becomes_a_link_leads_nowhere_else(tmp_path: Path, grant: Path) -> None:
+    desk = desk_for(grant)
+    os.rename(grant, tmp_path / "aside")
+    os.symlink(tmp_path, grant)
+    error = await desk.error(READ, {"path": f"{grant}/secret"})
+    assert error == (-32602, f"read {grant}/secret: No such file or directory (os error 2)", None)
+    assert (grant / "secret").read_text() == "secret"  # the control: by name it is reached
+    assert await read(desk, grant / "file") == b"inside"  # what was opened stays what it was
+
+
+@pytest.mark.trio
+async def test_a_root_that_is_a_link_already_is_not_offered(tmp_path: Path, grant: Path) -> None:
+    root = grant / "sub"
+    root.rmdir()
+    root.symlink_to("/etc")
+    for path in (f"{root}/passwd", "/etc/passwd"):
+        assert await desk_for(root, tmp_path / "grant-evil").error(READ, {"path": path}) == outside(path)
+    assert (root / "passwd").exists()  # the control
+
+
+@pytest.mark.trio
+async def test_files_of_the_kernel_are_not_read(grant: Path) -> None:
+    desk = desk_for("/proc/self", f"/proc/{os.getpid()}", "/sys/kernel", grant)
+    for path in (f"/proc/{os.getpid()}/environ", "/proc/self/status", "/sys/kernel/notes", "/sys/kernel"):
+        assert await desk.error(READ, {"path": path}) == outside(path)
+    assert await read(desk, grant / "file") == b"inside"  # the control
 
 
 @pytest.mark.trio
@@ -187,7 +262,7 @@ async def test_a_granted_file(grant: Path) -> None:
 @pytest.mark.trio
 async def test_a_granted_folder_that_is_missing(tmp_path: Path, grant: Path) -> None:
     desk = desk_for(tmp_path / "nothing", grant)
-    assert (await desk.error(READ, {"path": f"{tmp_path}/nothing/x"}))[0] == -32602
+    assert await desk.error(READ, {"path": f"{tmp_path}/nothing/x"}) == outside(f"{tmp_path}/nothing/x")
     assert await read(desk, grant / "file") == b"inside"
 
 
@@ -213,6 +288,18 @@ async def test_the_denylist_holds_below_a_granted_folder(
         assert await desk.error(READ, {"path": f"{grant}/{name}"}) == outside(f"{grant}/{name}")
     assert await desk.error(LIST, {"path": f"{grant}/.ssh"}) == outside(f"{grant}/.ssh")
     assert await read(desk, grant / "ssh" / "id") == b"key"  # the control
+
+
+@pytest.mark.trio
+async def test_what_the_policy_denies_is_not_read(grant: Path) -> None:
+    (grant / "sub" / "x").write_text("x")
+    (grant / "link").symlink_to("sub/x")
+    desk = desk_for(grant, denied=(f"{grant}/sub",))
+    for name in ("sub/x", "link", "sub/missing/../x"):
+        assert await desk.error(READ, {"path": f"{grant}/{name}"}) == outside(f"{grant}/{name}")
+    assert await desk.error(LIST, {"path": f"{grant}/sub"}) == outside(f"{grant}/sub")
+    assert await read(desk, grant / "file") == b"inside"
+    assert await read(desk_for(grant), grant / "sub" / "x") == b"x"  # the control
 
 
 @pytest.mark.trio
@@ -246,7 +333,8 @@ async def test_a_file_has_a_largest_size(grant: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.trio
 async def test_a_file_without_a_size_is_read_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = desk_for("/proc/self")
+    monkeypatch.setattr(files, "_kernel_devices", set)
+    desk = desk_for(f"/proc/{os.getpid()}")
     real = f"/proc/{os.getpid()}/status"
     assert b"Pid:" in await read(desk, real)  # the control: it has no size
     monkeypatch.setattr(files, "FILE_MOST_BYTES", 100)
@@ -329,6 +417,35 @@ async def test_root_reads_only_what_the_owner_of_the_folder_may(grant: Path) -> 
 
 @pytest.mark.trio
 @pytest.mark.needs("root")
+async def test_the_groups_of_the_runner_do_not_count(grant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(grant, 12345, 12345)
+    for name, group in (("theirs", 12345), ("runners", 4242), ("roots", 0)):
+        (grant / name).write_text(name)
+        os.chown(grant / name, 54321, group)
+        os.chmod(grant / name, 0o040)
+    desk = desk_for(grant)
+    before = os.getgroups()
+    os.setgroups([0, 4242])  # of all threads
+    try:
+        for name in ("runners", "roots"):
+            path = f"{grant}/{name}"
+            error = await desk.error(READ, {"path": path})
+            assert error == (-32602, f"read {path}: Permission denied (os error 13)", None)
+        assert await read(desk, grant / "theirs") == b"theirs"
+        assert await trio.to_thread.run_sync(os.getgroups) == [0, 4242]  # nothing stays changed
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_SYS_SETGROUPS", {})
+            assert (await desk.error(READ, {"path": f"{grant}/theirs"}))[0] == -32602
+            # The control: with these groups they are read.
+            patch.setattr(files, "_set_groups_of_thread", lambda groups: None)
+            for name in ("runners", "roots"):
+                assert await read(desk, grant / name) == name.encode()
+    finally:
+        os.setgroups(before)
+
+
+@pytest.mark.trio
+@pytest.mark.needs("root")
 async def test_no_thread_keeps_the_rights_of_another(grant: Path) -> None:
     os.chown(grant, 12345, 12345)
     desk = desk_for(grant)
@@ -379,6 +496,14 @@ async def test_a_race_with_links_is_never_lost(grant: Path) -> None:
         over.set()
         swapper.join()
     assert "secret" in naive and {b"inside", -32001} <= seen
+
+
+def test_roots_are_closed(grant: Path) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    held = GuardedFiles([str(grant)], [str(grant)])
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    del held
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.trio

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,9 @@ import trio
 import trio.lowlevel
 
 from runner.contracts.ainb.declared import Declared
-from runner.contracts.ainb.host.sockets import SOCKETS_MOST, UNSENT_MOST_BYTES
+from runner.contracts.ainb.host.sockets import SOCKETS_MOST, UNSENT_MOST_BYTES, UnixSockets, _Handover
 from runner.contracts.ainb.payload import decode, encode
+from runner.protocol.host_services import HostError
 from tests.runner.contracts.ainb.host.desk import Desk
 
 pytestmark = pytest.mark.trio
@@ -181,6 +183,59 @@ async def test_only_its_owner_uses_a_stream(place: Path) -> None:
         found = await events(one, stream, "data")
         assert b"".join(decode(each["bytes"]) for each in found) == b"mine"
         one.gate.detach()
+
+
+async def test_what_the_policy_denies_is_not_dialled(place: Path) -> None:
+    path = str(place / "s")
+    async with echo_server(place / "s"):
+        for denied in ((path,), (str(place),)):
+            sockets = UnixSockets([path], {}, lambda method, params: None, denied)
+            with pytest.raises(HostError) as caught:
+                await sockets.dial(path)
+            assert caught.value.code == -32001
+        sockets = UnixSockets([path], {}, lambda method, params: None, (f"{place}/other",))
+        assert (await sockets.dial(path))["stream_id"]  # the control
+        sockets.close_all()
+
+
+async def test_sockets_that_command_the_host_are_not_dialled(place: Path) -> None:
+    names = ("docker.sock", "podman.sock", "system_bus_socket", "mydocker.sock")
+    desk = desk_for(*(f"{place}/{name}" for name in names), "/run/user/1000/bus", "/run/systemd/private")
+    for name in names[:-1]:
+        async with echo_server(place / name):
+            assert (await desk.error(DIAL, {"path": f"{place}/{name}"}))[0] == -32001, name
+    for path in ("/run/user/1000/bus", "/run/systemd/private"):
+        assert (await desk.error(DIAL, {"path": path}))[0] == -32001, path
+    async with echo_server(place / "mydocker.sock"):  # the control
+        assert (await desk.ask(DIAL, {"path": f"{place}/mydocker.sock"})).error is None
+        desk.gate.detach()
+
+
+async def test_a_search_that_hangs_is_abandoned(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(place / "s")
+    sockets = UnixSockets([path], {}, lambda method, params: None)
+    going, ended = threading.Event(), threading.Event()
+    opened = []
+
+    def hang(asked: str) -> int:
+        going.wait(60)
+        opened.append(os.open(place, os.O_PATH))
+        return opened[0]
+
+    def note(handover: _Handover, fd: int) -> None:
+        give(handover, fd)
+        ended.set()
+
+    give = _Handover.give
+    monkeypatch.setattr(_Handover, "give", note)
+    monkeypatch.setattr(sockets, "_open_listed", hang)
+    with trio.fail_after(30), trio.move_on_after(0.05) as scope:
+        await sockets.dial(path)
+    assert scope.cancelled_caught
+    going.set()
+    assert await trio.to_thread.run_sync(ended.wait, 60)
+    with pytest.raises(OSError, match="Bad file descriptor"):  # it was closed
+        os.fstat(opened[0])
 
 
 async def test_what_is_denied_to_every_plugin_is_not_dialled() -> None:
