@@ -125,7 +125,9 @@ class AinbMethods:
         self._services, self._allows, self._ask = services, allows, ask
 
     def attach(self, tell: Tell) -> None:
-        self._sockets = UnixSockets(self._declared.lists.get(NEEDED[DIAL]), os.environ, tell)
+        # What the policy denies, as `provide` gave it to our own file service.
+        denied_paths = getattr(self._services.files, "denied", ())
+        self._sockets = UnixSockets(self._declared.lists.get(NEEDED[DIAL]), os.environ, tell, denied_paths)
         bus = self._services.bus
         if bus is None:
             return
