@@ -32,6 +32,9 @@ Lane = Literal["reply", "key", "mouse", "delivery", "request", "event"]
 AHEAD_OF_REQUESTS: tuple[Lane, ...] = ("key", "mouse", "delivery")
 
 
+NEVER_SENT = "never sent"  # the reason for a cancellation of a request that the plugin has not got
+
+
 class Call(NamedTuple):
     """One call of a plugin."""
 

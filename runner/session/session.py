@@ -20,6 +20,7 @@ from runner.launch.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
+    NEVER_SENT,
     Call,
     CallRefused,
     Dialect,
@@ -131,7 +132,8 @@ class Session:
                 withdrawn = [state.outbox.withdraw(letter) for letter in letters]
                 if not any(withdrawn):
                     state.owe(token, began)
-                events = state.dialect.cancel(token, "cancelled by the host")
+                reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
+                events = state.dialect.cancel(token, reason)
                 state.act_all(_uncancelled(events) if any(withdrawn) else events)
 
     async def ask(self, call: Call) -> Any:

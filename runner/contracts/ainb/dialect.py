@@ -31,6 +31,7 @@ from runner.contracts.ainb.messages import BODY_LIMIT, RULES, fault_of, normalis
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
+    NEVER_SENT,
     Answer,
     Call,
     CallRefused,
@@ -283,7 +284,7 @@ class AinbDialect(Dialect):
         or the answer to a later call, it may still be in the call: what it is told waits."""
         self._peer.forget(token)
         call = self._open.pop(token, None)
-        if call is not None and call.holds:
+        if call is not None and call.holds and reason != NEVER_SENT:
             self._given_up += 1
             return ()
         return self._release() if call is not None else ()

@@ -137,7 +137,9 @@ async def test_the_end_of_a_call_releases(autojump_clock: Any, end: str) -> None
             await trio.sleep(3.0)
             assert plugin.methods()[1:] == ["plugin/cli_dispatch"]
         await trio.testing.wait_all_tasks_blocked()
-        assert plugin.methods()[1:] == ["plugin/cli_dispatch", KEY]
+        # A plugin whose caller gave up may still be in the call. One whose time is up has had its chance.
+        told = [KEY] if end == "expired" else []
+        assert plugin.methods()[1:] == ["plugin/cli_dispatch", *told]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
