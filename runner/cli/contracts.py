@@ -12,7 +12,7 @@ from runner.cli.text import say
 from runner.contracts.contract import Contract
 from runner.contracts.registry import ContractBroken, contract_names, find_contract
 from runner.outcome import EXIT
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.spec import SandboxSpec
 
@@ -63,7 +63,7 @@ def _describe(contract: Contract) -> dict[str, Any]:
         "context": {kind: list(keys) for kind, keys in contract.context.items()},
         "lists": [*([listing.what for listing in contract.lists] or ["tools"]), *contract.declared],
         "one_call_per_process": contract.one_shot,
-        "host_methods": dict(contract.services(nobody).METHODS),
+        "host_methods": dict(contract.services(nobody, Allowance()).METHODS),
         "options": [
             {"flag": option.flag, "metavar": option.metavar, "help": option.help, "verbs": list(option.verbs)}
             for option in contract.options

@@ -160,7 +160,7 @@ class Contract(Protocol):
         """For `runner exec --inspect`: checks what plugin and host say to each other."""
         ...
 
-    def services(self, plugin: Plugin) -> HostMethods:
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         """What a plugin may ask of its host."""
         from runner.protocol.host_services import NoHostMethods
 

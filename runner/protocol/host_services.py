@@ -210,11 +210,11 @@ class NotedMethods(Protocol):
     which they came. Requests, and notifications of other contracts, are served by tasks of their own."""
 
     def note(self, method: str, params: Any, services: Services) -> Sequence[Notice]:
-        """Serve it, and return what the host should be told."""
+        """Serve it, and return what the host should be told. Raises HostError if it is refused."""
         ...
 
-    def ignored(self, method: str, why: Why) -> Sequence[Notice]:
-        """What the host should be told about a notification that is not served."""
+    def ignored(self, method: str, why: Why, reason: str = "") -> Sequence[Notice]:
+        """What the host should be told about a notification that is not served. `reason`: of `note`."""
         ...
 
 
@@ -325,11 +325,13 @@ class Gate:
         if why is not None and why != "busy":
             self._refuse(call, why)
             return contract.ignored(call.method, why)
-        self.served[call.method] = self.served.get(call.method, 0) + 1
         try:
-            return contract.note(call.method, call.params, self._services)
+            told = contract.note(call.method, call.params, self._services)
+            self.served[call.method] = self.served.get(call.method, 0) + 1
+            return told
         except HostError as error:
-            return [Notice("dropped", {"method": call.method, "reason": str(error)})]
+            self._refuse(call, "denied")
+            return contract.ignored(call.method, "denied", str(error))
         except Exception as error:  # noqa: BLE001 -- a bug of the service, which must not end the session
             return [
                 Notice("dropped", {"method": call.method, "reason": f"{type(error).__name__} in the host"})

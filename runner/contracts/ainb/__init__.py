@@ -71,10 +71,10 @@ class AinbContract(Contract):
 
         return make(setting)
 
-    def services(self, plugin: Plugin) -> HostMethods:
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.ainb.host.services import AinbMethods
 
-        return AinbMethods(plugin)
+        return AinbMethods(plugin, allowance)
 
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         from runner.contracts.ainb.declared import declared_by

@@ -74,7 +74,7 @@ class KagedContract(Contract):
 
         return make(setting)
 
-    def services(self, plugin: Plugin) -> HostMethods:
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.kaged.services import StorageMethods
 
         return StorageMethods(plugin.capabilities)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.contracts.contract import Contract, Listing
 
 if TYPE_CHECKING:
-    from runner.plugin import Plugin
+    from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
     from runner.protocol.inspector import Inspector
@@ -63,7 +63,7 @@ class McpContract(Contract):
 
         return make(setting)
 
-    def services(self, plugin: Plugin) -> HostMethods:
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services
 
         return services

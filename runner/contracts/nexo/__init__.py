@@ -9,7 +9,7 @@ from runner.contracts.contract import Contract, ExampleCall
 from runner.plugin import Switches
 
 if TYPE_CHECKING:
-    from runner.plugin import Plugin
+    from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.host_services import HostMethods
     from runner.protocol.inspector import Inspector
@@ -73,7 +73,7 @@ class NexoContract(Contract):
 
         return make(setting)
 
-    def services(self, plugin: Plugin) -> HostMethods:
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.nexo import services
 
         return services

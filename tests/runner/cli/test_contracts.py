@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from runner.contracts.registry import all_contracts, contract_names
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import Caller
 
@@ -45,7 +45,7 @@ def test_json_has_every_contract(runner_as_user: Caller) -> None:
         assert said.keys() == KEYS
         assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.kinds)
         assert said["one_call_per_process"] == contract.one_shot and said["lists"]
-        assert said["host_methods"] == dict(contract.services(NOBODY).METHODS)
+        assert said["host_methods"] == dict(contract.services(NOBODY, Allowance()).METHODS)
 
 
 def test_text_has_the_same_values(runner_as_user: Caller) -> None:
@@ -75,7 +75,7 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         assert values["secrets"] == ("--secrets" if contract.takes_secrets else "none")
         assert ("--config" in values["cage"]) == contract.config_shapes_cage
         assert values["calls"] == ", ".join(contract.kinds)
-        assert values["may ask"] == (", ".join(contract.services(NOBODY).METHODS) or "none")
+        assert values["may ask"] == (", ".join(contract.services(NOBODY, Allowance()).METHODS) or "none")
 
 
 @pytest.mark.parametrize("columns", [60, 200])

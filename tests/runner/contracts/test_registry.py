@@ -9,7 +9,7 @@ import pytest
 from runner.cli import VERBS
 from runner.contracts.contract import ContractOption
 from runner.contracts.registry import all_contracts, all_kinds, contract_names, find_contract, option_owners
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
 
@@ -31,7 +31,7 @@ def test_each_contract_is_complete(name: str) -> None:
     assert set(contract.context) <= set(contract.kinds)
     assert {listing.kind for listing in contract.lists} <= {"", *contract.kinds}
     plugin = Plugin("a", "1", name, "a", "", "/a/manifest", None, None, SandboxSpec())
-    assert contract.services(plugin).METHODS is not None
+    assert contract.services(plugin, Allowance()).METHODS is not None
 
 
 def test_verbs_and_options_of_contracts_hide_no_other() -> None:

@@ -72,7 +72,7 @@ class GuardedFiles:
         that the plugin can change; `denied`: those that the policy denies. All absolute."""
         self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
         weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
-        self.denied = tuple(denied)
+        self._denied = tuple(denied)
         self._denylist: Denylist | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -110,7 +110,7 @@ class GuardedFiles:
             self._denylist = Denylist(
                 read_mounts(),
                 homes=homes(os.environ),
-                policy=self.denied,
+                policy=self._denied,
                 runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
             )
         try:
@@ -129,7 +129,7 @@ class GuardedFiles:
             if inside is None:
                 continue
             try:
-                with _rights_of_owner(os.fstat(root.fd)):
+                with _rights_of_a_stranger():
                     # It may be a file.
                     fd = open_beneath(root.fd, inside, names) if inside else os.dup(root.fd)
                     try:
@@ -217,21 +217,20 @@ def _kernel_devices() -> set[int]:
 
 
 @contextmanager
-def _rights_of_owner(folder: os.stat_result) -> Iterator[None]:
-    """If the runner is root, let this thread open files with the rights of the folder's owner, as the plugin
-    does in its cage; if the owner is root, with nobody's. The kernel keeps these ids apart for each thread,
-    and takes away root's right to read everything meanwhile. The runner's other groups do not count."""
+def _rights_of_a_stranger() -> Iterator[None]:
+    """If the runner is root, let this thread open files with nobody's rights: in its cage the plugin has a
+    uid that owns none of them. The kernel keeps these ids apart for each thread, and takes away root's right
+    to read everything meanwhile. The runner's groups do not count either."""
     if os.geteuid() != 0:
         yield
         return
-    uid, gid = (each or _NOBODY for each in (folder.st_uid, folder.st_gid))
     groups = os.getgroups()
     try:
         _set_groups_of_thread([])
-        _libc.setfsgid(gid)
-        _libc.setfsuid(uid)
+        _libc.setfsgid(_NOBODY)
+        _libc.setfsuid(_NOBODY)
         # They report no error. An id that is none changes nothing, and the present one is returned.
-        if (_libc.setfsuid(_NO_ID), _libc.setfsgid(_NO_ID)) != (uid, gid):
+        if (_libc.setfsuid(_NO_ID), _libc.setfsgid(_NO_ID)) != (_NOBODY, _NOBODY):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         yield
     finally:

@@ -94,8 +94,9 @@ class AinbMethods:
         INVOKE: ("invoke", 2),
     }
 
-    def __init__(self, plugin: Plugin) -> None:
+    def __init__(self, plugin: Plugin, allowance: Allowance) -> None:
         self._id = plugin.id
+        self._denied = allowance.denied
         self._declared = declared_by(plugin)
         self._services = Services()
         self._allows: Callable[[str], bool] = lambda _: False
@@ -125,9 +126,8 @@ class AinbMethods:
         self._services, self._allows, self._ask = services, allows, ask
 
     def attach(self, tell: Tell) -> None:
-        # What the policy denies, as `provide` gave it to our own file service.
-        denied_paths = getattr(self._services.files, "denied", ())
-        self._sockets = UnixSockets(self._declared.lists.get(NEEDED[DIAL]), os.environ, tell, denied_paths)
+        listed = self._declared.lists.get(NEEDED[DIAL])
+        self._sockets = UnixSockets(listed, os.environ, tell, self._denied)
         bus = self._services.bus
         if bus is None:
             return
@@ -152,19 +152,16 @@ class AinbMethods:
     def note(self, method: str, params: Any, services: Services) -> Sequence[Notice]:
         if method not in NOTIFICATIONS:
             return ()
-        try:
-            given = check_params(method, params)
-            needed = NEEDED.get(method)
-            if needed is not None and not self._declared.allows(needed):
-                raise denied(needed)
-            if method == LOG:
-                lowest = services.log_level or DEFAULT_LEVEL
-                notice = log_notice(self._id, lowest, given["level"], given["message"], given["fields"])
-                return () if notice is None else (notice,)
-            self._act(method, given)
-            return ()
-        except HostError as error:
-            return self._dropped(method, str(error))
+        given = check_params(method, params)
+        needed = NEEDED.get(method)
+        if needed is not None and not self._declared.allows(needed):
+            raise denied(needed)
+        if method == LOG:
+            lowest = services.log_level or DEFAULT_LEVEL
+            notice = log_notice(self._id, lowest, given["level"], given["message"], given["fields"])
+            return () if notice is None else (notice,)
+        self._act(method, given)
+        return ()
 
     def _act(self, method: str, given: Mapping[str, Any]) -> None:
         if self._snapshots is not None and method == PUBLISH:
@@ -176,10 +173,11 @@ class AinbMethods:
         elif self._sockets is not None and method == CLOSE:
             self._sockets.close(given["stream_id"])
 
-    def ignored(self, method: str, why: Why) -> Sequence[Notice]:
+    def ignored(self, method: str, why: Why, reason: str = "") -> Sequence[Notice]:
         if why == "unknown" or method not in NOTIFICATIONS:
             return ()
-        return self._dropped(method, f"the policy does not allow {method}: see host under [capabilities]")
+        by_policy = f"the policy does not allow {method}: see host under [capabilities]"
+        return self._dropped(method, reason or by_policy)
 
     def _dropped(self, method: str, reason: str) -> Sequence[Notice]:
         """Told at the first, second, fourth, eighth, … time: other events should not be lost for it."""

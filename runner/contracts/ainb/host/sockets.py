@@ -33,9 +33,10 @@ EVENT = "plugin/handle_event"
 
 SOCKETS_MOST = 16  # of one plugin
 UNSENT_MOST_BYTES = 1 << 20  # of one stream, until the socket takes them. More ends the stream
+_PIECE_BYTES = 64  # that a piece costs beside its data
 READ_BYTES = 64 << 10  # of a stream, for one event
 
-# Never dialled, whatever the manifest lists: who talks to one of these commands the host.
+# Never dialled, whatever the manifest lists: through one of these a program commands the host.
 _DENIED_NAMES = frozenset(
     {
         *("docker.sock", "containerd.sock", "podman.sock", "crio.sock", "cri-dockerd.sock"),
@@ -60,12 +61,18 @@ class _Stream:
         self.overrun = False
 
     def put(self, data: bytes) -> None:
-        if self.bytes + len(data) > UNSENT_MOST_BYTES:
+        if not data:
+            return
+        if self.bytes + cost(data) > UNSENT_MOST_BYTES:
             self.overrun = True
         else:
             self.unsent.append(data)
-            self.bytes += len(data)
+            self.bytes += cost(data)
         self.changed.set()
+
+
+def cost(data: bytes) -> int:
+    return len(data) + _PIECE_BYTES
 
 
 class _Handover:
@@ -126,7 +133,8 @@ class UnixSockets:
             opened.end()
         if self._closed or len(self._streams) >= SOCKETS_MOST:
             connection.close()
-            raise invalid(f"there are {SOCKETS_MOST} sockets already: close one")
+            full = f"there are {SOCKETS_MOST} sockets already: close one"
+            raise invalid("the session is over" if self._closed else full)
         name = secrets.token_hex(16)
         stream = self._streams[name] = _Stream()
         # It lives as long as the session (close_all), and not as long as this request.
@@ -183,7 +191,7 @@ class UnixSockets:
                 continue
             data = stream.unsent.popleft()
             await connection.send_all(data)
-            stream.bytes -= len(data)
+            stream.bytes -= cost(data)
 
     def _event(self, name: str, value: Mapping[str, str]) -> None:
         if name in self._streams:  # not closed by the plugin
@@ -269,6 +277,7 @@ async def _connect(fd: int, path: str) -> trio.socket.SocketType:
     connection = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
         await connection.connect(f"/proc/self/fd/{fd}")
+        connection.getpeername()  # trio takes a full queue of the listener (EAGAIN) for a connection
     except OSError as error:
         connection.close()
         raise _failed(path, error) from None

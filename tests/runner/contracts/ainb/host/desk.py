@@ -54,7 +54,7 @@ class Desk:
         declared = declared if declared is not None else Declared(granted=("event_bus",))
         plugin = make_plugin(name, declared)
         self.services = provide(plugin, (services or Services())._replace(bus=bus), allowance or Allowance())
-        self.methods = AinbMethods(plugin)
+        self.methods = AinbMethods(plugin, allowance or Allowance())
         self.gate = Gate(self.methods, self.services, allowed)
         self.told: list[tuple[str, bytes]] = []  # topic and payload of each event
         self.notices: list[Notice] = []

@@ -543,8 +543,23 @@ async def test_the_lowest_level_filters(lowest: str | None, kept: list[str]) -> 
 
 
 @pytest.mark.parametrize("level", ["WARN", "fatal", "", "warning"])
-async def test_a_message_with_another_level_is_dropped(level: str) -> None:
-    assert Desk().note("host/log", {"level": level, "message": "x"}) == []
+async def test_a_message_with_another_level_is_dropped_and_told(level: str) -> None:
+    desk = Desk()
+    (notice,) = desk.note("host/log", {"level": level, "message": "x"})
+    assert notice.kind == "dropped" and repr(level) in notice.value["reason"]
+
+
+async def test_the_report_counts_what_was_refused_and_not_as_served() -> None:
+    """By the manifest, by params, and by the policy alike."""
+    topic = {"topic": "a", "payload": "eA=="}
+    without = Desk(declared=Declared())
+    for _ in range(3):
+        without.note("host/snapshot/publish", topic)
+    assert (without.gate.served, without.gate.refused) == ({}, {"host/snapshot/publish": 3})
+    desk = Desk()
+    desk.note("host/snapshot/publish", {"topic": 5})
+    desk.note("host/snapshot/publish", topic)
+    assert desk.gate.served == desk.gate.refused == {"host/snapshot/publish": 1}
 
 
 @pytest.mark.parametrize("params", [None, {}, {"level": 1, "message": "x"}, {"level": "error"}])

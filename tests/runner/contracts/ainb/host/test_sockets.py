@@ -18,8 +18,15 @@ import trio
 import trio.lowlevel
 
 from runner.contracts.ainb.declared import Declared
-from runner.contracts.ainb.host.sockets import SOCKETS_MOST, UNSENT_MOST_BYTES, UnixSockets, _Handover
+from runner.contracts.ainb.host.sockets import (
+    SOCKETS_MOST,
+    UNSENT_MOST_BYTES,
+    UnixSockets,
+    _Handover,
+    _Stream,
+)
 from runner.contracts.ainb.payload import decode, encode
+from runner.plugin import Allowance
 from runner.protocol.host_services import HostError
 from tests.runner.contracts.ainb.host.desk import Desk
 
@@ -244,3 +251,38 @@ async def test_what_is_denied_to_every_plugin_is_not_dialled() -> None:
         assert (await desk.error(DIAL, {"path": path}))[0] == -32001
     # The control: another one there is looked for.
     assert (await desk.error(DIAL, {"path": "/run/nobody.sock"}))[0] == -32602
+
+
+async def test_pieces_without_data_cost_nothing_and_small_ones_more_than_their_data() -> None:
+    stream = _Stream()
+    for _ in range(1000):
+        stream.put(b"")
+    assert not stream.unsent and not stream.bytes
+    while not stream.overrun:
+        stream.put(b"x")
+    assert len(stream.unsent) <= UNSENT_MOST_BYTES // 64
+
+
+async def test_a_listener_whose_queue_is_full_is_no_connection(place: Path) -> None:
+    path = str(place / "full.sock")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)  # the queue is full now: nobody accepts
+        dialled = UnixSockets([path], {}, lambda method, params: None)
+        with pytest.raises(HostError, match="dial"), trio.fail_after(10):
+            await dialled.dial(path)
+
+
+async def test_the_policys_deny_reaches_the_sockets_of_a_session(place: Path) -> None:
+    path = str(place / "s.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        declared = Declared(granted=("unix_socket_dial",), lists={"unix_socket_dial": (path,)})
+        denying = Desk(declared=declared, allowance=Allowance(denied=(str(place),)))
+        assert (await denying.error("host/unix_socket_dial", {"path": path}))[0] == -32001
+        free = Desk(declared=declared)
+        assert (await free.result("host/unix_socket_dial", {"path": path}))["stream_id"]  # the control
+        free.gate.detach()
+        denying.gate.detach()
