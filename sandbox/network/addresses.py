@@ -1,4 +1,4 @@
-"""Addresses that a name must not lead to. Whoever answers for a name in the DNS chooses its addresses.
+"""Addresses that a name must not lead to. The owner of a name in the DNS chooses its addresses.
 
 The tables follow IANA's registries of special-purpose addresses. They are spelled out because the addresses
 that Python calls private differ from version to version. Of IPv6 only the range for global use (2000::/3) is
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     Address = IPv4Address | IPv6Address
 
-# Cloud machines tell their own keys to whoever can reach these. Some lie outside of every special range.
+# Every program that can reach one of these gets the keys of a cloud machine. Some lie outside of every
+# special range.
 METADATA: tuple[str, ...] = (
     "169.254.169.254",
     "169.254.170.2",

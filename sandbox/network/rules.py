@@ -1,4 +1,4 @@
-"""Which hosts and ports may be reached: one list of rules, and one judge for whoever opens a connection.
+"""Which hosts and ports may be reached: one list of rules, and one judge for all connections.
 
 | written                       | allows                                                       |
 |-------------------------------|--------------------------------------------------------------|

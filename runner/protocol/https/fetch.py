@@ -195,7 +195,7 @@ async def _send(stream: trio.SSLStream[trio.abc.Stream], head: bytes, body: byte
         await stream.send_all(head)
         await stream.send_all(body)
     except trio.BrokenResourceError:
-        pass  # whoever reads notices, or gets an answer nevertheless
+        pass  # reading fails too then, or finds an answer that the server sent early
 
 
 def make_tls() -> ssl.SSLContext:

@@ -28,7 +28,8 @@ _RESERVED = frozenset(
         *("proxy-authorization", "proxy-authenticate", "proxy-connection"),
     )
 )
-_SECRET = frozenset(("authorization", "cookie"))  # not sent on to another host
+# Sent on to another host, with those of the body. Any other header may hold a key for the first one.
+_HARMLESS = frozenset(("accept", "accept-language", "cache-control", "range", "user-agent"))
 _OF_THE_BODY = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
 
 Headers = tuple[tuple[str, str], ...]
@@ -145,9 +146,9 @@ def redirect(request: HttpsRequest, status: int, location: str) -> HttpsRequest:
     method, body, dropped = request.method, request.body, frozenset[str]()
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body, dropped = "GET", None, _OF_THE_BODY
+    headers = tuple(pair for pair in request.headers if pair[0].lower() not in dropped)
     if before.origin != after.origin:
-        dropped |= _SECRET
-    headers = tuple((name, value) for name, value in request.headers if name.lower() not in dropped)
+        headers = tuple(pair for pair in headers if pair[0].lower() in _HARMLESS | _OF_THE_BODY)
     return HttpsRequest(url, method, headers, body)
 
 

@@ -334,3 +334,29 @@ def test_positions_are_found_again_for_a_plugin(tmp_path: Path) -> None:
     assert manifest.position(found, found.spec.paths[1].where) == (11, 28)
     path.unlink()
     assert manifest.position(found, found.spec.paths[1].where) == (0, 0)
+
+
+def test_a_manifest_that_is_a_link_out_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+    """A stranger's folder: what is said about a file repeats parts of it."""
+    secret = tmp_path / "secret"
+    secret.write_text("root:$y$hash:1:\n")
+    folder = tmp_path / "plugin"
+    folder.mkdir()
+    (folder / "kaged-plugin.yaml").symlink_to(secret)
+    for found in (load(str(folder)), *load_all(str(folder))):
+        (fault,) = found.diagnostics
+        assert fault.rule == "manifest_link" and "hash" not in fault.message
+    # The control: a link that stays inside is followed.
+    (folder / "kaged-plugin.yaml").unlink()
+    (folder / "real.yaml").write_text("name: x\n")
+    (folder / "kaged-plugin.yaml").symlink_to("real.yaml")
+    assert {d.rule for d in load(str(folder)).diagnostics} >= {"missing_key"}
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    (fault,) = load("plugin").diagnostics
+    assert fault.rule == "file_missing" and "current folder" in fault.message and fault.hint

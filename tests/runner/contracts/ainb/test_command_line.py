@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import pytest
 
 from runner.contracts.registry import example_folder
+from sandbox.cell.cell import descendants
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
@@ -62,6 +66,7 @@ def test_bytes_pass_unchanged_and_a_terminal_gets_no_control_sequences(
     finally:
         os.close(ours)
     assert "\x1b[31mred\x1b[0m" in shown  # colours stay
+    assert shown.rstrip().endswith("\x1b[0m")  # and end with the output
     assert "\x1b]" not in shown and "\x1b[2J" not in shown and "\x07" not in shown
 
 
@@ -138,3 +143,35 @@ def test_explain_names_what_the_host_does_for_a_plugin(runner_as_user: Caller, r
     assert "unix_socket_dial" in told and "/run/a.sock" in told and "api.example.com" in told
     document = json.loads(runner_as_user("explain", "--format", "json", root / "greeter").stdout)
     assert document["rights"]["network"] == "api.example.com"
+
+
+def test_a_screen_that_is_too_large_is_not_asked_for(runner_as_user: Caller, root: Path) -> None:
+    given = json.dumps({"width": 65_535, "height": 3000})
+    done = runner_as_user("call", root / "greeter", "greeter", "--kind", "render", "--input", given)
+    assert done.returncode == 2 and "cells" in done.stderr
+
+
+def test_a_signal_ends_the_listing_of_a_whole_folder(runner_as_user: Caller, root: Path) -> None:
+    """And not only that of the plugin which is being started."""
+    for name in ("aaa", "bbb"):
+        folder = root / name
+        folder.mkdir(mode=0o755)
+        text = f'[plugin]\nname = "{name}"\nversion = "1.0.0"\nabi_version = 2\n'
+        (folder / "manifest.toml").write_text(text)
+        (folder / name).write_text("#!/bin/sh\nread header\nexec sleep 1000\n")
+        (folder / name).chmod(0o755)
+    with runner_as_user.start("tools", root, stdin=subprocess.DEVNULL) as process:
+        # The first plugin has got the handshake, and never answers.
+        assert wait_for(lambda: sleepers(process.pid))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (24, b""), err  # greeter would have been listed after bbb
+
+
+def sleepers(pid: int) -> list[int]:
+    found = []
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{each}/cmdline").read_bytes().startswith(b"sleep\0"):
+                found.append(each)
+    return found

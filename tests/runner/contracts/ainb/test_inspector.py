@@ -87,3 +87,12 @@ def test_a_body_that_every_host_drops_is_counted(said: bytes, kind: str) -> None
     inspector = asked()
     assert inspector.plugin_frame(said) is None
     assert inspector.strays == {kind: 1}
+
+
+def test_two_lengths_in_one_header() -> None:
+    """A host may take either. The conversation itself takes the last, as the contract's own host does."""
+    twice = b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}"
+    cutter = make(Setting(BURNDOWN)).framing.cutter()
+    assert cutter.cut(twice) == [] and cutter.fault is not None
+    once = make(Setting(BURNDOWN)).framing.cutter()
+    assert [cut.frame for cut in once.cut(b"Content-Length: 2\r\n\r\n{}")] == [b"{}"]
