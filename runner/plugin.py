@@ -35,6 +35,10 @@ class Plugin(NamedTuple):
     # What its contract says about starting it again and looking after it: word -> seconds, a number, or a
     # word. For a supervisor; one session heeds only what concerns itself.
     lifecycle: tuple[tuple[str, float | str], ...] = ()
+    # Where `root` is in the cage; empty: under its own name. With `root_parts`, only these files and folders
+    # of it are shown, by their names in it.
+    root_inside: str = ""
+    root_parts: tuple[str, ...] = ()
 
 
 class Allowance(NamedTuple):

@@ -88,6 +88,22 @@ SIZES = frozenset(
 DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"))
 
 
+class Scratch(NamedTuple):
+    """A folder in memory that the plugin may write. It ends with the cage. Its size is the `disk` limit."""
+
+    dest: str  # absolute, in the cage
+    where: KeyPath = ()
+
+
+class MemoryFile(NamedTuple):
+    """A file in the cage that exists only in memory. Its content is handed over at the launch, and is in no
+    plan, cache or report."""
+
+    dest: str  # absolute, in the cage; in the scratch folder, or on the cage's read-only root
+    mode: int = 0o400
+    secret: str = ""  # the name of the operator's secret that it holds; empty: the call brings the content
+
+
 class SandboxSpec(NamedTuple):
     """A manifest's requests for the cage."""
 
@@ -99,6 +115,8 @@ class SandboxSpec(NamedTuple):
     limits: Limits = Limits()
     # Where each single-valued request stands, by field name ("seccomp", "memory", …).
     where: tuple[tuple[str, KeyPath], ...] = ()
+    scratch: Scratch | None = None
+    memory_files: tuple[MemoryFile, ...] = ()
 
 
 class Denial(NamedTuple):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, Dialect, Setting
-    from runner.protocol.host_services import HostMethods, Services
+    from runner.protocol.dialect import Call, CallEnd, Dialect, Setting
+    from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -48,6 +48,10 @@ class ContractOption(NamedTuple):
     help: str
     verbs: tuple[str, ...] = ("exec", "call", "tools", "explain", "check")
     names_file: bool = False  # the shell completes file names
+    # The value is the name of a file. The file is read once, before the launch: `options` has its text, and
+    # its name under the option's name with "_file" behind it.
+    reads_file: bool = False
+    secret: bool = False  # its value is a secret: it reaches `prepare`, and nothing that is kept or shown
 
     @property
     def name(self) -> str:
@@ -79,6 +83,16 @@ class ExampleCall(NamedTuple):
 
     name: str = "greet"  # may contain the id of the example's plugin, which `runner new` replaces
     input: str = '{"name": "world"}'  # JSON
+
+
+class Prepared(NamedTuple):
+    """A call, and what its launch needs to know of it."""
+
+    call: Call  # completed: what the dialect sends
+    options: Mapping[str, str]  # of the contract, for `read` and the dialect
+    contents: Mapping[str, bytes]  # of the memory files, by their path in the cage
+    secrets: Mapping[str, str]  # all that must not be shown: also what the call itself carries
+    delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
 
 
 class CommandOutput(NamedTuple):
@@ -116,6 +130,7 @@ class Contract(Protocol):
     config_shapes_cage: bool = False
 
     takes_secrets: bool = False  # whether the dialect delivers secrets of the operator (--secrets)
+    secret_files: bool = False  # whether the cage delivers them, as files in memory (--secret)
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
@@ -139,6 +154,49 @@ class Contract(Protocol):
     def switches(self, environ: Mapping[str, str]) -> Switches:
         """What the operator says through the contract's own environment variables."""
         return Switches()
+
+    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """What is allowed and unwise, for `runner package lint`."""
+        return ()
+
+    # --- calls that shape the cage --------------------------------------------------------------------------
+
+    # Whether the cage depends on the call: on the export that is called, on files the call brings along. Then
+    # every call is prepared before its launch, and its process serves only calls that were prepared alike.
+    prepares_calls: bool = False
+
+    def prepare(
+        self,
+        plugin: Plugin,
+        call: Call,
+        *,
+        seconds: float | None,
+        options: Mapping[str, str],
+        secrets: Mapping[str, str],
+        config: Any,
+        now: float,
+    ) -> Prepared:
+        """Complete a call before anything is started. Raises CallRefused if it cannot succeed.
+
+        `seconds`: the caller's time limit. `now`: seconds since 1970, when the call was accepted. `secrets`:
+        the operator's, by name, and the values of secret options, by their flag ("--gateway-token").
+        """
+        raise AssertionError(f"the contract {self.name} prepares no calls")
+
+    def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
+        """The call with the credentials that it asked for. Raises CallRefused if they are not usable."""
+        raise AssertionError(f"the contract {self.name} delegates no credentials")
+
+    def reuses(self, plugin: Plugin) -> int:
+        """How many processes may live at once and serve one prepared call after the other; 0: each process
+        serves one call."""
+        return 0
+
+    def record(
+        self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
+    ) -> Mapping[str, Any] | None:
+        """The contract's own record of a call, which becomes `invocation` in the report."""
+        return None
 
     # --- its conversations --------------------------------------------------------------------------------
 

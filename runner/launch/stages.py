@@ -248,7 +248,7 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
         *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule),
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
-        *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest),
+        *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
         *(LaunchPlan, plan.ShownPath, plan.Idmapped, FileIdentity),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),

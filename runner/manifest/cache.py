@@ -13,7 +13,16 @@ from runner.plugin import Entrypoint, Plugin
 from sandbox import cache, codec
 from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
-from sandbox.spec import EnvRequest, Limits, Network, PathRequest, Project, SandboxSpec
+from sandbox.spec import (
+    EnvRequest,
+    Limits,
+    MemoryFile,
+    Network,
+    PathRequest,
+    Project,
+    SandboxSpec,
+    Scratch,
+)
 from sandbox.value import NamedTuple
 
 
@@ -33,6 +42,8 @@ PLUGIN_CLASSES = (
     Network,
     Limits,
     Project,
+    Scratch,
+    MemoryFile,
     Diagnostic,
 )
 

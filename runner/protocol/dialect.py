@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from runner.outcome import Code
+from runner.outcome import Code, Outcome
 from runner.plugin import Plugin
 from runner.protocol.frames import Framer
 from sandbox.document.diagnostic import quoted
@@ -229,6 +229,20 @@ class Message(NamedTuple):
     at: float = 0.0  # when it was read, in seconds on the session's clock: a dialect has none of its own
 
 
+class CallEnd(NamedTuple):
+    """How one call ended, for the contract's own record of it."""
+
+    outcome: Outcome
+    value: Any = None  # the answer, if the outcome is ok
+    refusal: Refusal | None = None  # the plugin's "no", or the runner's own before anything was sent
+    written: bool = False  # whether a byte of the request may have reached the plugin
+    late: Any = None  # what the plugin answered after its time was up, if it did; it counts for no success
+    began: float = 0.0  # seconds since 1970
+    ended: float = 0.0
+    events: int = 0  # about the call, passed on
+    dropped_events: int = 0
+
+
 class Dialect(Protocol):
     """One conversation. `token` is the session's number for a call, unique in the conversation.
 
@@ -316,3 +330,8 @@ class Dialect(Protocol):
     def beat(self) -> Events:
         """Ask whether the plugin is alive. Its answer is the event Alive."""
         return ()
+
+    def grace(self, call: Call) -> float:
+        """Seconds for the plugin to answer a call that was cancelled, before it is killed. 0: the call is
+        given up at once, and the plugin lives on."""
+        return 0.0

@@ -133,6 +133,30 @@ class Fetcher(Protocol):
         ...
 
 
+class DelegationRequest(NamedTuple):
+    """Credentials that one call of a plugin asks for."""
+
+    scopes: tuple[str, ...]  # no others may be given
+    seconds: float  # how long the token may live: until the deadline of the call and its grace
+    call: str  # the contract's id of the call
+    org: str = ""
+    project: str = ""
+
+
+class Delegation(NamedTuple):
+    base_url: str
+    token: str  # a secret
+    scopes: tuple[str, ...]  # those that it has, at most those that were asked for
+
+
+class Gateway(Protocol):
+    """Makes short-lived tokens for the host's own interface, which a plugin may then use."""
+
+    async def delegate(self, request: DelegationRequest) -> Delegation:
+        """Raises HostError."""
+        ...
+
+
 class Services(NamedTuple):
     """The services of a host. None: it has no such service, and the plugin gets the contract's answer for
     that."""
@@ -148,6 +172,7 @@ class Services(NamedTuple):
     log_level: str | None = None  # the lowest level of a plugin's log messages that become events
     files: FileReader | None = None
     fetcher: Fetcher | None = None
+    gateway: Gateway | None = None
 
     @property
     def offered(self) -> frozenset[str]:

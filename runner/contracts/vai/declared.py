@@ -1,0 +1,94 @@
+"""What a manifest declares about its exports, kept in the exports of the Plugin. Only this module writes and
+reads them.
+
+An export of a Plugin is a kind and a tuple of strings, so the cache of manifests needs no code of this
+contract.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from runner.plugin import Plugin
+from sandbox.value import NamedTuple
+
+Kind = Literal["harness", "tool", "hook", "compactor"]
+ExecutionClass = Literal["inline", "worker", "isolated"]
+EffectClass = Literal["read_only", "idempotent_write", "non_idempotent_write", "unknown"]
+
+KINDS: tuple[Kind, ...] = ("tool", "hook", "compactor", "harness")
+
+_EXPORT = "export."
+_CHOSEN = "chosen"
+_PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
+
+
+class Permissions(NamedTuple):
+    """As declared: an upper bound."""
+
+    network: Literal["none", "egress"] = "none"
+    filesystem: Literal["none", "scratch", "assets_ro"] = "none"
+    scopes: tuple[str, ...] = ()  # gateway_api_scopes
+    slots: tuple[str, ...] = ()  # secret_slots
+
+
+class DeclaredExport(NamedTuple):
+    id: str
+    kind: Kind
+    display_name: str
+    description: str = ""
+    execution_class: ExecutionClass = "isolated"
+    timeout: float = 20.0  # seconds
+    max_concurrency: int = 0  # 0: the host's own limit
+    permissions: Permissions = Permissions()
+    # Names of files in the package; empty: there is none.
+    config_schema: str = ""
+    input_schema: str = ""
+    output_schema: str = ""
+    effect_class: EffectClass = "unknown"  # of a tool
+    streaming: bool = False  # of a tool
+    mode: str = ""  # of a harness
+    fidelity: str = ""  # of a harness
+    supports: tuple[str, ...] = ()  # of a harness
+    subscribes_to: tuple[str, ...] = ()  # of a hook
+    target_context: str = ""  # of a compactor
+    supports_pinned_items: bool = False  # of a compactor
+
+
+class Declared(NamedTuple):
+    exports: tuple[DeclaredExport, ...]
+    chosen: str = ""  # the id of the export that the cage is for; empty: none was chosen
+
+    def find(self, name: str) -> DeclaredExport | None:
+        return next((export for export in self.exports if export.id == name), None)
+
+
+def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (
+        *((_PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
+        *((_EXPORT + export.id, (_encoded(export),)) for export in declared.exports),
+        (_CHOSEN, (declared.chosen,)),
+    )
+
+
+def declared_by(plugin: Plugin) -> Declared:
+    found = dict(plugin.exports)
+    exports = tuple(_decoded(row[0]) for kind, row in found.items() if kind.startswith(_EXPORT))
+    return Declared(exports, found.get(_CHOSEN, ("",))[0])
+
+
+def _encoded(export: DeclaredExport) -> str:
+    fields = export._asdict()
+    fields["permissions"] = export.permissions._asdict()
+    return json.dumps(fields)
+
+
+def _decoded(text: str) -> DeclaredExport:
+    fields: dict[str, Any] = json.loads(text)
+    fields["permissions"] = Permissions(**_tupled(fields["permissions"]))
+    return DeclaredExport(**_tupled(fields))
+
+
+def _tupled(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}

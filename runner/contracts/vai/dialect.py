@@ -1,0 +1,9 @@
+"""One conversation in vai.rpc.v1."""
+
+from __future__ import annotations
+
+from runner.protocol.dialect import Dialect, Setting
+
+
+def make(setting: Setting) -> Dialect:
+    raise NotImplementedError
