@@ -46,6 +46,7 @@ class Network(NamedTuple):
     # the policy.
     hosts: tuple[str, ...] = ()
     where: KeyPath = ()
+    required: bool = True  # False: without a grant the plugin runs with less network, or none
 
 
 POLICY_HOSTS = ("*",)

@@ -181,6 +181,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
     if spec.network is None:
         return Network(rule.default)
     asked = spec.network
+    if asked.mode == "open" and not asked.required:  # the policy's own hosts are better than none
+        asked = asked._replace(mode="allowlist", hosts=POLICY_HOSTS)
     raised = bool(host_network_by) and rule.environment_may_raise
     ceiling: NetworkMode = "host" if raised else rule.ceiling
     if not policy.admits_network(asked.mode) and not raised:
@@ -191,6 +193,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 f"network {asked.mode}",
                 f"policy {policy.name} allows network {ceiling} at most{ignored}",
                 f'the operator can set ceiling = "{asked.mode}" under [network] in the policy',
+                asked.required,
                 where=asked.where,
             )
         )
@@ -210,10 +213,11 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 host,
                 f"policy {policy.name} does not list this host",
                 f'the operator can add "{host}" to hosts under [network] in the policy',
+                asked.required,
                 where=asked.where,
             )
         )
-    return asked._replace(hosts=tuple(granted))
+    return asked._replace(hosts=tuple(granted)) if granted else Network("none", where=asked.where)
 
 
 def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
@@ -227,6 +231,7 @@ def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials:
                 "network egress",
                 f"policy {policy.name} lists no host",
                 'the operator can list them under [network] in the policy, as in hosts = ["example.com:443"]',
+                asked.required,
                 where=asked.where,
             )
         )
