@@ -192,7 +192,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 "network_ceiling",
                 f"network {asked.mode}",
                 f"policy {policy.name} allows network {ceiling} at most{ignored}",
-                f'the operator can set ceiling = "{asked.mode}" under [network] in the policy',
+                f'the operator can set ceiling = "{asked.mode}" under [network] in the policy'
+                + (", and list the hosts there" if asked.mode == "allowlist" else ""),
                 asked.required,
                 where=asked.where,
             )
