@@ -1,0 +1,184 @@
+"""A small internet for tests, in a network namespace of its own: a resolver, and servers on public addresses.
+
+Started with a description as JSON in argv[1]. It waits for a line on stdin (the link to the other namespace
+is made meanwhile), prints "ready", and then one line of JSON for each question and each connection it sees.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import ssl
+import struct
+import sys
+import threading
+from typing import Any
+
+_TYPES = {"A": 1, "CNAME": 5, "AAAA": 28}
+_printing = threading.Lock()
+
+
+def tell(**what: Any) -> None:
+    with _printing:
+        print(json.dumps(what), flush=True)
+
+
+def bring_up(link: str, addresses: list[str]) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as kernel:
+        for name in ("lo", link):
+            [number] = kernel.link_lookup(ifname=name)
+            kernel.link("set", index=number, state="up")
+        for address in addresses:
+            host, _, bits = address.partition("/")
+            no_detection = {"flags": 0x02} if ":" in host else {}  # usable at once
+            kernel.addr("add", index=number, address=host, prefixlen=int(bits), **no_detection)
+
+
+class Zone:
+    """Names and their records. A list of lists is a list of successive answers; the last one stays."""
+
+    def __init__(self, names: dict[str, dict[str, Any]]) -> None:
+        self._names = names
+        self._asked: dict[tuple[str, str], int] = {}
+
+    def answer(self, message: bytes, over: str) -> bytes:
+        labels, at = [], 12
+        while message[at]:
+            labels.append(message[at + 1 : at + 1 + message[at]])
+            at += 1 + message[at]
+        kind = struct.unpack_from(">H", message, at + 1)[0]
+        question = message[12 : at + 5]
+        name = b".".join(labels).decode().lower()
+        tell(seen="question", name=name, type=kind, over=over)
+        records = self._names.get(name)
+        if records is None:
+            return message[:2] + struct.pack(">HHHHH", 0x8183, 1, 0, 0, 0) + question
+        found = b"".join(self._records(name, kind))
+        count = sum(1 for _ in self._records(name, kind, look=True))
+        header = message[:2] + struct.pack(">HHHHH", 0x8180, 1, count, 0, 0)
+        whole = header + question + found
+        if over == "udp" and len(whole) > 512:
+            return message[:2] + struct.pack(">HHHHH", 0x8380, 1, 0, 0, 0) + question
+        return whole
+
+    def _records(self, name: str, kind: int, *, look: bool = False) -> Any:
+        owner = name
+        while alias := self._names.get(owner, {}).get("CNAME"):
+            yield _name(owner) + struct.pack(">HHIH", 5, 1, 60, len(_name(alias))) + _name(alias)
+            owner = alias
+        word = {1: "A", 28: "AAAA"}.get(kind)
+        addresses = self._names.get(owner, {}).get(word or "", [])
+        if addresses and isinstance(addresses[0], list):
+            turn = self._asked.get((owner, word or ""), 0)
+            if not look:
+                self._asked[owner, word or ""] = turn + 1
+            else:
+                turn -= 1
+            addresses = addresses[min(turn, len(addresses) - 1)]
+        for address in addresses:
+            family = socket.AF_INET6 if word == "AAAA" else socket.AF_INET
+            packed = socket.inet_pton(family, address)
+            yield _name(owner) + struct.pack(">HHIH", kind, 1, 60, len(packed)) + packed
+
+
+def _name(name: str) -> bytes:
+    return b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
+
+
+def serve_dns(zone: Zone, address: str) -> None:
+    class Udp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            data, sock = self.request
+            sock.sendto(zone.answer(data, "udp"), self.client_address)
+
+    class Tcp(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            length = self.rfile.read(2)
+            answer = zone.answer(self.rfile.read(int.from_bytes(length, "big")), "tcp")
+            self.wfile.write(len(answer).to_bytes(2, "big") + answer)
+
+    for server in (
+        socketserver.ThreadingUDPServer((address, 53), Udp),
+        socketserver.ThreadingTCPServer((address, 53), Tcp),
+    ):
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 512
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
+    """`line`: says who it is first, then echoes. `http`: HTTP/1.1. `tls`: HTTP/1.1 in TLS. `echo`: bytes as
+    they come. `sink`: reads nothing at all. `source`: sends what the first line asks for, in bytes."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            tell(seen="connection", kind=kind, address=address, port=port)
+            if kind == "line":
+                self.wfile.write(f"220 {address}\n".encode())
+            if kind == "sink":
+                threading.Event().wait()
+            if kind == "source":
+                self._send(int(self.rfile.readline()))
+                return
+            if kind in ("http", "tls"):
+                self._serve_http()
+                return
+            while data := self.request.recv(65536):
+                self.request.sendall(data)
+
+        def _send(self, count: int) -> None:
+            piece = b"x" * 65536
+            while count > 0:
+                self.request.sendall(piece[:count])
+                count -= len(piece)
+
+        def _serve_http(self) -> None:
+            while request := self.rfile.readline():
+                headers = {}
+                while (line := self.rfile.readline()).strip():
+                    name, _, value = line.decode().partition(":")
+                    headers[name.lower()] = value.strip()
+                body = json.dumps(
+                    {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
+                ).encode()
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    class Tls(Handler):
+        def setup(self) -> None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls["certificate"], tls["key"])
+            self.request.settimeout(30)
+            self.request = context.wrap_socket(self.request, server_side=True)
+            super().setup()
+
+    server = _Server6 if ":" in address else _Server
+    running = server((address, port), Tls if kind == "tls" else Handler)
+    running.handle_error = lambda *_: None  # type: ignore[assignment]
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    sys.stdin.readline()
+    bring_up(told["link"], told["addresses"])
+    for address in told["resolvers"]:
+        serve_dns(Zone(told["names"]), address)
+    for kind, address, port in told["servers"]:
+        serve(kind, address, port, told["tls"])
+    print("ready", flush=True)
+    sys.stdin.read()  # until the test ends
+
+
+main()
