@@ -1,0 +1,199 @@
+"""What is not on the list is refused at once, and nothing of it leaves the machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.egress.conftest import Plugin
+from tests.egress.test_reaching import LINE
+from tests.internet import API, HOST, OTHER, PRIVATE
+
+pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
+
+# Tries each address in argv, and prints what came of it: the server's line, or the error's name. A refusal has
+# to come at once. The time limit only keeps a broken build from hanging: it is no part of the check.
+TRY = """
+import errno, json, socket, sys
+found = []
+for host, port in json.loads(sys.argv[1]):
+    try:
+        with socket.create_connection((host, port), 20) as line:
+            found.append(line.makefile().readline().strip() or "closed")
+    except socket.gaierror:
+        found.append("unknown")
+    except TimeoutError:
+        found.append("TIMEOUT")
+    except OSError as error:
+        found.append(errno.errorcode[error.errno])
+print(json.dumps(found))
+"""
+
+LISTED = ["api.example.com:2525", "ipv4.example.com:2525"]
+CONTROL = ("ipv4.example.com", 2525)
+REACHED = f"220 {API}"
+
+
+def tried(
+    plugin: Plugin, *targets: tuple[str, int], hosts: list[str] | None = None, **more: str
+) -> list[str]:
+    """What came of each, after the control, which has to work."""
+    ran = plugin.python(hosts or LISTED, TRY, json.dumps([CONTROL, *targets]), **more)
+    assert ran.process.returncode == 0, ran.process.stderr
+    first, *rest = json.loads(ran.stdout)
+    assert first == REACHED, ran.network
+    return rest
+
+
+def test_literal_addresses_have_no_route(plugin: Plugin) -> None:
+    targets = [
+        API,
+        OTHER,
+        PRIVATE,
+        HOST,
+        "169.254.169.254",
+        "192.168.1.1",
+        "255.255.255.255",
+        "2600:1f00::10",
+    ]
+    found = tried(plugin, *((address, 2525) for address in targets))
+    assert set(found) <= {"ENETUNREACH", "EACCES", "EHOSTUNREACH", "EADDRNOTAVAIL"}, found
+    assert plugin.internet.connections() == [API]
+
+
+def test_the_hosts_own_loopback_is_another_one(plugin: Plugin) -> None:
+    found = tried(plugin, ("127.0.0.1", 631), ("127.0.0.1", 22), ("::1", 22), ("localhost", 8080))
+    assert set(found) == {"ECONNREFUSED"}
+
+
+def test_other_ports_of_a_listed_host(plugin: Plugin) -> None:
+    found = tried(plugin, ("ipv4.example.com", 80), ("ipv4.example.com", 7), ("api.example.com", 22))
+    assert set(found) == {"ECONNREFUSED"}
+    assert plugin.internet.connections() == [API]
+
+
+def test_a_port_that_only_another_host_of_the_list_has(plugin: Plugin) -> None:
+    hosts = [*LISTED, "other.example.org:7"]
+    [found] = tried(plugin, ("ipv4.example.com", 7), hosts=hosts)
+    assert found in ("ECONNREFUSED", "ECONNRESET", "closed")
+    assert plugin.internet.connections() == [API]
+
+
+def test_other_names_are_never_asked_for(plugin: Plugin) -> None:
+    names = ["example.com", "deep.api.example.com", "other.example.org", "secret.data.attacker.example"]
+    assert set(tried(plugin, *((name, 2525) for name in names))) == {"unknown"}
+    assert set(plugin.internet.questions()) == {"ipv4.example.com"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("inside.example.com", "alias-inside.example.com", "loop.example.com", "metadata.example.com"),
+        "self.example.com",
+    ],
+)
+def test_names_that_lead_where_no_name_may(plugin: Plugin, name: str) -> None:
+    ran = plugin.python([*LISTED, f"{name}:2525"], TRY, json.dumps([CONTROL, (name, 2525)]))
+    first, second = json.loads(ran.stdout)
+    assert first == REACHED and second in ("ECONNRESET", "ECONNREFUSED", "closed")
+    assert plugin.internet.connections() == [API]
+    refused = [each for each in ran.network["connections"] if each["verdict"] != "allowed"]
+    assert [each["name"] for each in refused] == [name] and refused[0]["reason"]
+
+
+def test_private_addresses_by_policy(plugin: Plugin) -> None:
+    network = 'ceiling = "open"\nhosts = ["*:*"]\nprivate = "allow"'
+    text = plugin.policy('ceiling = "open"\nhosts = ["*:*"]').read_text().replace('private = "deny"\n', "", 1)
+    assert text
+    ran = plugin.python(["inside.example.com:2525"], LINE, "inside.example.com", "2525", network=network)
+    assert ran.stdout == f"220 {PRIVATE}\n", ran.network
+
+
+def test_a_name_that_is_bound_to_another_address_later(plugin: Plugin) -> None:
+    target = ("rebinding.example.com", 2525)
+    ran = plugin.python(["rebinding.example.com:2525"], TRY, json.dumps([target] * 3))
+    assert json.loads(ran.stdout)[1:] != [f"220 {PRIVATE}"] * 2
+    assert PRIVATE not in plugin.internet.connections()
+
+
+def test_only_addresses_that_may_be_dialled_are(plugin: Plugin) -> None:
+    ran = plugin.python(["mixed.example.com:2525"], LINE, "mixed.example.com", "2525")
+    assert ran.stdout == f"220 {API}\n" and plugin.internet.connections() == [API]
+
+
+DATAGRAM = """
+import errno, json, socket, sys
+found = []
+for host, port in json.loads(sys.argv[1]):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(20)
+        try:
+            sock.connect((host, port))
+            sock.send(bytes.fromhex("123401000001000000000000036170690765786d706c6503636f6d0000010001"))
+            found.append(len(sock.recv(512)) and "answered")
+        except TimeoutError:
+            found.append("TIMEOUT")
+        except OSError as error:
+            found.append(errno.errorcode[error.errno])
+print(json.dumps(found))
+"""
+
+
+def test_datagrams_and_other_resolvers(plugin: Plugin) -> None:
+    targets = [("127.0.0.1", 53), ("ipv4.example.com", 2525), ("ipv4.example.com", 53), ("8.8.8.8", 53)]
+    ran = plugin.python(["ipv4.example.com:2525"], DATAGRAM, json.dumps(targets))
+    assert json.loads(ran.stdout) == ["answered", "ECONNREFUSED", "ECONNREFUSED", "ENETUNREACH"]
+
+
+def test_raw_packets(plugin: Plugin) -> None:
+    script = "import socket\nfor kind in (socket.SOCK_RAW, socket.SOCK_DGRAM):\n"
+    script += "    try: socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP); print('made')\n"
+    script += "    except PermissionError: print('refused')\n"
+    assert plugin.python(LISTED, script).stdout == "refused\nrefused\n"
+
+
+def test_an_empty_list_is_refused_and_none_is_no_network(plugin: Plugin) -> None:
+    ran = plugin.python("none", TRY, json.dumps([CONTROL]))
+    assert json.loads(ran.stdout) == ["unknown"] and plugin.internet.questions() == []
+
+
+HTTP = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 80), 20) as line:
+    try:
+        line.sendall(sys.argv[2].encode())
+        print(line.recv(100)[:15])
+    except ConnectionResetError:
+        print("reset")
+"""
+
+
+@pytest.mark.parametrize(
+    ("request_text", "reached"),
+    [
+        ("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", True),
+        ("GET / HTTP/1.1\r\nHost: API.example.com:80\r\n\r\n", True),
+        ("GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", False),
+        ("GET / HTTP/1.1\r\nHost: api.example.com\r\nHost: other.example.org\r\n\r\n", False),
+        ("GET http://other.example.org/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", False),
+        ("GET / HTTP/1.1\r\n\r\n", False),
+    ],
+)
+def test_the_name_in_clear_text_has_to_match(plugin: Plugin, request_text: str, reached: bool) -> None:
+    ran = plugin.python(["api.example.com:80"], HTTP, "api.example.com", request_text)
+    assert ("HTTP/1.1 200 OK" in ran.stdout) is reached, (ran.stdout, ran.process.stderr)
+    assert bool(plugin.internet.connections()) is reached
+
+
+def test_two_plugins_do_not_reach_each_others_hosts(plugin: Plugin) -> None:
+    one = plugin.python(["ipv4.example.com:2525"], LINE, "ipv4.example.com", "2525")
+    other = plugin.python(["other.example.org:2525"], LINE, "ipv4.example.com", "2525")
+    assert one.stdout == f"220 {API}\n" and other.stdout == ""
+    assert other.verdicts("questions") == [("ipv4.example.com", 0, "refused")]
+
+
+def test_a_failure_after_a_refusal_names_the_host_and_the_remedy(plugin: Plugin) -> None:
+    ran = plugin.python(LISTED, LINE, "other.example.org", "2525")
+    assert ran.process.returncode == 1
+    assert "it asked for other.example.org, which is not in its list" in ran.process.stderr
