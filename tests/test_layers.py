@@ -65,7 +65,7 @@ class Use(NamedTuple):
 
 MAY_IMPORT: Mapping[str, Use] = {
     "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
-    "pyroute2": Use(()),  # installed for the allowlist of hosts, which is not built yet
+    "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
             "runner.cli.live.*",
