@@ -42,7 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
     ("sandbox.paths.*", "sandbox.document.*"),
-    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*", "sandbox.network.*"),
+    ("sandbox.network.*",),
+    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
     ("sandbox.cache",),
     ("sandbox.codec", "sandbox.files", "sandbox.value"),
@@ -64,7 +65,7 @@ class Use(NamedTuple):
 
 MAY_IMPORT: Mapping[str, Use] = {
     "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
-    "pyroute2": Use(()),  # installed for the allowlist of hosts, which is not built yet
+    "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
             "runner.cli.live.*",
@@ -93,7 +94,12 @@ FACES = ("runner",)
 
 # Runs between fork and exec, alone in its process: the standard library, and of ours only each other and the
 # named tuples of sandbox/value.py, which import nothing of ours.
-STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner", "sandbox.spawn.init", "sandbox.spawn.order")
+STANDARD_LIBRARY_ONLY = (
+    "sandbox.spawn.spawner",
+    "sandbox.spawn.init",
+    "sandbox.spawn.network",
+    "sandbox.spawn.order",
+)
 
 
 class Import(NamedTuple):

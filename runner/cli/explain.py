@@ -44,11 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="a table for people, a document for programs, or the bwrap command line for bash",
     )
+    parser.add_argument(
+        "--network",
+        action="store_true",
+        help="only which hosts it would reach and by which rule (with --format text or json)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
+        if args.network and args.format == "argv":
+            raise ValueError("--network: it goes with --format text and json; leave one of them out")
     except ValueError as error:
         say(f"runner explain: {error}")
         return 2
@@ -59,7 +66,14 @@ def run(args: argparse.Namespace) -> int:
     except Failure as failure:
         stage, outcome = failure.stage, failure.outcome
     loaded, planned = loaded_of(stage), planned_of(stage)
-    if args.format == "json":
+    if args.network and decided_of(stage) is not None:
+        from runner.cli.network_table import network_document, network_lines
+
+        if args.format == "json":
+            print(json.dumps(network_document(stage), indent=2))
+        else:
+            say("\n".join(map(printable, network_lines(stage))), sys.stdout)
+    elif args.format == "json":
         print(json.dumps(document(stage, outcome), indent=2))
     elif args.format == "argv":
         if planned is None:

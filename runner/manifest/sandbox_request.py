@@ -14,7 +14,7 @@ from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.network.rules import EVERY_PORT, parse_rule
+from sandbox.network.rules import MOST_PORTS, HostRule, count_ports, listed_ports, parse_rule
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
@@ -124,40 +124,55 @@ def _is_state_path(path: str) -> bool:
 # --- network ---------------------------------------------------------------------------------------
 
 
+HTTPS_PORTS = (443,)  # of an entry that names none
+
+
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
-    """An allowlist of `name:port`. `none`: this contract's spelling of "no network"."""
+    """An allowlist, as sandbox/network/rules.py reads it but without ranges of addresses and without a rule
+    for every name. `none`: this contract's spelling of "no network"."""
     if not items:
         faults.error(keys, "network_allowlist", "the allowlist is empty", f"to allow nothing, write {none}")
     found: dict[str, None] = {}
     for item in items:
         try:
-            found[parse_host(item.text)] = None
+            found[_parse_entry(item.text)] = None
         except ValueError as error:
             message = f"{quoted(item.text)} {error}"
-            faults.error(item.keys, "network_allowlist", message, "entries look like example.com:443")
+            hint = "entries look like example.com:443 or *.example.com:443"
+            faults.error(item.keys, "network_allowlist", message, hint)
+    number = count_ports(listed_ports(map(parse_rule, found)))
+    if number > MOST_PORTS:
+        message = f"the list names {number} ports; {MOST_PORTS} are the most"
+        faults.error(keys, "network_allowlist", message, "name fewer ports, or * for every port of a host")
     return tuple(found)
 
 
-def parse_host(text: str, *, any_port: bool = False) -> str:
-    """`name:port` in lower case; ValueError with the second half of a sentence otherwise. `any_port`: the
-    port may be `*`.
+def _parse_entry(text: str) -> str:
+    rule = _parse_readable(text, HTTPS_PORTS)
+    if rule.kind == "any":
+        raise ValueError("stands for every name; list the names, or a wildcard such as *.example.com")
+    return str(rule)
 
-    A manifest is read by people before they trust it. So of what the rules can say it may write only one name
-    and one port, in the spelling that is looked up.
-    """
-    if not text.isascii():
-        raise ValueError("has a name outside ASCII; write its xn-- form")
+
+def parse_host(text: str) -> str:
+    """`name:port` or `name:*` in lower case, for contracts that know no other entry; ValueError with the
+    second half of a sentence otherwise."""
     host, _, port = text.rpartition(":")
     if "*" in host:
         raise ValueError("contains a wildcard; list each name")
-    if host.endswith("."):
-        raise ValueError("has a dot at the end of its name; leave it out")
-    rule = parse_rule(text)
-    if rule.ports == EVERY_PORT and not any_port:
-        raise ValueError("has no port between 1 and 65535")
+    rule = _parse_readable(text, ())
     if "," in port or "-" in port:
         raise ValueError("has more than one port; list the name once for each")
     return str(rule)
+
+
+def _parse_readable(text: str, default_ports: Sequence[int]) -> HostRule:
+    """A manifest is read by people before they trust it. So it has to spell a name as it is looked up."""
+    if not text.isascii():
+        raise ValueError("has a name outside ASCII; write its xn-- form")
+    if text.endswith(".") or text.rpartition(":")[0].endswith("."):
+        raise ValueError("has a dot at the end of its name; leave it out")
+    return parse_rule(text, default_ports=default_ports)
 
 
 # --- system calls ----------------------------------------------------------------------------------

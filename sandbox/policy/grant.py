@@ -21,6 +21,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    POLICY_HOSTS,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -180,6 +181,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
     if spec.network is None:
         return Network(rule.default)
     asked = spec.network
+    if asked.mode == "open" and not asked.required:  # the policy's own hosts are better than none
+        asked = asked._replace(mode="allowlist", hosts=POLICY_HOSTS)
     raised = bool(host_network_by) and rule.environment_may_raise
     ceiling: NetworkMode = "host" if raised else rule.ceiling
     if not policy.admits_network(asked.mode) and not raised:
@@ -189,11 +192,15 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 "network_ceiling",
                 f"network {asked.mode}",
                 f"policy {policy.name} allows network {ceiling} at most{ignored}",
-                f'the operator can set ceiling = "{asked.mode}" under [network] in the policy',
+                f'the operator can set ceiling = "{asked.mode}" under [network] in the policy'
+                + (", and list the hosts there" if asked.mode == "allowlist" else ""),
+                asked.required,
                 where=asked.where,
             )
         )
         return Network("none", where=asked.where)
+    if asked.mode == "allowlist" and asked.hosts == POLICY_HOSTS:
+        return _policy_hosts(asked, policy, ceiling, denials)
     if asked.mode != "allowlist" or ceiling in ("open", "host"):
         return asked
     granted = []
@@ -207,10 +214,30 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
                 host,
                 f"policy {policy.name} does not list this host",
                 f'the operator can add "{host}" to hosts under [network] in the policy',
+                asked.required,
                 where=asked.where,
             )
         )
-    return asked._replace(hosts=tuple(granted))
+    return asked._replace(hosts=tuple(granted)) if granted else Network("none", where=asked.where)
+
+
+def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
+    """The plugin asks for egress and names no host: the policy's list says which."""
+    if ceiling != "allowlist":
+        return asked._replace(mode="open", hosts=())
+    if not policy.network.hosts:
+        denials.append(
+            Denial(
+                "network_hosts",
+                "network egress",
+                f"policy {policy.name} lists no host",
+                'the operator can list them under [network] in the policy, as in hosts = ["example.com:443"]',
+                asked.required,
+                where=asked.where,
+            )
+        )
+        return Network("none", where=asked.where)
+    return asked._replace(hosts=policy.network.hosts)
 
 
 def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:

@@ -212,6 +212,7 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
     ceiling = table.choice("ceiling", NETWORK_ORDER, default)
     hosts = table.texts("hosts", _host_fault)
     may_raise = table.choice("environment", ("ignored", "may_raise"), "ignored") == "may_raise"
+    private = table.choice("private", ("deny", "allow"), "deny") == "allow"
     table.finish()
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
@@ -220,6 +221,7 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
         modes[ceiling],
         tuple(dict.fromkeys(str(parse_rule(host, ranges=True)) for host in hosts)),
         may_raise,
+        private,
     )
 
 

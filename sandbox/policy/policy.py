@@ -140,6 +140,7 @@ class NetworkRule(NamedTuple):
     # Whether a contract's own environment variable may give more than the ceiling. A variable is not always
     # set by the person who chose the policy.
     environment_may_raise: bool = False
+    private: bool = False  # whether names may lead to private ranges of addresses
 
 
 class EnvRule(NamedTuple):

@@ -27,6 +27,7 @@ from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
+from sandbox.network.rules import parse_rule
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec
 
 # Below the caller's home.
@@ -61,6 +62,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     _check_identity(faults, about)
     declared = _declared(faults, manifest, home)
     paths, env = _own_files(faults, manifest.table("capabilities"), declared, home)
+    network = _network(faults, manifest.table("capabilities"), declared)
     if faults.failed:
         return None, faults.diagnostics()
     name = about.string("name") or ""
@@ -73,9 +75,10 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
         manifest=document.path,
         root=root,
         entrypoint=Entrypoint(f"./{name}", (), root),
-        # `network` is a right to ask the host, which fetches. The cage itself has none.
         spec=SandboxSpec(
-            paths=tuple(dict.fromkeys(paths)), network=Network("none", where=("plugin",)), env=tuple(env)
+            paths=tuple(dict.fromkeys(paths)),
+            network=network,
+            env=tuple(env),
         ),
         exports=exports_of(declared),
         capabilities=declared.granted,
@@ -192,6 +195,29 @@ def _own_files(
         sandbox_request.check_path(faults, Item(item.keys, item.text), path, home, write=False)
         paths.append(PathRequest(path, "read", required=False, where=item.keys))
     return paths, env
+
+
+def _network(faults: Faults, table: Table, declared: Declared) -> Network:
+    """`network` is the right to ask the host, which fetches, and to reach the same hosts by itself. Not
+    required: a plugin that only asks its host needs no network of its own."""
+    at = table.at("network")
+    if not declared.allows("network"):
+        return Network("none", where=("plugin",))
+    if "network" not in declared.lists:
+        return Network("open", where=at, required=False)
+    hosts: dict[str, None] = {}
+    for item in table.strings("network"):
+        try:
+            rule = parse_rule(item.text, default_ports=sandbox_request.HTTPS_PORTS)
+        except ValueError as error:
+            faults.warn(item.keys, "network_host", f"{quoted(item.text)} {error}, so it allows nothing")
+            continue
+        if rule.kind in ("name", "address"):
+            hosts[str(rule)] = None
+        else:
+            message = f"{quoted(item.text)} is a wildcard, and allows nothing"
+            faults.warn(item.keys, "network_host", message, "list each host by its name")
+    return Network("allowlist" if hosts else "none", tuple(hosts), at, required=False)
 
 
 def _expanded(path: str, home: str) -> str:

@@ -99,7 +99,7 @@ class _Network:
             self._none = item
         else:
             try:
-                self._hosts[sandbox_request.parse_host(rest, any_port=True)] = None
+                self._hosts[sandbox_request.parse_host(rest)] = None
             except ValueError as error:
                 _refuse(self._faults, item, str(error), "it looks like net:example.com:443")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.manifest.faults import Faults
-from runner.manifest.sandbox_request import LIMITS, Word, Words, limits, limits_schema, parse_host
+from runner.manifest.sandbox_request import LIMITS, Word, Words, hosts, limits, limits_schema, parse_host
 from runner.manifest.table import Table
 from sandbox.document.read import parse
 from sandbox.spec import Limits
@@ -48,7 +48,6 @@ def test_hosts(written: str, host: str) -> None:
         "example.com:٤٤٣",
         "*.example.com:443",
         "*:443",
-        "example.com:*",
         "example.com:80,443",
         "example.com:80-81",
         "example.com:443,443",
@@ -86,11 +85,49 @@ def test_texts_that_are_not_one_host(written: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["example.com", "10.1.2.3", "[::1]"])
-def test_a_contract_may_allow_every_port(host: str) -> None:
-    assert parse_host(f"{host}:*", any_port=True) == f"{host}:*"
-    assert parse_host(f"{host}:443", any_port=True) == f"{host}:443"
-    with pytest.raises(ValueError, match="no port"):
-        parse_host(f"{host}:*")
+def test_every_port_of_a_host(host: str) -> None:
+    assert parse_host(f"{host}:*") == f"{host}:*"
+
+
+@pytest.mark.parametrize(
+    ("written", "rule"),
+    [
+        ("example.com", "example.com:443"),
+        ("example.com:*", "example.com:*"),
+        ("*.example.com", "*.example.com:443"),
+        ("*.Example.com:80,443", "*.example.com:80,443"),
+        ("db.example.com:5432-5440", "db.example.com:5432-5440"),
+        ("10.1.2.3:80", "10.1.2.3:80"),
+    ],
+)
+def test_entries_of_an_allowlist(written: str, rule: str) -> None:
+    assert allowlist([written]) == ((rule,), [])
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (["*:443"], "stands for every name"),
+        (["*"], "stands for every name"),
+        (["10.0.0.0/8:443"], "ranges of addresses are for operators"),
+        (["example.com:1-65"], "names 65 ports"),
+        (["a.example:1-40", "b.example:101-140"], "the list names 80 ports"),
+        (["bücher.example"], "outside ASCII"),
+        (["example.com."], "a dot at the end"),
+        (["*.10.1.2.3:80"], "wildcard in front of an address"),
+        (["example.*:443"], "wildcard"),
+        ([], "the allowlist is empty"),
+    ],
+)
+def test_entries_that_an_allowlist_cannot_have(written: list[str], why: str) -> None:
+    _, messages = allowlist(written)
+    assert len(messages) == 1 and why in messages[0], messages
+
+
+def allowlist(written: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    faults = Faults(parse("f", b"", "toml"))
+    items = Table({"hosts": written}).strings("hosts")
+    return hosts(faults, items, ("hosts",), "[]"), [each.message for each in faults.diagnostics()]
 
 
 WORDS = {"mem_mb": Word("memory", "M", "In MiB."), "wait_ms": Word("call", "ms", "In milliseconds.")}

@@ -33,6 +33,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    POLICY_HOSTS,
     Denial,
     EnvRequest,
     Grant,
@@ -722,6 +723,43 @@ def test_each_host_outside_the_list_is_a_denial() -> None:
         ("network_hosts", "evil.com:443", True),
         ("network_hosts", "a.good.com:80", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode", "refusals"),
+    [
+        (NetworkRule("none", "allowlist", ("a.good.com:443",)), "allowlist", [("network_hosts", False)]),
+        (NetworkRule("none", "allowlist"), "none", [("network_hosts", False)] * 2),
+        (NetworkRule("none", "none"), "none", [("network_ceiling", False)]),
+        (NetworkRule("none", "open"), "allowlist", []),
+    ],
+)
+def test_what_is_not_required_is_withheld_and_nothing_is_refused(
+    rule: NetworkRule, mode: str, refusals: list[tuple[str, bool]]
+) -> None:
+    asks = Network("allowlist", ("a.good.com:443", "evil.com:443"), required=False)
+    result = given(SandboxSpec(network=asks), PLAIN._replace(network=rule))
+    assert (result.network.mode, rules(result), result.refused) == (mode, refusals, ())
+    asks = Network("open", required=False)
+    result = given(SandboxSpec(network=asks), PLAIN._replace(network=rule))
+    assert result.refused == () and result.network.mode == ("open" if rule.ceiling == "open" else mode)
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode", "hosts", "refusals"),
+    [
+        (NetworkRule("none", "allowlist", ("*.good.com:443",)), "allowlist", ("*.good.com:443",), []),
+        (NetworkRule("none", "open"), "open", (), []),
+        (NetworkRule("none", "host", ("*.good.com:443",)), "open", (), []),
+        (NetworkRule("none", "allowlist"), "none", (), [("network_hosts", True)]),
+        (NetworkRule("none", "none", ("*.good.com:443",)), "none", (), [("network_ceiling", True)]),
+    ],
+)
+def test_a_plugin_that_names_no_host_gets_those_of_the_policy(
+    rule: NetworkRule, mode: str, hosts: tuple[str, ...], refusals: list[tuple[str, bool]]
+) -> None:
+    result = given(SandboxSpec(network=Network("allowlist", POLICY_HOSTS)), PLAIN._replace(network=rule))
+    assert (result.network.mode, result.network.hosts, rules(result)) == (mode, hosts, refusals)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def test_everything_a_manifest_can_say() -> None:
     ]
     env = {request.name: request.value for request in found.spec.env}
     assert env == {"AINB_HOME": "${state_dir}", "XDG_DATA_HOME": "${state_dir}", "HOME": HOME}
-    assert found.spec.network is not None and found.spec.network.mode == "none"  # the host fetches
+    at = ("capabilities", "network")
+    assert found.spec.network == Network("allowlist", ("api.example.com:443",), at, required=False)
     assert dict(found.lifecycle)["spawn"] == "eager" and dict(found.lifecycle)["idle_reap"] == "never"
 
 
@@ -176,6 +177,8 @@ def test_each_rule(text: str, rule: str, line: int) -> None:
         ("[capabilities]\nsecret_store_get = true\n", "unknown_key"),
         ("[capabilities]\nread_paths = true\n", "capability_list"),
         ("[capabilities]\nunix_socket_dial = true\n", "capability_list"),
+        ("[capabilities]\nnetwork = ['*.example.com']\n", "network_host"),
+        ("[capabilities]\nnetwork = ['exa mple']\n", "network_host"),
         ("[subscribes]\nsnapshots = ['a']\n", "subscription_denied"),
     ],
 )

@@ -124,7 +124,7 @@ RULES: list[tuple[str, dict[str, Any], str, int, int]] = [
     ("network", {"x_sandbox": {"network": "all"}}, "invalid_value", 6, 5),
     ("network type", {"x_sandbox": {"network": 1}}, "invalid_value", 6, 5),
     ("network empty", {"x_sandbox": {"network": []}}, "network_allowlist", 6, 5),
-    ("network item", {"x_sandbox": {"network": ["a:1", "b"]}}, "network_allowlist", 8, 6),
+    ("network item", {"x_sandbox": {"network": ["a:1", "b:0"]}}, "network_allowlist", 8, 6),
     ("env names", {"x_sandbox": {"env": ["A=1"]}}, "env_name", 7, 6),
     ("seccomp", {"x_sandbox": {"seccomp": "x"}}, "invalid_value", 6, 5),
 ]

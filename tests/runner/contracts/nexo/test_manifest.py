@@ -204,7 +204,7 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ("idle allowlist", SANDBOX + 'network_allowlist = ["a:1"]', "network_allowlist", 10, 1),
     (
         "bad host",
-        SANDBOX + 'network = "allowlist"\nnetwork_allowlist = ["a.example:443", "b"]',
+        SANDBOX + 'network = "allowlist"\nnetwork_allowlist = ["a.example:443", "b:"]',
         "network_allowlist",
         11,
         39,

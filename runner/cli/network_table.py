@@ -1,0 +1,85 @@
+"""What `runner explain --network` prints: which hosts a plugin reaches, and by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from runner.launch.stages import Decided, Stage, decided_of
+from sandbox.network.rules import HostRule, covers, parse_rule
+from sandbox.policy.policy import NetworkRule
+from sandbox.spec import Denial, Network
+
+# Loud: nothing stands between the plugin and what these reach.
+SHOUTED = {
+    "host": "THE HOST'S OWN NETWORK: every host, every port, and all that listens on localhost. Nothing is "
+    "checked or recorded.",
+    "open": "EVERY HOST BY NAME, ON EVERY PORT. Not this machine, and link-local addresses.",
+}
+
+
+def network_document(stage: Stage | None) -> dict[str, Any] | None:
+    """The same for programs. None: the policy was not read."""
+    decided = decided_of(stage)
+    if decided is None:
+        return None
+    granted = decided.grant.network
+    return {
+        "mode": granted.mode,
+        "private": decided.policy.network.private,
+        "hosts": [
+            {"rule": host, "asked_by": by, "allowed_by": allowed} for host, by, allowed in _rows(decided)
+        ],
+        "refused": [
+            {"asked": denial.asked, "rule": denial.rule, "reason": denial.reason, "hint": denial.hint}
+            for denial in _denials(decided)
+        ],
+    }
+
+
+def network_lines(stage: Stage | None) -> Iterator[str]:
+    decided = decided_of(stage)
+    if decided is None:
+        return
+    granted, rule = decided.grant.network, decided.policy.network
+    if granted.mode == "none":
+        yield "no network: loopback only"
+    if granted.mode in SHOUTED:
+        yield SHOUTED[granted.mode]
+    rows = list(_rows(decided))
+    width = max((len(host) for host, _, _ in rows), default=0)
+    for host, by, allowed in rows:
+        yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}"
+    for denial in _denials(decided):
+        yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
+    if granted.mode in ("allowlist", "open"):
+        private = "may" if rule.private else "must not"
+        yield f"names {private} lead to private addresses (private under [network] in the policy)"
+        yield "no name may lead to this machine, or to link-local addresses"
+        yield "on ports 80 and 443 the name in clear text (HTTP Host, TLS server name) has to be the same"
+
+
+def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
+    """Each rule in force: who asked for it, and the entry of the policy that allows it."""
+    granted, rule = decided.grant.network, decided.policy.network
+    if granted.mode != "allowlist":
+        return
+    asked = decided.loaded.plugin.spec.network
+    by = "manifest" if _names_hosts(asked) else "policy"
+    for host in granted.hosts:
+        yield host, by, _allowing(rule, parse_rule(host, ranges=True))
+
+
+def _names_hosts(asked: Network | None) -> bool:
+    from sandbox.spec import POLICY_HOSTS
+
+    return asked is not None and asked.mode == "allowlist" and asked.hosts != POLICY_HOSTS
+
+
+def _allowing(rule: NetworkRule, host: HostRule) -> str:
+    found = next((each for each in rule.hosts if covers(parse_rule(each, ranges=True), host)), None)
+    return f"hosts: {found}" if found is not None else f'ceiling = "{rule.ceiling}"'
+
+
+def _denials(decided: Decided) -> list[Denial]:
+    return [denial for denial in decided.grant.denials if denial.rule.startswith("network_")]

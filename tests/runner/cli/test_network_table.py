@@ -1,0 +1,70 @@
+"""`runner explain --network`: who asked for a host, and what allows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Caller
+
+Write = Callable[..., Path]
+
+HOSTS = ["api.example.com", "*.foo.org:80,443", "db.example.com:5432"]
+
+
+@pytest.fixture
+def config(plugin_dir: Path, write_file: Write) -> Path:
+    entry = {"command": "/usr/bin/true", "x-sandbox": {"network": HOSTS}}
+    return write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+
+
+@pytest.fixture
+def policy(plugin_dir: Path, write_file: Write) -> Path:
+    text = (ROOT / "policies/default.toml").read_text()
+    text = text.replace(
+        'ceiling = "none"\nhosts = []', 'ceiling = "allowlist"\nhosts = ["*.example.com:443"]'
+    )
+    return write_file(plugin_dir.parent / "policy.toml", text)
+
+
+def test_each_host_with_what_allows_it(runner_as: Caller, config: Path, policy: Path) -> None:
+    said = runner_as("explain", "--network", "--policy", policy, config)
+    first, *rest = said.stdout.splitlines()
+    assert first.split() == [
+        *("api.example.com:443", "asked", "by", "the", "manifest,"),
+        *("allowed", "by", "hosts:", "*.example.com:443"),
+    ]
+    refused = [line.split(":")[0] for line in rest if "REFUSED" in line]
+    assert refused == ["  REFUSED *.foo.org", "  REFUSED db.example.com"] and said.returncode == 21
+    assert any("must not lead to private addresses" in line for line in rest)
+
+
+def test_for_programs(runner_as: Caller, config: Path) -> None:
+    said = runner_as("explain", "--network", "--format", "json", "--policy", "dev", config)
+    told = json.loads(said.stdout)
+    assert (told["mode"], told["private"], told["refused"]) == ("allowlist", True, [])
+    assert [each["rule"] for each in told["hosts"]] == [
+        *("api.example.com:443", "*.foo.org:80,443", "db.example.com:5432")
+    ]
+    assert {each["allowed_by"] for each in told["hosts"]} == {"hosts: *:*"}
+
+
+def test_nothing_is_said_of_hosts_where_there_is_no_network(runner_as: Caller, config: Path) -> None:
+    said = runner_as("explain", "--network", config)
+    assert said.stdout.splitlines()[0] == "no network: loopback only"
+    assert "REFUSED network allowlist" in said.stdout and said.returncode == 21
+
+
+def test_the_hosts_own_network_is_shouted(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    entry = {"command": "/usr/bin/true", "x-sandbox": {"network": "host"}}
+    config = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+    said = runner_as("explain", "--network", "--policy", "dev", config)
+    assert said.returncode == 0 and "THE HOST'S OWN NETWORK" in said.stdout
+
+
+def test_it_does_not_go_with_a_command_line(runner_as: Caller, config: Path) -> None:
+    said = runner_as("explain", "--network", "--format", "argv", config)
+    assert said.returncode == 2 and "--network: it goes with --format text and json" in said.stderr
