@@ -40,13 +40,13 @@ class AuditPipe:
             self._loop.watch(self._fd, WRITE, self._on_room)
 
     def write_repeated(self, line: AuditLine) -> None:
-        """The first such line, then the second, the fourth, the eighth: `count` says which."""
+        """The first such line, then the second, the fourth, the eighth: `times` says which."""
         count = self._repeated.pop(line, 0) + 1
         self._repeated[line] = count
         if len(self._repeated) > _MOST_REPEATED:
             del self._repeated[next(iter(self._repeated))]
         if count & (count - 1) == 0:
-            self.write(line._replace(count=count))
+            self.write(line._replace(times=count))
 
     def _on_room(self, mask: int) -> None:
         if mask & BROKEN:

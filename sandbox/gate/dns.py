@@ -104,7 +104,7 @@ def read_question(message: bytes) -> Question | bytes:
 
 def _read_labels(message: bytes) -> tuple[tuple[bytes, ...], int]:
     """The name of the question. It comes first, so a pointer in it has nothing to point to."""
-    labels = []
+    labels: list[bytes] = []
     at = _HEADER.size
     while True:
         if at >= len(message):
@@ -166,7 +166,7 @@ def write_question(number: int, name: str, kind: int) -> bytes:
 
 
 def read_reply(message: bytes, number: int, name: str, kind: int) -> Reply:
-    """Raises MalformedMessage unless it answers this question. Aliases are followed inside the answer only."""
+    """Raises MalformedMessage unless it answers this question. Aliases are followed within the answer."""
     if len(message) < _HEADER.size:
         raise MalformedMessage("is shorter than a header")
     its_number, flags, questions, answers, _, _ = _HEADER.unpack_from(message)

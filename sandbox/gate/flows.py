@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
-from sandbox.gate.loop import BROKEN, READ, Brake, Loop, Timer
+from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer
 from sandbox.gate.meter import ByteMeter
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
@@ -70,9 +70,10 @@ class Flows:
         self._brake = Brake(self.loop, _CONNECTIONS_PER_SECOND, fds)
         for listener, is_redirected in sockets:
             listener.setblocking(False)
-            self.loop.watch(
-                listener.fileno(), READ, lambda _, it=listener, by=is_redirected: self._accept(it, by)
-            )
+            self.loop.watch(listener.fileno(), READ, self._acceptor(listener, is_redirected))
+
+    def _acceptor(self, listener: socket.socket, redirected: bool) -> Handler:
+        return lambda _: self._accept(listener, redirected)
 
     def end_all(self, reason: str) -> None:
         for flow in tuple(self._open):

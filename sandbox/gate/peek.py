@@ -164,7 +164,9 @@ def _read_host(data: bytes) -> Host:
         if header["name"].lower() == b"host":
             hosts.append(header["value"].strip(b" \t"))
     if len(hosts) != 1:
-        raise _Refusal("sent an HTTP request with two Hosts" if hosts else "sent an HTTP request without Host")
+        raise _Refusal(
+            "sent an HTTP request with two Hosts" if hosts else "sent an HTTP request without Host"
+        )
     host = _parse_authority(hosts[0])
     _check_target(matched["method"], matched["target"], host)
     return host

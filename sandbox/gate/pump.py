@@ -133,7 +133,7 @@ class Pump:
             return
         if mask & WRITE:
             self._move(into)
-        if self._done is not None and mask & (READ | _EPOLLHUP) and not out.paused and not out.blocked:
+        if mask & (READ | _EPOLLHUP) and not (out.ended or out.paused or out.blocked):
             self._move(out)
 
     def _on_idle(self) -> None:
@@ -146,6 +146,8 @@ class Pump:
     # --- moving ------------------------------------------------------------------------------------
 
     def _move(self, way: Way) -> None:
+        if self._done is None:
+            return
         try:
             for _ in range(_MOST_ROUNDS):
                 if not self._empty(way):
@@ -220,8 +222,7 @@ class Pump:
 
     def _resume(self, way: Way) -> None:
         way.paused = False
-        if self._done is not None:
-            self._move(way)
+        self._move(way)
 
     def _mask(self, out: Way, into: Way) -> int:
         wants_read = not (out.ended or out.paused or out.blocked)

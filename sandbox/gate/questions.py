@@ -41,9 +41,13 @@ class NameRules:
 class Answerer:
     """One question in, one answer out."""
 
-    def __init__(self, loop: Loop, rules: NameRules, table: NameTable, audit: AuditPipe) -> None:
+    def __init__(
+        self, loop: Loop, rules: NameRules, table: NameTable, audit: AuditPipe, *, ipv6: bool
+    ) -> None:
+        """`ipv6`: whether the plugin's namespace has it. If not, no name has such an address."""
         self._loop = loop
         self._rules = rules
+        self._kinds = (dns.A, dns.AAAA) if ipv6 else (dns.A,)
         self._table = table
         self._audit = audit
 
@@ -63,7 +67,7 @@ class Answerer:
         rule = self._rules.find(host.text)
         if rule is None:
             return self._refuse(question, host.text, "is not in its list")
-        if question.kind not in (dns.A, dns.AAAA):
+        if question.kind not in self._kinds:
             # There is such a name, and it has no record of this kind: nothing that hints at other addresses,
             # other ports or keys (HTTPS, SVCB).
             return dns.write_reply(question, dns.NOERROR)

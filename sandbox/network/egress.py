@@ -63,4 +63,4 @@ class AuditLine(NamedTuple):
     sent: int = 0  # bytes, by the plugin
     received: int = 0
     seconds: float = 0.0
-    count: int = 1  # the same question again: lines come for the first, the second, the fourth, ...
+    times: int = 1  # what was refused or asked again has a line for the first, second, fourth, eighth time
