@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.plan.*",),
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
-    ("sandbox.paths.*", "sandbox.document.*"),
+    ("sandbox.paths.*", "sandbox.document.*", "sandbox.gate.*"),
     ("sandbox.network.*",),
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
