@@ -41,8 +41,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.plan.*",),
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
-    ("sandbox.paths.*", "sandbox.document.*"),
-    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*", "sandbox.network.*"),
+    ("sandbox.paths.*", "sandbox.document.*", "sandbox.gate.*"),
+    ("sandbox.network.*",),
+    ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
     ("sandbox.cache",),
     ("sandbox.codec", "sandbox.files", "sandbox.value"),
@@ -64,7 +65,7 @@ class Use(NamedTuple):
 
 MAY_IMPORT: Mapping[str, Use] = {
     "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
-    "pyroute2": Use(()),  # installed for the allowlist of hosts, which is not built yet
+    "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
             "runner.cli.live.*",
@@ -93,7 +94,12 @@ FACES = ("runner",)
 
 # Runs between fork and exec, alone in its process: the standard library, and of ours only each other and the
 # named tuples of sandbox/value.py, which import nothing of ours.
-STANDARD_LIBRARY_ONLY = ("sandbox.spawn.spawner", "sandbox.spawn.init", "sandbox.spawn.order")
+STANDARD_LIBRARY_ONLY = (
+    "sandbox.spawn.spawner",
+    "sandbox.spawn.init",
+    "sandbox.spawn.network",
+    "sandbox.spawn.order",
+)
 
 
 class Import(NamedTuple):
@@ -421,7 +427,11 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
         ("runner/plugin.py", "from pydantic import BaseModel", "imports pydantic: only"),
         ("sandbox/plan/plan.py", "import trio", "imports trio: only"),
         ("runner/cli/exec.py", "import trio.lowlevel", "imports trio: only"),
-        ("sandbox/limits/cgroup.py", "from pyroute2 import NetNS", "imports pyroute2: only nobody may"),
+        (
+            "sandbox/limits/cgroup.py",
+            "from pyroute2 import NetNS",
+            "imports pyroute2: only sandbox.network.recipe",
+        ),
         ("sandbox/cell/unsandboxed.py", "import psutil", "imports psutil: only nobody may"),
         ("sandbox/cell/unsandboxed.py", "import prctl", "imports prctl when it is loaded"),
         ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),

@@ -63,3 +63,4 @@ class AuditLine(NamedTuple):
     sent: int = 0  # bytes, by the plugin
     received: int = 0
     seconds: float = 0.0
+    times: int = 1  # what was refused or asked again has a line for the first, second, fourth, eighth time

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from typing import Literal
 
 from sandbox.value import NamedTuple
 
@@ -68,6 +69,40 @@ class CgroupDoors(NamedTuple):
         return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
 
 
+class NetlinkRequest(NamedTuple):
+    """Netlink messages that are sent to the kernel as they are."""
+
+    step: str  # for the message "could not STEP: ERRNO"
+    protocol: int  # NETLINK_ROUTE or NETLINK_NETFILTER
+    messages: bytes  # one or more, each with a number of its own
+    version: int = 4  # 6: of no use on a kernel without IPv6
+
+
+class SocketRequest(NamedTuple):
+    """A socket that is made in the plugin's network namespace and served by a process outside."""
+
+    use: Literal["dns_udp", "dns_tcp", "listener", "redirected"]
+    version: int  # 4 or 6; 6 is left out on a kernel without IPv6
+    address: str
+    port: int
+    shares_port: bool = False  # another socket of the list is bound to the same port
+
+
+class NetworkRecipe(NamedTuple):
+    """How the network namespace of a plugin is made. Plain data: the same for every launch of one plan."""
+
+    requests: tuple[NetlinkRequest, ...]
+    sockets: tuple[SocketRequest, ...]  # one dns_udp, one dns_tcp, then listeners, then redirected
+
+
+class NetworkOrder(NamedTuple):
+    recipe: NetworkRecipe
+    channel: int  # to the gate: a socket that keeps the borders of messages
+    outside: str  # the runner's own network namespace, as /proc/self/ns/net names it
+    until: float | None = None  # on the monotonic clock: how long the gate may take to get ready
+    made: bool = False  # by root, before the uid is dropped; otherwise by the cell's init
+
+
 class SpawnOrder(NamedTuple):
     """All inputs of a child, decided in advance: after the clone nothing is looked up or allocated."""
 
@@ -89,6 +124,7 @@ class SpawnOrder(NamedTuple):
     folders: tuple[str, ...] = ()  # tmpfs options, one for each folder, mounted at folder_path of its number
     # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.
     mounts: tuple[tuple[int, bool], ...] = ()
+    network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none
 
 
 def folder_path(number: int) -> str:

@@ -58,7 +58,8 @@ def words(*operations: Operation) -> list[str]:
     """The arguments that `operations` add to a plan without any."""
     bare = bwrap.options(plan(), SLOTS)
     full = bwrap.options(plan(*operations), SLOTS)
-    start = len(bwrap._head(plan())) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
+    head = bwrap._head(plan(), inherits_network=False)
+    start = len(head) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
     return list(full[start : start + len(full) - len(bare)])
 
 

@@ -1,0 +1,72 @@
+"""Audit lines: JSON on a pipe that the launching process reads. A line that does not fit is counted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+from sandbox.gate.loop import BROKEN, WRITE, Loop
+from sandbox.network.egress import AuditLine
+
+# A pipe takes so many bytes at once or none of them, so a line never arrives in part (PIPE_BUF).
+MOST_LINE_BYTES = 4096
+_MOST_TEXT_CHARACTERS = 512  # of a name or a reason; six bytes each at most
+_MOST_REPEATED = 1024  # lines that may come again, whose repetitions are counted
+
+
+class ReaderGone(Exception):
+    """Nobody reads the audit lines any more."""
+
+
+class AuditPipe:
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._dropped = 0
+        self._repeated: dict[AuditLine, int] = {}
+
+    def write(self, line: AuditLine) -> None:
+        fields = line._asdict()
+        for key, value in fields.items():
+            if isinstance(value, str):
+                fields[key] = value[:_MOST_TEXT_CHARACTERS]
+            elif isinstance(value, float):
+                fields[key] = round(value, 6)
+        if self._dropped and not self._tell_dropped():
+            self._dropped += 1
+        elif not self._put(fields):
+            self._dropped += 1
+            self._loop.watch(self._fd, WRITE, self._on_room)
+
+    def write_repeated(self, line: AuditLine) -> None:
+        """The first such line, then the second, the fourth, the eighth: `times` says which."""
+        count = self._repeated.pop(line, 0) + 1
+        self._repeated[line] = count
+        if len(self._repeated) > _MOST_REPEATED:
+            del self._repeated[next(iter(self._repeated))]
+        if count & (count - 1) == 0:
+            self.write(line._replace(times=count))
+
+    def _on_room(self, mask: int) -> None:
+        if mask & BROKEN:
+            raise ReaderGone
+        if self._tell_dropped():
+            self._loop.forget(self._fd)
+
+    def _tell_dropped(self) -> bool:
+        if self._put({"kind": "dropped", "count": self._dropped}):
+            self._dropped = 0
+            return True
+        return False
+
+    def _put(self, fields: dict[str, object]) -> bool:
+        line = json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+        try:
+            return len(line) <= MOST_LINE_BYTES and os.write(self._fd, line) == len(line)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise ReaderGone from None
+            raise

@@ -1,0 +1,179 @@
+"""Confine this process for good: the gate reads what a hostile plugin and hostile servers send.
+
+Every step either succeeds or ends the gate, and with it the launch. Two are taken where they can be, because
+the filter of system calls alone leaves no file system: Landlock, and as root an empty root directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import struct
+import tempfile
+from collections.abc import Callable, Collection
+
+from sandbox.gate.calls import gate_filter
+from sandbox.seccomp.filter import machine_arch
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_PR_GET_DUMPABLE, _PR_GET_SECCOMP, _PR_GET_NO_NEW_PRIVS = 3, 21, 39
+_SECCOMP_MODE_FILTER = 2
+# The same numbers on every architecture.
+_CLOSE_RANGE, _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 436, 444, 446
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+# Every right that version 1 of Landlock knows, and what each later version added.
+_LANDLOCK_FILES = {1: 0x1FFF, 2: 0x2000, 3: 0x4000, 5: 0x8000}
+_LANDLOCK_BIND_TCP = 1  # from version 4
+_LANDLOCK_SCOPES = 3  # from version 6: no abstract sockets and no signals to other processes
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+_NO_CAPABILITIES = bytes(24)
+_HIGHEST_FD = 0x7FFFFFFF
+
+_MORE_DATA_BYTES = 64 * 1024 * 1024  # that the gate may take beyond what it has when it begins
+
+
+class ConfinementError(Exception):
+    """A layer cannot be put on. The text says which."""
+
+
+def leave_terminal() -> None:
+    """A session of its own, so that Ctrl-C reaches the launching process only, and default signals. SIGPIPE
+    stays ignored: splice reports a closed socket with it."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o077)
+
+
+def close_others(kept: Collection[int]) -> None:
+    """Keep these descriptors only, and /dev/null as 0, 1 and 2."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        if fd not in kept and fd != null:
+            os.dup2(null, fd)
+    libc = ctypes.CDLL(None, use_errno=True)
+    low = 3
+    for fd in sorted(fd for fd in kept if fd > 2):
+        if fd > low and libc.syscall(_CLOSE_RANGE, low, fd - 1, 0) < 0:
+            _raise("close other files")
+        low = fd + 1
+    if libc.syscall(_CLOSE_RANGE, low, _HIGHEST_FD, 0) < 0:
+        _raise("close other files")
+
+
+def follow_parent(alive: Callable[[], bool]) -> None:
+    """Die with the process that forked this one. `alive` tells whether it died before it could be asked for.
+
+    A change of the uid resets it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
+        _raise("follow the death of the launching process")
+    if not alive():
+        raise ConfinementError("the launching process has ended")
+
+
+def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool]) -> None:
+    """`identity`: the uid and the gid to take. `descriptors`: how many may be open."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = gate_filter(machine_arch())
+    ruleset = _make_ruleset(libc)
+    if os.geteuid() == 0:
+        _leave_root_directory()
+    _set_limits(descriptors)
+    if identity is not None:
+        uid, gid = identity
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        if os.getgroups() or os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3:
+            raise ConfinementError("the uid did not change")
+    if libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES) < 0:
+        _raise("drop capabilities")
+    _prctl(libc, "forbid new privileges", _PR_SET_NO_NEW_PRIVS, 1, _PR_GET_NO_NEW_PRIVS, 1)
+    _prctl(libc, "forbid to be traced", _PR_SET_DUMPABLE, 0, _PR_GET_DUMPABLE, 0)
+    follow_parent(alive)
+    if ruleset >= 0:
+        if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) < 0:
+            _raise("use Landlock")
+        os.close(ruleset)
+    code = ctypes.create_string_buffer(program)
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0) < 0:
+        _raise("filter system calls")
+
+
+def _set_limits(descriptors: int) -> None:
+    """Before the uid changes: an ordinary user cannot raise a limit again."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY:
+        descriptors = min(descriptors, hard)
+    limits = {
+        resource.RLIMIT_NOFILE: descriptors,
+        resource.RLIMIT_DATA: _read_data_bytes() + _MORE_DATA_BYTES,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for kind, value in limits.items():
+        ceiling = resource.getrlimit(kind)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            value = min(value, ceiling)
+        resource.setrlimit(kind, (value, value))
+
+
+def _read_data_bytes() -> int:
+    """What counts against RLIMIT_DATA now: the sixth number of statm, in pages."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
+
+
+def _leave_root_directory() -> None:
+    """Root becomes an empty directory that has no name any more. A container may forbid that, or have no
+    place for a directory: the filter of system calls is the layer that has to hold."""
+    try:
+        folder = tempfile.mkdtemp(prefix="gate-")
+        try:
+            os.chdir(folder)
+        finally:
+            os.rmdir(folder)
+        os.chroot(".")
+    except OSError:
+        os.chdir("/")
+
+
+def _make_ruleset(libc: ctypes.CDLL) -> int:
+    """A Landlock ruleset that allows nothing; -1 where the kernel has no Landlock."""
+    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+    if version < 1:
+        return -1
+    files = sum(rights for since, rights in _LANDLOCK_FILES.items() if version >= since)
+    words = [files]
+    if version >= 4:
+        words.append(_LANDLOCK_BIND_TCP)
+    if version >= 6:
+        words.append(_LANDLOCK_SCOPES)
+    attributes = struct.pack(f"={len(words)}Q", *words)
+    ruleset = int(libc.syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+    if ruleset < 0:
+        _raise("use Landlock")
+    return ruleset
+
+
+def _prctl(libc: ctypes.CDLL, step: str, option: int, value: int, getter: int, expected: int) -> None:
+    if libc.prctl(option, value, 0, 0, 0) < 0:
+        _raise(step)
+    if libc.prctl(getter, 0, 0, 0, 0) != expected:
+        raise ConfinementError(f"could not {step}: the kernel did not do it")
+
+
+def _raise(step: str) -> None:
+    code = ctypes.get_errno() or errno.EPERM
+    raise ConfinementError(f"could not {step}: {os.strerror(code)}")

@@ -1,0 +1,361 @@
+"""The plugin's connections: each is judged, resolved once, vetted, dialled and pumped, or reset."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+
+from sandbox.gate.audit import AuditPipe
+from sandbox.gate.dial import Dial
+from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer
+from sandbox.gate.meter import ByteMeter
+from sandbox.gate.names import NameTable, is_synthetic
+from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
+from sandbox.gate.pump import Ending, PipePool, Pump, reset_on_close
+from sandbox.gate.resolver import Addresses, Resolver, Search
+from sandbox.network.addresses import vet
+from sandbox.network.egress import AuditLine, EgressPlan
+from sandbox.network.hosts import Host, read_address
+from sandbox.network.rules import HostRule, judge
+from sandbox.value import NamedTuple
+
+_CONNECTIONS_PER_SECOND = 1000
+_MOST_AT_ONCE = 64  # connections, until others have their turn
+_READ_BYTES = 4096
+# linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h: both options have the same number.
+_SO_ORIGINAL_DST, _SOL_IPV6 = 80, 41
+_SOCKADDR_IN, _SOCKADDR_IN6 = struct.Struct("!2xH4s8x"), struct.Struct("!2xHI16sI")
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Target(NamedTuple):
+    """What a connection was meant for."""
+
+    host: Host
+    port: int
+    rule: HostRule | None
+    reason: str = ""  # why it is refused
+
+
+class Flows:
+    """All connections. Takes the listeners over."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        plan: EgressPlan,
+        rules: Sequence[HostRule],
+        table: NameTable,
+        resolver: Resolver,
+        audit: AuditPipe,
+    ) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.resolver = resolver
+        self.audit = audit
+        self.pool = PipePool()
+        self.meter = ByteMeter(loop, plan.limits.bytes, plan.limits.rate)
+        self._rules = rules
+        self._table = table
+        self._open: set[Flow] = set()
+        self._brake: Brake | None = None
+
+    def listen(self, listeners: Sequence[socket.socket], redirected: Sequence[socket.socket]) -> None:
+        sockets = [(listener, False) for listener in listeners]
+        sockets += [(listener, True) for listener in redirected]
+        fds = tuple(listener.fileno() for listener, _ in sockets)
+        self._brake = Brake(self.loop, _CONNECTIONS_PER_SECOND, fds)
+        for listener, is_redirected in sockets:
+            listener.setblocking(False)
+            self.loop.watch(listener.fileno(), READ, self._acceptor(listener, is_redirected))
+
+    def _acceptor(self, listener: socket.socket, redirected: bool) -> Handler:
+        return lambda _: self._accept(listener, redirected)
+
+    def end_all(self, reason: str) -> None:
+        for flow in tuple(self._open):
+            flow.end(reason)
+
+    def forget(self, flow: Flow) -> None:
+        self._open.discard(flow)
+
+    def may_be_private(self, address: str, port: int) -> bool:
+        """Whether a private address may be dialled: names may lead there, or a rule names the address."""
+        found = read_address(address)
+        if self.plan.private or found is None:
+            return self.plan.private
+        return judge(self._rules, Host(str(found), found.version), port) is not None
+
+    def _accept(self, listener: socket.socket, redirected: bool) -> None:
+        assert self._brake is not None
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                client, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._brake.pull()
+                    return
+                continue  # the client has given up already
+            client.setblocking(False)
+            self._take(client, redirected)
+            if self._brake.count():
+                return
+
+    def _take(self, client: socket.socket, redirected: bool) -> None:
+        try:
+            address, port = read_destination(client, redirected)
+        except OSError:
+            client.close()  # reset by the client before we looked
+            return
+        target = self._judge(address, port)
+        limits = self.plan.limits
+        if target.rule is None:
+            reason = target.reason
+        elif len(self._open) >= limits.connections:
+            reason = f"is one connection too many: {limits.connections} may be open (the connections limit)"
+        elif self.meter.spent:
+            reason = "is refused: the plugin has moved all bytes that it may (the bytes limit)"
+        else:
+            self._open.add(Flow(self, client, target, target.rule))
+            return
+        reset_on_close(client)
+        client.close()
+        rule = str(target.rule) if target.rule is not None else ""
+        self.audit.write_repeated(AuditLine("connect", target.host.text, port, "refused", rule, reason))
+
+    def _judge(self, address: str, port: int) -> Target:
+        if is_synthetic(address):
+            name = self._table.find(address, self.loop.now)
+            if name is None:
+                return Target(Host(address), port, None, "is an address that was given to no name")
+            host = Host(name)
+        else:
+            found = ipaddress.ip_address(address)
+            host = Host(address, found.version)
+            if found.is_loopback:
+                return Target(host, port, None, "is the plugin's own loopback, and nobody serves this port")
+        rule = judge(self._rules, host, port)
+        return Target(host, port, rule, "" if rule else "is not in its list")
+
+
+def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]:
+    """The address and the port that the plugin dialled."""
+    version6 = client.family == socket.AF_INET6
+    if redirected:
+        try:
+            if version6:
+                raw = client.getsockopt(_SOL_IPV6, _SO_ORIGINAL_DST, _SOCKADDR_IN6.size)
+                port, _, packed, _ = _SOCKADDR_IN6.unpack(raw)
+                return _plain(socket.inet_ntop(socket.AF_INET6, packed)), port
+            raw = client.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, _SOCKADDR_IN.size)
+            port, packed = _SOCKADDR_IN.unpack(raw)
+            return socket.inet_ntop(socket.AF_INET, packed), port
+        except OSError:
+            pass  # it was not redirected: the plugin dialled this very socket
+    address, port = client.getsockname()[:2]
+    return _plain(address), port
+
+
+def _plain(address: str) -> str:
+    return str(read_address(address.partition("%")[0]) or address)
+
+
+class Flow:
+    """One connection that a rule allows, from accept to its audit line."""
+
+    __slots__ = (
+        "_address",
+        "_began",
+        "_client",
+        "_dial",
+        "_first",
+        "_flows",
+        "_judged",
+        "_needed",
+        "_note",
+        "_over",
+        "_pump",
+        "_rule",
+        "_search",
+        "_server",
+        "_target",
+        "_timers",
+    )
+
+    def __init__(self, flows: Flows, client: socket.socket, target: Target, rule: HostRule) -> None:
+        self._flows = flows
+        self._client = client
+        self._target = target
+        self._rule = rule
+        self._began = flows.loop.now
+        self._address = ""
+        self._note = ""
+        self._first = b""
+        self._needed = 1
+        self._search: Search | None = None
+        self._dial: Dial | None = None
+        self._server: socket.socket | None = None
+        self._pump: Pump | None = None
+        self._over = False
+        limits = flows.plan.limits
+        self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
+        # Who dials an address has no name that could be compared.
+        self._judged = bool(target.host.version) or target.port not in flows.plan.judged_ports
+        if not self._judged:
+            self._timers.append(flows.loop.call_later(limits.first_bytes, self._on_first_bytes_limit))
+        flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
+        # Not now: an answer that is known would end the flow before it is counted.
+        self._timers.append(flows.loop.call_at(flows.loop.now, self._resolve))
+
+    def end(self, reason: str) -> None:
+        if self._pump is not None:
+            self._pump.end(reason)
+        else:
+            self._finish("failed", reason)
+
+    # --- the server --------------------------------------------------------------------------------
+
+    def _resolve(self) -> None:
+        if self._target.host.version:
+            self._on_addresses(Addresses((self._target.host.text,)))
+        else:
+            self._search = self._flows.resolver.look_up(self._target.host.text, self._on_addresses)
+
+    def _on_addresses(self, addresses: Addresses) -> None:
+        if self._over:
+            return
+        if not addresses.found:
+            self._finish("failed", addresses.reason)
+            return
+        vetted, refused = [], []
+        for address in addresses.found:
+            private = self._flows.may_be_private(address, self._target.port)
+            reason = vet(address, allow_private=private)
+            if reason:
+                refused.append(f"leads to {address}, which {reason}")
+            else:
+                vetted.append(address)
+        if refused:
+            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+            self._note = refused[0] + more
+        if vetted:
+            self._dial = Dial(self._flows.loop, vetted, self._target.port, self._on_dialled)
+        else:
+            self._finish("refused", self._note)
+
+    def _on_dialled(self, server: socket.socket | None, text: str) -> None:
+        if server is None:
+            self._flows.resolver.drop(self._target.host.text)
+            self._finish("failed", text)
+            return
+        self._flows.loop.cancel(self._timers[0])
+        self._server, self._address = server, text
+        self._start_pump()
+
+    def _on_dial_limit(self) -> None:
+        seconds = self._flows.plan.limits.dial
+        step = "was not connected" if self._dial is not None else "was not resolved"
+        self._finish("failed", f"{step} within {seconds:g} seconds (the dial limit)")
+
+    # --- the name in clear text --------------------------------------------------------------------
+
+    def _on_client(self, mask: int) -> None:
+        if mask & READ and not self._judged:
+            try:
+                piece = self._client.recv(min(_READ_BYTES, MOST_FIRST_BYTES - len(self._first)))
+            except BlockingIOError:
+                return
+            except OSError:
+                piece = b""
+            if not piece:
+                self._finish("allowed", "was closed before it sent a name in clear text")
+                return
+            self._first += piece
+            if len(self._first) >= self._needed:
+                self._judge_first_bytes()
+        elif mask & BROKEN:
+            self._finish("allowed", "was closed by the plugin before the server was reached")
+
+    def _judge_first_bytes(self) -> None:
+        clear = read_clear_name(self._first)
+        if clear.needed:
+            self._needed = clear.needed
+        elif clear.refused:
+            self._finish("refused", clear.refused)
+        elif clear.host != self._target.host:
+            self._finish("refused", f"was asked for {clear.host} in clear text, and that is another name")
+        else:
+            self._judged = True
+            self._flows.loop.cancel(self._timers[1])
+            self._flows.loop.change(self._client.fileno(), 0)
+            self._start_pump()
+
+    def _on_first_bytes_limit(self) -> None:
+        seconds = self._flows.plan.limits.first_bytes
+        self._finish(
+            "refused",
+            f"sent no TLS server name and no HTTP Host within {seconds:g} seconds (the first bytes limit)",
+        )
+
+    # --- the bytes ---------------------------------------------------------------------------------
+
+    def _start_pump(self) -> None:
+        if self._server is None or not self._judged:
+            return
+        flows, server, first = self._flows, self._server, self._first
+        self._server, self._first = None, b""
+        flows.loop.forget(self._client.fileno())
+        try:
+            self._pump = Pump(
+                flows.loop,
+                flows.pool,
+                flows.meter,
+                self._client,
+                server,
+                first,
+                flows.plan.limits.idle,
+                self._on_ending,
+            )
+        except OSError as error:
+            self._server = server
+            self._finish("failed", f"broke: {error.strerror}")
+
+    def _on_ending(self, ending: Ending) -> None:
+        self._finish("allowed", ending.reason, ending)
+
+    def _finish(self, verdict: str, reason: str, ending: Ending | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        loop = self._flows.loop
+        for timer in self._timers:
+            loop.cancel(timer)
+        if self._search is not None:
+            self._search.cancel()
+        if self._dial is not None:
+            self._dial.cancel()
+        if ending is None:
+            for connection in (self._client, self._server):
+                if connection is not None:
+                    reset_on_close(connection)
+                    loop.retire(connection)
+        self._flows.forget(self)
+        self._flows.audit.write(
+            AuditLine(
+                "connect",
+                self._target.host.text,
+                self._target.port,
+                verdict,
+                str(self._rule),
+                reason or self._note,
+                self._address,
+                ending.sent if ending is not None else 0,
+                ending.received if ending is not None else 0,
+                loop.now - self._began,
+            )
+        )

@@ -1,0 +1,157 @@
+"""The gate of one plugin: a process of its own, forked and not exec'd, confined before the plugin starts.
+
+    P --fork--> gate: reads the resolver's configuration, receives the sockets, confines itself, "g", serves
+    cell's init: makes the namespace and the sockets, sends them, waits for the "g"
+
+It ends when the process that forked it ends, when `alive` becomes readable, or when something happens that it
+does not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
+"""
+
+from __future__ import annotations
+
+import encodings.ascii
+import encodings.idna
+import encodings.utf_8  # noqa: F401 -- these are loaded when first used, and by then no file can be opened
+import gc
+import json
+import os
+import select
+import signal
+import socket
+from typing import NoReturn
+
+from sandbox.gate.audit import AuditPipe, ReaderGone
+from sandbox.gate.confine import ConfinementError, close_others, confine, follow_parent, leave_terminal
+from sandbox.gate.flows import Flows
+from sandbox.gate.loop import READ, Loop
+from sandbox.gate.names import NameTable
+from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
+from sandbox.gate.resolver import Resolver
+from sandbox.gate.upstream import read_upstream
+from sandbox.network.addresses import refusal
+from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
+from sandbox.network.rules import parse_rules
+from sandbox.network.sockets import receive_sockets, tell_ready
+
+# Of the gate's process.
+EXIT_ENDED = 0  # `alive` said so, or nobody reads the audit lines
+EXIT_FAULT = 70  # something unexpected
+EXIT_UNCONFINED = 125  # it never served
+
+# Two sockets and, if both readers are slow, two pipes.
+_FDS_PER_CONNECTION = 6
+# While a name is resolved and dialled: two questions and a fallback at a time.
+_FDS_PER_SEARCH = 4
+_MORE_FDS = 64
+_MOST_FAULT_CHARACTERS = 300
+
+
+class _Ended(Exception):
+    """There is nobody left to serve."""
+
+
+def run_gate(
+    channel: int, plan: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
+) -> NoReturn:
+    """In a forked child of a process with one thread.
+
+    `channel`: the socket on which the cell's init sends the listeners and waits for "g". `audit`: the pipe
+    for audit lines. `alive`: a pipe or pidfd that becomes readable, or ends, when the gate has to end.
+    `identity`: the uid and gid to take, as root. A gate that cannot be confined never writes the "g"; it
+    writes {"kind": "fault", "reason": ...} to `audit`.
+    """
+    code = EXIT_UNCONFINED
+    try:
+        # Objects of the launching process are never collected here: that would copy the pages they are in.
+        gc.freeze()
+        leave_terminal()
+        close_others({channel, audit, alive})
+        os.set_blocking(audit, False)
+        follow_parent(lambda: _is_alive(alive))
+        gate = Gate(plan, audit)
+        gate.open(receive_sockets(channel), alive)
+        _load_what_is_lazy()
+        confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive))
+        tell_ready(channel)
+        os.close(channel)
+        code = EXIT_FAULT
+        gate.serve()
+        code = EXIT_ENDED
+    except (ConfinementError, OSError, ValueError) as error:
+        _report_fault(audit, str(error))
+    except BaseException as error:  # noqa: BLE001 -- below us is the stack of the launching process
+        _report_fault(audit, repr(error))
+    finally:
+        os._exit(code)
+
+
+class Gate:
+    """Everything that serves one plugin."""
+
+    def __init__(self, plan: EgressPlan, audit: int) -> None:
+        self._plan = plan
+        self._rules = parse_rules(plan.rules, ranges=True)
+        self._names = NameRules(self._rules)
+        self._loop = Loop()
+        self._audit = AuditPipe(self._loop, audit)
+        upstream = read_upstream(lambda name: self._names.find(name) is not None)
+        self._resolver = Resolver(self._loop, upstream)
+        self._table = NameTable(plan.limits.names)
+        self._flows: Flows | None = None
+        self._service: NameService | None = None
+
+    def open(self, sockets: GateSockets, alive: int) -> None:
+        listeners = [socket.socket(fileno=fd) for fd in sockets.listeners]
+        redirected = [socket.socket(fileno=fd) for fd in sockets.redirected]
+        has_ipv6 = any(each.family == socket.AF_INET6 for each in (*listeners, *redirected))
+        self._flows = Flows(self._loop, self._plan, self._rules, self._table, self._resolver, self._audit)
+        self._flows.listen(listeners, redirected)
+        answerer = Answerer(self._loop, self._names, self._table, self._audit, ipv6=has_ipv6)
+        udp, tcp = socket.socket(fileno=sockets.dns_udp), socket.socket(fileno=sockets.dns_tcp)
+        self._service = NameService(self._loop, answerer, udp, tcp)
+        self._loop.watch(alive, READ, self._on_end)
+
+    def serve(self) -> None:
+        """Until there is nobody left to serve. Connections that are open then still get their audit line."""
+        assert self._flows is not None
+        try:
+            self._loop.run()
+        except _Ended:
+            try:
+                self._flows.end_all("was closed: the plugin has ended")
+            except ReaderGone:
+                pass
+        except ReaderGone:
+            pass
+
+    def _on_end(self, _: int) -> None:
+        raise _Ended
+
+
+def count_descriptors(limits: EgressLimits) -> int:
+    per_connection = max(_FDS_PER_CONNECTION, _FDS_PER_SEARCH)
+    return limits.connections * per_connection + MOST_CLIENTS + _MORE_FDS + 64
+
+
+def _is_alive(alive: int) -> bool:
+    watch = select.poll()
+    watch.register(alive, select.POLLIN)
+    return not watch.poll(0)
+
+
+def _load_what_is_lazy() -> None:
+    """Modules, codecs and tables that are loaded when first used."""
+    refusal("93.184.216.34")
+    refusal("2606:2800:220:1::1")
+    "a".encode("idna")
+    str(OSError(1, os.strerror(1)))
+    json.dumps({"number": 1.5, "text": "\u00e9"})
+
+
+def _report_fault(audit: int, reason: str) -> None:
+    line = {"kind": "fault", "reason": reason[:_MOST_FAULT_CHARACTERS]}
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        os.write(audit, json.dumps(line).encode("ascii") + b"\n")
+    except OSError:
+        pass

@@ -1,0 +1,170 @@
+"""The gate's event loop: epoll, timers in a heap, no threads. A wait costs nothing."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import socket
+import time
+from collections.abc import Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+BROKEN = select.EPOLLERR | select.EPOLLHUP  # reported whether asked for or not
+
+Handler = Callable[[int], None]
+
+_MOST_EVENTS = 128  # handled before the timers are looked at again
+_FEWEST_SWEPT = 256  # cancelled timers that are left in the heap
+
+
+class Timer:
+    """One call in the future."""
+
+    __slots__ = ("act",)
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act: Callable[[], None] | None = act
+
+
+class Loop:
+    """Level-triggered. A closed descriptor's number is free again only after the events of one wait are
+    handled, so that no event reaches another socket with the same number."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._masks: dict[int, int] = {}
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self._cancelled = 0
+        self._retired: list[socket.socket] = []
+
+    # --- descriptors -------------------------------------------------------------------------------
+
+    def watch(self, fd: int, mask: int, handler: Handler) -> None:
+        """Call `handler` with the events of `fd`. With an empty mask it hears of errors only."""
+        if fd in self._handlers:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+        self._handlers[fd], self._masks[fd] = handler, mask
+
+    def change(self, fd: int, mask: int) -> None:
+        if self._masks.get(fd) not in (mask, None):
+            self._epoll.modify(fd, mask)
+            self._masks[fd] = mask
+
+    def resume(self, fd: int, mask: int, handler: Handler) -> None:
+        """change(), also of a descriptor that was forgotten."""
+        if fd in self._handlers:
+            self.change(fd, mask)
+        else:
+            self.watch(fd, mask, handler)
+
+    def forget(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            del self._masks[fd]
+            self._epoll.unregister(fd)
+
+    def retire(self, connection: socket.socket) -> None:
+        """Forget the socket now, and close it when all events of this wait are handled."""
+        self.forget(connection.fileno())
+        self._retired.append(connection)
+
+    # --- timers ------------------------------------------------------------------------------------
+
+    def call_at(self, when: float, act: Callable[[], None]) -> Timer:
+        timer = Timer(act)
+        heapq.heappush(self._heap, (when, next(self._numbers), timer))
+        return timer
+
+    def call_later(self, seconds: float, act: Callable[[], None]) -> Timer:
+        return self.call_at(self.now + seconds, act)
+
+    def cancel(self, timer: Timer | None) -> None:
+        if timer is None or timer.act is None:
+            return
+        timer.act = None
+        self._cancelled += 1
+        if self._cancelled > max(_FEWEST_SWEPT, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[2].act is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    # --- running -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until something raises."""
+        while True:
+            self.run_once()
+
+    def run_once(self, most_seconds: float | None = None) -> None:
+        events = self._epoll.poll(self._wait_seconds(most_seconds), _MOST_EVENTS)
+        self.now = time.monotonic()
+        for fd, mask in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler(mask)
+        self._run_timers()
+        for connection in self._retired:
+            connection.close()
+        self._retired.clear()
+
+    def _wait_seconds(self, most: float | None) -> float | None:
+        heap = self._heap
+        while heap and heap[0][2].act is None:
+            heapq.heappop(heap)
+            self._cancelled = max(0, self._cancelled - 1)
+        if not heap:
+            return most
+        wait = max(0.0, heap[0][0] - time.monotonic())
+        return wait if most is None else min(wait, most)
+
+    def _run_timers(self) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= self.now:
+            timer = heapq.heappop(heap)[2]
+            act, timer.act = timer.act, None
+            if act is None:
+                self._cancelled = max(0, self._cancelled - 1)
+            else:
+                act()
+
+
+class Brake:
+    """Lets so many events per second through. The gate's processor time is not the plugin's own, so what a
+    plugin can cause without end is slowed down."""
+
+    def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...]) -> None:
+        self._loop = loop
+        self._per_second = per_second
+        self._fds = fds
+        self._second = loop.now
+        self._count = 0
+        self._on = False
+
+    def count(self) -> bool:
+        """Count one event. True: stop reading. The descriptors are not watched until the second is over."""
+        now = self._loop.now
+        if now - self._second >= 1.0:
+            self._second, self._count = now, 0
+        self._count += 1
+        if self._count >= self._per_second:
+            self.pull()
+        return self._on
+
+    def pull(self) -> None:
+        """Read nothing for the rest of a second."""
+        if not self._on:
+            self._on = True
+            for fd in self._fds:
+                self._loop.change(fd, 0)
+            self._loop.call_later(max(0.0, min(1.0, self._second + 1.0 - self._loop.now)), self._release)
+
+    def _release(self) -> None:
+        self._on, self._second, self._count = False, self._loop.now, 0
+        for fd in self._fds:
+            self._loop.change(fd, READ)

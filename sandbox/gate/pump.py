@@ -1,0 +1,258 @@
+"""Bytes between two sockets, both ways, moved by splice: they never enter this process.
+
+A way takes a pipe while it has bytes in it, and gives it back when the pipe is empty. So a connection at rest
+holds two descriptors, and one whose reader is slow two more for each way.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+from sandbox.gate.loop import READ, WRITE, Loop, Timer
+from sandbox.gate.meter import ByteMeter
+from sandbox.value import NamedTuple
+
+_PIPE_BYTES = 64 * 1024  # what a pipe holds by default
+_MOST_ROUNDS = 8  # of filling and emptying the pipe, until other connections have their turn
+_MOST_SPARE = 8  # empty pipes that are kept
+_RESET = struct.pack("ii", 1, 0)  # struct linger: close() drops what is unsent and resets the connection
+_EPOLLERR = 0x8
+_EPOLLHUP = 0x10
+
+Pipe = tuple[int, int]  # what is read, what is written
+
+
+def reset_on_close(connection: socket.socket) -> None:
+    """The other end sees an error at once, and never takes what it has for everything."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+class PipePool:
+    def __init__(self) -> None:
+        self._spare: list[Pipe] = []
+
+    def take(self) -> Pipe:
+        return self._spare.pop() if self._spare else os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def give_back(self, pipe: Pipe, *, empty: bool) -> None:
+        if empty and len(self._spare) < _MOST_SPARE:
+            self._spare.append(pipe)
+            return
+        for fd in pipe:
+            os.close(fd)
+
+
+class Ending(NamedTuple):
+    reason: str  # "" if both sides closed it; else the second half of a sentence
+    sent: int
+    received: int
+
+
+class Way:
+    """One direction."""
+
+    __slots__ = ("ended", "first", "moved", "paused", "pending", "pipe", "shut", "sink", "source")
+
+    def __init__(self, source: socket.socket, sink: socket.socket, first: bytes = b"") -> None:
+        self.source = source
+        self.sink = sink
+        self.first = first  # was read already, and goes before everything else
+        self.pipe: Pipe | None = None
+        self.pending = 0  # bytes in the pipe
+        self.moved = 0
+        self.ended = False  # the source has sent everything
+        self.shut = False  # and the sink was told so
+        self.paused = False  # waits for the rate limit
+
+    @property
+    def blocked(self) -> bool:
+        return bool(self.pending or self.first)
+
+
+class Pump:
+    """Takes both sockets over, and closes them. Calls `done` once."""
+
+    __slots__ = ("_done", "_down", "_idle", "_last", "_loop", "_meter", "_pool", "_timer", "_up")
+
+    def __init__(
+        self,
+        loop: Loop,
+        pool: PipePool,
+        meter: ByteMeter,
+        client: socket.socket,
+        server: socket.socket,
+        first: bytes,
+        idle: float,
+        done: Callable[[Ending], None],
+    ) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._meter = meter
+        self._idle = idle
+        self._done: Callable[[Ending], None] | None = done
+        self._up = Way(client, server, first)
+        self._down = Way(server, client)
+        self._last = loop.now
+        self._timer: Timer | None = loop.call_later(idle, self._on_idle)
+        meter.count(len(first))
+        for connection in (client, server):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.watch(client.fileno(), READ, self._on_client)
+        loop.watch(server.fileno(), READ, self._on_server)
+        if first:
+            self._move(self._up)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        return self._up.moved, self._down.moved
+
+    def end(self, reason: str) -> None:
+        self._finish(reason)
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def _on_client(self, mask: int) -> None:
+        self._on_event(mask, self._up, self._down, "the plugin")
+
+    def _on_server(self, mask: int) -> None:
+        self._on_event(mask, self._down, self._up, "the server")
+
+    def _on_event(self, mask: int, out: Way, into: Way, side: str) -> None:
+        """`out` has this socket as its source, `into` as its sink."""
+        if self._done is None:
+            return
+        if mask & _EPOLLERR:
+            self._finish(f"was reset by {side}")
+            return
+        if mask & _EPOLLHUP and not self._mask(out, into):
+            # Reported again and again, and there is nothing to do yet. _settle() watches it again.
+            self._loop.forget(out.source.fileno())
+            return
+        if mask & WRITE:
+            self._move(into)
+        if mask & (READ | _EPOLLHUP) and not (out.ended or out.paused or out.blocked):
+            self._move(out)
+
+    def _on_idle(self) -> None:
+        left = self._last + self._idle - self._loop.now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._on_idle)
+        else:
+            self._finish(f"was closed after {self._idle:g} seconds without a byte (the idle limit)")
+
+    # --- moving ------------------------------------------------------------------------------------
+
+    def _move(self, way: Way) -> None:
+        if self._done is None:
+            return
+        try:
+            for _ in range(_MOST_ROUNDS):
+                if not self._empty(way):
+                    break
+                if way.ended:
+                    if not way.shut:
+                        way.shut = True
+                        way.sink.shutdown(socket.SHUT_WR)
+                    break
+                if not self._fill(way):
+                    break
+            else:
+                self._empty(way)
+        except OSError as error:
+            self._finish(f"broke: {os.strerror(error.errno or 0)}")
+            return
+        if self._done is not None:
+            self._settle()
+
+    def _empty(self, way: Way) -> bool:
+        """Whether everything was handed to the sink."""
+        try:
+            while way.first:
+                count = way.sink.send(way.first)
+                way.first = way.first[count:]
+                self._note(way, count)
+            while way.pending:
+                assert way.pipe is not None
+                count = os.splice(
+                    way.pipe[0], way.sink.fileno(), way.pending, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+                )
+                way.pending -= count
+                self._note(way, count)
+        except BlockingIOError:
+            return False
+        if way.pipe is not None:
+            self._pool.give_back(way.pipe, empty=True)
+            way.pipe = None
+        return True
+
+    def _fill(self, way: Way) -> bool:
+        """Whether something was read, so that it is worth to go on."""
+        allowed = self._meter.allowance(_PIPE_BYTES)
+        if not allowed:
+            if self._meter.spent:
+                self._finish("was closed: the plugin has moved all bytes that it may (the bytes limit)")
+            else:
+                way.paused = True
+                self._meter.wait(lambda: self._resume(way))
+            return False
+        pipe = self._pool.take()
+        try:
+            count = os.splice(
+                way.source.fileno(), pipe[1], allowed, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+            )
+        except OSError as error:
+            self._pool.give_back(pipe, empty=True)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        if not count:
+            self._pool.give_back(pipe, empty=True)
+            way.ended = True
+            return True
+        way.pipe, way.pending = pipe, count
+        self._meter.count(count)
+        return True
+
+    def _note(self, way: Way, count: int) -> None:
+        way.moved += count
+        self._last = self._loop.now
+
+    def _resume(self, way: Way) -> None:
+        way.paused = False
+        self._move(way)
+
+    def _mask(self, out: Way, into: Way) -> int:
+        wants_read = not (out.ended or out.paused or out.blocked)
+        return (READ if wants_read else 0) | (WRITE if into.blocked else 0)
+
+    def _settle(self) -> None:
+        """Watch what is needed next, and end when both ways have."""
+        if self._up.shut and self._down.shut:
+            self._finish("")
+            return
+        for out, into, handler in (
+            (self._up, self._down, self._on_client),
+            (self._down, self._up, self._on_server),
+        ):
+            mask, fd = self._mask(out, into), out.source.fileno()
+            if mask:
+                self._loop.resume(fd, mask, handler)
+            else:
+                self._loop.change(fd, 0)
+
+    def _finish(self, reason: str) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._loop.cancel(self._timer)
+        for way in (self._up, self._down):
+            if way.pipe is not None:
+                self._pool.give_back(way.pipe, empty=not way.pending)
+                way.pipe = None
+            if reason:
+                reset_on_close(way.source)
+            self._loop.retire(way.source)
+        done(Ending(reason, self._up.moved, self._down.moved))

@@ -1,0 +1,213 @@
+"""The plugin's name server: UDP and TCP on the loopback of its namespace.
+
+It answers without asking anybody: an allowed name has synthetic addresses, every other name is refused. So
+no question leaves the gate, and a name cannot carry data out.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from sandbox.gate import dns
+from sandbox.gate.audit import AuditPipe
+from sandbox.gate.loop import READ, WRITE, Brake, Loop, Timer
+from sandbox.gate.names import NameTable
+from sandbox.gate.pump import reset_on_close
+from sandbox.network.egress import AuditLine
+from sandbox.network.hosts import parse_host
+from sandbox.network.rules import EVERY_PORT, HostRule, covers
+
+ANSWER_SECONDS = 60  # for which our answers hold; names.KEPT_SECONDS is longer
+MOST_CLIENTS = 16  # that have a TCP connection at once
+_CLIENT_SECONDS = 10.0  # without a question
+_QUESTIONS_PER_SECOND = 2000
+_MOST_AT_ONCE = 64  # datagrams or connections, until others have their turn
+_MOST_SHOWN_CHARACTERS = 253
+
+
+class NameRules:
+    """Which names may be asked for: those that a rule allows on any port."""
+
+    def __init__(self, rules: Sequence[HostRule]) -> None:
+        self._rules = [(rule._replace(ports=EVERY_PORT), str(rule)) for rule in rules]
+
+    def find(self, name: str) -> str | None:
+        """The rule that allows the name, as it is written."""
+        asked = HostRule("name", name, EVERY_PORT)
+        return next((text for rule, text in self._rules if covers(rule, asked)), None)
+
+
+class Answerer:
+    """One question in, one answer out."""
+
+    def __init__(
+        self, loop: Loop, rules: NameRules, table: NameTable, audit: AuditPipe, *, ipv6: bool
+    ) -> None:
+        """`ipv6`: whether the plugin's namespace has it. If not, no name has such an address."""
+        self._loop = loop
+        self._rules = rules
+        self._kinds = (dns.A, dns.AAAA) if ipv6 else (dns.A,)
+        self._table = table
+        self._audit = audit
+
+    def answer(self, message: bytes) -> bytes | None:
+        try:
+            question = dns.read_question(message)
+        except dns.UnansweredMessage:
+            return None
+        if isinstance(question, bytes):
+            return question
+        try:
+            host = parse_host(question.name or "")
+            if host.version:
+                raise ValueError("is an address and no name")
+        except ValueError as error:
+            return self._refuse(question, question.shown, str(error))
+        rule = self._rules.find(host.text)
+        if rule is None:
+            return self._refuse(question, host.text, "is not in its list")
+        if question.kind not in self._kinds:
+            # There is such a name, and it has no record of this kind: nothing that hints at other addresses,
+            # other ports or keys (HTTPS, SVCB).
+            return dns.write_reply(question, dns.NOERROR)
+        synthetic = self._table.give(host.text, self._loop.now)
+        if synthetic is None:
+            return self._refuse(
+                question, host.text, "is one name too many: all places of the names limit are taken"
+            )
+        self._audit.write_repeated(AuditLine("dns", host.text, 0, "allowed", rule))
+        address = synthetic.ipv4 if question.kind == dns.A else synthetic.ipv6
+        return dns.write_reply(question, dns.NOERROR, address, ANSWER_SECONDS)
+
+    def _refuse(self, question: dns.Question, name: str, reason: str) -> bytes:
+        shown = name[:_MOST_SHOWN_CHARACTERS]
+        self._audit.write_repeated(AuditLine("dns", shown, 0, "refused", reason=reason))
+        return dns.write_reply(question, dns.REFUSED)
+
+
+class NameService:
+    """Takes both sockets over."""
+
+    def __init__(self, loop: Loop, answerer: Answerer, udp: socket.socket, tcp: socket.socket) -> None:
+        self._loop = loop
+        self._answerer = answerer
+        self._udp = udp
+        self._tcp = tcp
+        self._clients: dict[int, QuestionStream] = {}
+        self._brake = Brake(loop, _QUESTIONS_PER_SECOND, (udp.fileno(), tcp.fileno()))
+        udp.setblocking(False)
+        tcp.setblocking(False)
+        loop.watch(udp.fileno(), READ, self._on_datagram)
+        loop.watch(tcp.fileno(), READ, self._on_connection)
+
+    def count(self) -> bool:
+        """Count one question. True: there are too many."""
+        return self._brake.count()
+
+    def _on_datagram(self, _: int) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                message, sender = self._udp.recvfrom(dns.MOST_MESSAGE_BYTES + 1)
+                reply = self._answerer.answer(message)
+                if reply is not None:
+                    self._udp.sendto(reply, sender)
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # the sender is gone, or its error is reported here: the next datagram is another's
+            if self._brake.count():
+                return
+
+    def _on_connection(self, _: int) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                client, _address = self._tcp.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is left, or the client is gone already
+                self._brake.count()
+                return
+            if len(self._clients) >= MOST_CLIENTS:
+                reset_on_close(client)
+                client.close()
+            else:
+                client.setblocking(False)
+                self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+            if self._brake.count():
+                return
+
+    def drop(self, client: socket.socket) -> None:
+        if self._clients.pop(client.fileno(), None) is not None:
+            self._loop.retire(client)
+
+
+class QuestionStream:
+    """Questions over TCP, each with its length in front. One answer at a time: who does not read them is not
+    read from."""
+
+    __slots__ = ("_answerer", "_buffer", "_client", "_loop", "_out", "_service", "_timer")
+
+    def __init__(self, loop: Loop, answerer: Answerer, client: socket.socket, service: NameService) -> None:
+        self._loop = loop
+        self._answerer = answerer
+        self._client = client
+        self._service = service
+        self._buffer = b""
+        self._out = b""
+        self._timer: Timer = loop.call_later(_CLIENT_SECONDS, self._close)
+        loop.watch(client.fileno(), READ, self._on_event)
+
+    def _close(self) -> None:
+        self._loop.cancel(self._timer)
+        self._service.drop(self._client)
+
+    def _on_event(self, mask: int) -> None:
+        try:
+            if mask & WRITE:
+                self._flush()
+            elif not self._receive():
+                self._close()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close()
+
+    def _receive(self) -> bool:
+        piece = self._client.recv(2 + dns.MOST_MESSAGE_BYTES - len(self._buffer))
+        self._buffer += piece
+        if not piece or int.from_bytes(self._buffer[:2], "big") > dns.MOST_MESSAGE_BYTES:
+            return False
+        return self._answer_next()
+
+    def _answer_next(self) -> bool:
+        """Answer all whole questions. False: the connection is of no use."""
+        while not self._out and len(self._buffer) >= 2:
+            length = int.from_bytes(self._buffer[:2], "big")
+            if length > dns.MOST_MESSAGE_BYTES:
+                return False
+            if len(self._buffer) < 2 + length:
+                break
+            message, self._buffer = self._buffer[2 : 2 + length], self._buffer[2 + length :]
+            reply = self._answerer.answer(message)
+            if reply is None:
+                return False
+            self._loop.cancel(self._timer)
+            self._timer = self._loop.call_later(_CLIENT_SECONDS, self._close)
+            if self._service.count():
+                return False
+            self._out = len(reply).to_bytes(2, "big") + reply
+            self._flush_some()
+        self._loop.change(self._client.fileno(), WRITE if self._out else READ)
+        return True
+
+    def _flush(self) -> None:
+        self._flush_some()
+        if not self._out and not self._answer_next():
+            self._close()
+
+    def _flush_some(self) -> None:
+        try:
+            self._out = self._out[self._client.send(self._out) :]
+        except BlockingIOError:
+            pass

@@ -1,0 +1,56 @@
+"""The sockets of a plugin's network namespace, as the gate receives them.
+
+sandbox/spawn/network.py sends one message: a JSON header with two counts, and the descriptors in the order of
+GateSockets. Nothing in it comes from the plugin, which does not run yet.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+from sandbox.network.egress import GateSockets
+from sandbox.spawn.network import READY
+
+MOST_SOCKETS = 253  # in one message; a kernel's limit (SCM_MAX_FD)
+_HEADER_BYTES = 256
+_MSG_CMSG_CLOEXEC = 0x40000000
+
+
+def receive_sockets(channel: int) -> GateSockets:
+    """Wait for the sockets. Raises ConnectionError if there will be none: the cell's init has ended.
+
+    All are non-blocking. If none of the listeners is of IPv6, the plugin's namespace has no IPv6.
+    """
+    import json
+    import socket
+
+    with socket.socket(fileno=os.dup(channel)) as source:
+        room = socket.CMSG_SPACE(MOST_SOCKETS * 4)
+        header, rights, flags, _ = source.recvmsg(_HEADER_BYTES, room, _MSG_CMSG_CLOEXEC)
+    received = array("i")
+    for level, kind, data in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    try:
+        if not header:
+            raise ConnectionError("the cell's init ended before it had made the sockets")
+        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+            raise ConnectionError("not all sockets of the plugin's network namespace arrived")
+        counts = json.loads(header)
+        listeners, redirected = int(counts["listeners"]), int(counts["redirected"])
+        if len(received) != 2 + listeners + redirected:
+            raise ConnectionError(
+                f"{2 + listeners + redirected} sockets were announced, {len(received)} arrived"
+            )
+    except BaseException:
+        for fd in received:
+            os.close(fd)
+        raise
+    dns_udp, dns_tcp, *others = received
+    return GateSockets(dns_udp, dns_tcp, tuple(others[:listeners]), tuple(others[listeners:]))
+
+
+def tell_ready(channel: int) -> None:
+    """Let the plugin start: the gate is confined and serves. Raises OSError if the cell's init has ended."""
+    os.write(channel, READY)

@@ -1,0 +1,19 @@
+"""A netlink message of pyroute2 as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# From linux/netlink.h.
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_CREATE = 1, 4, 0x100, 0x400
+
+
+def encode_message(message: Any, kind: int, number: int, flags: int = 0, *, answered: bool = True) -> bytes:
+    """`answered`: the kernel says whether it has taken the message. It always says if it has not."""
+    message["header"]["type"] = kind
+    message["header"]["flags"] = NLM_F_REQUEST | (NLM_F_ACK if answered else 0) | flags
+    message["header"]["sequence_number"] = number
+    message["header"]["pid"] = 0
+    message.encode()
+    encoded = bytes(message.data)
+    return encoded + bytes(-len(encoded) % 4)

@@ -1,0 +1,77 @@
+"""From the cell's init to the gate: sockets with their counts, or an error."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def _send(end: socket.socket, header: bytes, count: int) -> None:
+    read, write = os.pipe()
+    try:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [read] * count))] if count else []
+        end.sendmsg([header], rights)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("listeners", "redirected"), [(0, 0), (4, 0), (0, 2), (MOST_SOCKETS - 4, 2)])
+def test_sockets_arrive_in_order(pair: Pair, listeners: int, redirected: int) -> None:
+    header = b'{"listeners":%d,"redirected":%d}' % (listeners, redirected)
+    _send(pair[0], header, 2 + listeners + redirected)
+    found = receive_sockets(pair[1].fileno())
+    held = [found.dns_udp, found.dns_tcp, *found.listeners, *found.redirected]
+    try:
+        assert (len(found.listeners), len(found.redirected)) == (listeners, redirected)
+        assert len(set(held)) == 2 + listeners + redirected
+        assert not any(os.get_inheritable(fd) for fd in held)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("header", "count"),
+    [
+        (b'{"listeners":2,"redirected":0}', 3),  # one too few
+        (b'{"listeners":2,"redirected":0}', 5),
+        (b'{"listeners":0,"redirected":0}', 0),
+    ],
+)
+def test_a_wrong_number_is_refused_and_closed(pair: Pair, header: bytes, count: int) -> None:
+    before = _open_descriptors()
+    _send(pair[0], header, count)
+    with pytest.raises(ConnectionError, match="arrived"):
+        receive_sockets(pair[1].fileno())
+    assert _open_descriptors() == before
+
+
+def test_an_end_before_the_sockets_is_told(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(ConnectionError, match="ended before"):
+        receive_sockets(pair[1].fileno())
+
+
+def test_the_answer_is_one_byte(pair: Pair) -> None:
+    tell_ready(pair[1].fileno())
+    assert pair[0].recv(16) == b"g"
