@@ -24,6 +24,8 @@ KEYS = {
     "several_plugins",
     "config_shapes_cage",
     "takes_secrets",
+    "secret_files",
+    "call_shapes_cage",
     "calls",
     "context",
     "lists",
