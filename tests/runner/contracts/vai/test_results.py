@@ -95,7 +95,7 @@ def test_ok_false() -> None:
     assert isinstance(came, Refusal) and came.message
 
 
-OK = {"ok": True, "body": {"status": "succeeded", "result": {"content": CONTENT}}}
+OK: dict[str, Any] = {"ok": True, "body": {"status": "succeeded", "result": {"content": CONTENT}}}
 WRONG_FRAMES: dict[str, dict[str, Any]] = {
     "no ok": {"body": OK["body"]},
     "ok is 1": {**OK, "ok": 1},
