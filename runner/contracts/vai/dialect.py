@@ -120,13 +120,13 @@ class VaiDialect(Dialect):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        # One request is open at a time: what an event adds to `events` or `events_dropped` between a call and
+        # One request is open at a time: what an event adds to `events` or `dropped_events` between a call and
         # its end belongs to that call.
         return {
             "late": self._late,
             "unexpected": self._unexpected,
             "events": self._events.passed,
-            "events_dropped": self._events.dropped,
+            "dropped_events": self._events.dropped,
         }
 
     @property

@@ -316,7 +316,7 @@ def test_what_comes_after_the_response() -> None:
     after = (succeeded(other=True), event(message="late"), event(kind="chunk", message="x" * 100_000))
     notices = hear(conversation, *after)
     assert [type(each) for each in notices] == [Notice, Notice]  # for the first and the second of three
-    assert conversation.counters == {"late": 0, "unexpected": 3, "events": 0, "events_dropped": 0}
+    assert conversation.counters == {"late": 0, "unexpected": 3, "events": 0, "dropped_events": 0}
     # Also while the next request is open.
     conversation.call(TOKEN + 1, TOOL)
     assert all(isinstance(each, Notice) for each in hear(conversation, succeeded("req_1"), event("req_1")))

@@ -81,7 +81,7 @@ def test_a_type_that_is_none_is_dropped(kind: str) -> None:
     (notice,) = hear(conversation, event(kind=kind))
     assert isinstance(notice, Notice) and notice.kind == "dropped"
     assert (notice.value["reason"], notice.value["count"]) == ("bad_type", 1)
-    assert conversation.counters["events_dropped"] == 1
+    assert conversation.counters["dropped_events"] == 1
     assert isinstance(hear(conversation, succeeded())[0], Reply)  # the response counts all the same
 
 
