@@ -177,6 +177,10 @@ def _configure(
     else:
         if not isinstance(config, dict | None):
             raise refused(INVALID_BINDING, "the configuration is not an object: correct --config")
+        try:
+            encode(config)
+        except ValueError as error:
+            raise refused(INVALID_BINDING, f"the configuration is {error}: correct --config") from None
         completed, faults = complete_config(plugin, export, config or {})
         if faults:
             message = f"the configuration of {export.id} cannot be used: {'; '.join(faults[:_SHOWN_FAULTS])}"

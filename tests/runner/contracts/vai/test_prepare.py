@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from runner.plugin import Plugin
 from runner.protocol.dialect import CallRefused
 from runner.protocol.host_services import Delegation, DelegationRequest
 from tests.runner.contracts.vai.package import (
+    BINDING,
     CONFIG,
     SCHEMAS,
     SECRET,
@@ -139,6 +141,7 @@ def test_no_time_at_all(plugin: Plugin, seconds: float) -> None:
         ({"config": {"base_url": 3}}, "/base_url"),
         ({"config": None}, "base_url"),
         ({"config": []}, "not an object"),
+        ({"config": {"base_url": {1}}}, "not JSON"),
         ({"config": {}, "options": bound()}, "leave --config out"),
         ({"options": bound(config={})}, "binding.json:10:"),
     ],
@@ -364,3 +367,97 @@ def test_schemas_that_cannot_be_used(plugin: Plugin) -> None:
         assert "nothing is fetched" in message
         file.write_text(kept)
     assert tool(plugin)
+
+
+# --- anything at all ----------------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1e308,
+        2**63,
+        "",
+        "x",
+        "../..",
+        "a\0b",
+        "\ud800",
+        "\u202e",
+        "secret://org_123/x",
+    ),
+    *([], [None], ["x", 3], [[]], {}, {"": None}, {"id": {}, "kind": []}, {"$ref": "#"}, "x" * 5000),
+)
+
+
+def changed(random: Random, value: Any) -> Any:
+    """The value, with a place of it made odd."""
+    choice = random.random()
+    if isinstance(value, dict) and value and choice < 0.8:
+        key = random.choice(sorted(value))
+        if choice < 0.1:
+            return {each: value[each] for each in value if each != key}
+        return {**value, key: changed(random, value[key])}
+    if isinstance(value, list) and value and choice < 0.8:
+        return [*value[1:], changed(random, value[0])]
+    return random.choice(ODD)
+
+
+INPUTS: dict[str, Any] = {
+    "jira_search": QUERY,
+    "slack_notify": {**EVENT, "occurred_at": "2026-03-12T19:00:00Z", "summary": {"task": "x"}},
+    "window": {
+        "source": {
+            "chain_id": "c",
+            "projection": {"blocks": [{}], "pinned_items": [{}], "token_estimate": 3},
+        },
+        "target": {"max_input_tokens": 3},
+        "policy": {"retain_system": True},
+    },
+    "triage": {
+        "mode": "start",
+        "target": {"session_id": "s"},
+        "trigger": {"type": "x", "input": [{}]},
+        "policy": {"max_depth": 3},
+    },
+}
+POLICY = {
+    "timeout_ms": 5, "max_concurrency": 2, "network": "none", "egress": ["x.example:443"],
+    "filesystem": "none", "gateway_api_scopes": ["runs:read"],
+}  # fmt: skip
+
+
+def test_nothing_that_is_written_raises_anything_else(plugin: Plugin) -> None:
+    random = Random(14)
+    made = 0
+    messages: list[str] = []
+    for _ in range(1500):
+        name = random.choice(sorted(INPUTS))
+        record = {**BINDING, "export_id": name, "policy": POLICY}
+        if name != "jira_search":
+            record |= {"secrets": {}, "config": {}}
+        context = {"invocation_id": "inv_1", "session_id": "s", "org_id": "org_123"}
+        parts = [INPUTS[name], record, context, CONFIG]
+        place = random.randrange(4)
+        parts[place] = changed(random, parts[place])
+        options = {} if place == 3 else {"binding": json.dumps(parts[1]), "binding_file": "b.json"}
+        try:
+            prepared = prepare_call(
+                plugin,
+                name,
+                parts[0],
+                context=parts[2] if isinstance(parts[2], dict) else {},
+                options=options,
+                secrets=SECRETS if name == "jira_search" else {},
+                config=None if options else parts[3],
+            )
+        except CallRefused as error:
+            messages.append(error.event.message)
+        else:
+            made += 1
+            assert json.loads(json.dumps(prepared.call.input))["export_id"] == name
+    assert made > 100
+    assert len(messages) > 100
+    assert all(message.isprintable() and len(message) < 2000 for message in messages)
