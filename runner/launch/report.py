@@ -30,7 +30,7 @@ from sandbox.plan.mentions import NOTES_SHOWN
 from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Note
+from sandbox.spec import Denial, Grant, Note
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
@@ -199,6 +199,8 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
         "paths": [shown._asdict() for shown in plan.shown] if plan is not None else [],
+        "scratch": _scratch_document(granted),
+        "memory_files": [file._asdict() for file in granted.memory_files],  # never what is in them
         "owners": _owner_documents(plan.owners) if plan is not None and plan.owners is not None else [],
         "network": {"mode": granted.network.mode, "hosts": list(granted.network.hosts)},
         "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
@@ -211,6 +213,13 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
         "decided_by": dict(granted.decided_by),
         "denials": [denial_document(stage, denial) for denial in denials],
     }
+
+
+def _scratch_document(granted: Grant) -> dict[str, Any] | None:
+    if granted.scratch is None:
+        return None
+    asked, size = granted.limits.disk, granted.scratch_bytes
+    return {"path": granted.scratch.dest, "requested": asked, "effective": size}
 
 
 def _owner_documents(owners: Decision) -> list[dict[str, Any]]:
