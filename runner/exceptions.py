@@ -38,11 +38,11 @@ class PluginError(Exception):
         self.message = refusal.message
         self.kind = refusal.kind
         self.data = refusal.data
-        self._refusal = refusal
+        self.refusal = refusal
 
     def __reduce__(self) -> tuple[object, ...]:
         """A worker process can hand it back to its parent."""
-        return type(self), (self._refusal,), self.__dict__
+        return type(self), (self.refusal,), self.__dict__
 
 
 class InvalidCall(PluginError):

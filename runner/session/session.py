@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import trio
@@ -37,6 +37,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from runner.protocol.secrets import Secrets
 from runner.session import settlement
 from runner.session.cancellation import await_answer
 from runner.session.deadline import Deadline
@@ -91,6 +92,10 @@ class Session:
     def is_over(self) -> bool:
         """Whether nothing more can be asked of it."""
         return self.state.is_over
+
+    def hide(self, secrets: Mapping[str, Any]) -> None:
+        """Show none of these texts from now on, instead of those before."""
+        self.state.record.secrets = Secrets(secrets)
 
     @property
     def stderr(self) -> str:

@@ -64,9 +64,9 @@ class Shutdown:
             for token, waiter in state.waiters.items()
             if waiter.grace > 0 and waiter.answer is None and state.has_sent(waiter)
         }
-        if waiting and state.doom is None:
-            state.doom = CLOSED
-            await tell_and_wait(state, waiting, SHUTDOWN)
+        if waiting:
+            state.doom = state.doom or CLOSED
+            await tell_and_wait(state, waiting, SHUTDOWN)  # no second time, if its caller has given it up
         return all(waiter.answer is not None for waiter in waiting.values())
 
     async def _end_gracefully(self, farewell: Farewell) -> None:

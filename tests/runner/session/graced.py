@@ -122,6 +122,7 @@ class GracedPlugin:
         self.reads_once = False  # it reads nothing more
         self._handle = handle
         self._began = trio.current_time()
+        self.scope = trio.CancelScope(shield=True)  # a process of its own is not cancelled with its caller
 
     async def say(self, message: object) -> None:
         await self.cell.its_stdout.send_all(json.dumps(message).encode() + b"\n")
@@ -132,16 +133,17 @@ class GracedPlugin:
 
     async def run(self) -> None:
         kept = b""
-        async with trio.open_nursery() as nursery:
-            while data := await self.cell.its_stdin.receive_some(65536):
-                *lines, kept = (kept + bytes(data)).split(b"\n")
-                for line in lines:
-                    message = json.loads(line)
-                    self.heard.append((round(trio.current_time() - self._began, 3), message))
-                    nursery.start_soon(self._handle, self, message)
-                if self.reads_once:
-                    await trio.sleep_forever()
-            nursery.cancel_scope.cancel()
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                while data := await self.cell.its_stdin.receive_some(65536):
+                    *lines, kept = (kept + bytes(data)).split(b"\n")
+                    for line in lines:
+                        message = json.loads(line)
+                        self.heard.append((round(trio.current_time() - self._began, 3), message))
+                        nursery.start_soon(self._handle, self, message)
+                    if self.reads_once:
+                        await trio.sleep_forever()
+                nursery.cancel_scope.cancel()
         self.cell.end()
 
 
@@ -186,5 +188,5 @@ async def graced(
             with trio.CancelScope(shield=True):
                 await session.close()
                 session.tasks.stop()
-                nursery.cancel_scope.cancel()
+                plugin.scope.cancel()
                 await cell.aclose()
