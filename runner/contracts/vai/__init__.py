@@ -51,6 +51,7 @@ class VaiContract(Contract):
     declared = ("hooks", "compactors", "harnesses")
     example_namespace = "example/"
     prepares_calls = True
+    options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
@@ -146,6 +147,11 @@ class VaiContract(Contract):
         from runner.contracts.vai.outcome import reuses
 
         return reuses(plugin)
+
+    def concurrent(self, plugin: Plugin) -> int:
+        from runner.contracts.vai.outcome import concurrent
+
+        return concurrent(plugin)
 
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
