@@ -94,6 +94,9 @@ SIZES = frozenset(
 DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"))
 
 
+DEFAULT_SCRATCH_BYTES = 64 << 20  # of a scratch folder without a disk limit
+
+
 class Scratch(NamedTuple):
     """A folder in memory that the plugin may write. It ends with the cage. Its size is the `disk` limit."""
 
@@ -185,6 +188,13 @@ class Grant(NamedTuple):
     # "environment") where a contract's own variable gave more than the policy would.
     decided_by: tuple[tuple[str, str], ...]
     denials: tuple[Denial, ...]
+    scratch: Scratch | None = None
+    memory_files: tuple[MemoryFile, ...] = ()
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """The size of the scratch folder; None: there is none."""
+        return None if self.scratch is None else self.limits.disk or DEFAULT_SCRATCH_BYTES
 
     @property
     def refused(self) -> tuple[Denial, ...]:

@@ -72,6 +72,7 @@ def grant(
     """
     said = overrides or Overrides()
     where = dict(spec.where)
+    scratch, memory_files = spec.scratch, spec.memory_files
     denials: list[Denial] = []
     if not spec.enabled:
         if sandbox_required_by:
@@ -104,6 +105,8 @@ def grant(
         limits=limits,
         decided_by=decided_by,
         denials=tuple(denials),
+        scratch=scratch,
+        memory_files=memory_files,
     )
 
 

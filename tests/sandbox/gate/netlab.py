@@ -222,7 +222,7 @@ class Lab:
         self.folder = tempfile.TemporaryDirectory()
         (Path(self.folder.name) / "resolv.conf").write_text(f"nameserver {NAME_SERVER}\n")
         (Path(self.folder.name) / "hosts").write_text("127.0.0.1 localhost\n93.184.216.35 static.example\n")
-        os.chmod(self.folder.name, 0o755)  # noqa: S103 -- the gate's host may be another user
+        os.chmod(self.folder.name, 0o755)
 
     def close(self) -> None:
         self.names.close()
@@ -231,7 +231,9 @@ class Lab:
         self.folder.cleanup()
 
     @contextlib.contextmanager
-    def gate(self, plan: EgressPlan, *, user: bool = False, audit_reader: bool = True) -> Iterator[GateDouble]:
+    def gate(
+        self, plan: EgressPlan, *, user: bool = False, audit_reader: bool = True
+    ) -> Iterator[GateDouble]:
         double = GateDouble(self, plan, user)
         try:
             yield double
@@ -260,7 +262,9 @@ class GateDouble:
             "identity": None if user else [USER_UID + 100, USER_UID + 100],
         }
         folder = lab.folder.name
-        script = f"mount --bind {folder}/resolv.conf /etc/resolv.conf && mount --bind {folder}/hosts /etc/hosts"
+        script = (
+            f"mount --bind {folder}/resolv.conf /etc/resolv.conf && mount --bind {folder}/hosts /etc/hosts"
+        )
         become = (
             f"setpriv --reuid={USER_UID} --regid={USER_UID} --clear-groups --no-new-privs --" if user else ""
         )
