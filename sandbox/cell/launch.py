@@ -43,7 +43,7 @@ def launch(
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
     if plan.egress is None:
-        with _launch(open_plan, owner, bwrap_path, bounds, None) as cell:
+        with _launch(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
             yield cell
         return
     from sandbox.cell.egress import open_gate
@@ -51,14 +51,19 @@ def launch(
     # The gate is there before the plugin, and ends after it.
     with (
         open_gate(plan.egress, plan.layers.uid_range, bounds.launch) as gate,
-        _launch(open_plan, owner, bwrap_path, bounds, gate) as cell,
+        _launch(open_plan, owner, bwrap_path, bounds, contents, gate) as cell,
     ):
         yield cell
 
 
 @contextmanager
 def _launch(
-    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds, gate: Gate | None
+    open_plan: OpenPlan,
+    owner: Owner,
+    bwrap_path: str,
+    bounds: Bounds,
+    contents: Contents | None,
+    gate: Gate | None,
 ) -> Iterator[Cell]:
     plan = open_plan.plan
     with ExitStack() as stack:

@@ -12,8 +12,8 @@ from tests.internet import API, HOST, OTHER, PRIVATE
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
-# Tries each address in argv, and prints what came of it: the server's line, or the error's name. A refusal has
-# to come at once. The time limit only keeps a broken build from hanging: it is no part of the check.
+# Tries each address in argv, and prints what came of it: the server's line, or the error's name. A refusal
+# has to come at once. The time limit only keeps a broken build from hanging: it is no part of the check.
 TRY = """
 import errno, json, socket, sys
 found = []
