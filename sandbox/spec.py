@@ -144,7 +144,7 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
-    rule: str  # stable id: unsandboxed, outside, missing, program, owner, project
+    rule: str  # stable id: unsandboxed, outside, missing, program, owner, project, network
     message: str
     hint: str = ""
 

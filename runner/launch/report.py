@@ -83,6 +83,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "inspection": None
         if started is None or started.inspection is None
         else started.inspection.document(),
+        "network": _network_document(stage),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
         "notes": [note._asdict() for note in notes(stage)],
@@ -100,12 +101,30 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return (Note("unsandboxed", UNSANDBOXED),)
     # Paths that the policy refuses are let pass only if they do not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
-    found = (*planned.plan.notes, *map(missing_note, absent))
+    found = (*planned.plan.notes, *map(missing_note, absent), *_network_notes(stage))
     missing = [note for note in found if note.rule == "missing"]
     if len(missing) <= NOTES_SHOWN:
         return found
     more = Note("missing", f"{len(missing) - NOTES_SHOWN} more paths that were asked for do not exist")
     return (*(note for note in found if note.rule != "missing"), *missing[:NOTES_SHOWN], more)
+
+
+def _network_notes(stage: Stage | None) -> list[Note]:
+    planned = planned_of(stage)
+    if planned is None or planned.plan.egress is None:
+        return []
+    from runner.launch.network_report import refused_hosts
+
+    return refused_hosts(stage)
+
+
+def _network_document(stage: Stage | None) -> dict[str, Any] | None:
+    planned = planned_of(stage)
+    if planned is None or planned.plan.egress is None:
+        return None
+    from runner.launch.network_report import network_document
+
+    return network_document(stage)
 
 
 def _is_absent(denial: Denial) -> bool:

@@ -140,11 +140,11 @@ class Output:
                 f"runner: {printable(f'{outcome.code} in {outcome.phase}{because}: {outcome.message}{hint}')}"
             )
         self.stderr_tail(error.stderr)
-        if isinstance(error, PluginFailure):
-            told = (error.report or {}).get("notes", ())
-            for note in notes or (Note(**document) for document in told):
-                if not note.urgent:  # urgent ones were printed at the start
-                    self.note(note)
+        told = (error.report or {}).get("notes", ())
+        for note in notes or (Note(**document) for document in told):
+            # Urgent ones were printed at the start. A plugin that says no may do so for lack of a host.
+            if not note.urgent and (isinstance(error, PluginFailure) or note.rule == "network"):
+                self.note(note)
 
     def stderr_tail(self, tail: str) -> None:
         lines = [] if self.as_json else tail.splitlines()

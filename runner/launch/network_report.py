@@ -1,0 +1,75 @@
+"""What a plugin did with its network: for the report, and for people whose plugin failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from runner.launch.stages import Stage, planned_of, started_of
+from sandbox.network.audit import AuditLog
+from sandbox.network.egress import AuditLine
+from sandbox.spec import Note
+
+_RULE = "network"  # of the notes
+_MOST_TOLD = 5  # refused hosts, in notes
+
+_LISTS = {"connect": "connections", "dns": "questions"}
+
+
+def network_document(stage: Stage | None) -> dict[str, Any] | None:
+    """None: it had no network of named hosts."""
+    planned, started = planned_of(stage), started_of(stage)
+    if planned is None or planned.plan.egress is None:
+        return None
+    log = started.audit if started is not None else None
+    lines = () if log is None else log.lines
+    return {
+        "mode": planned.grant.network.mode,
+        "rules": list(planned.plan.egress.rules),
+        **{
+            name: [line_document(line) for line in lines if line.kind == kind]
+            for kind, name in _LISTS.items()
+        },
+        "totals": {} if log is None else _totals(log),
+        "left_out": 0 if log is None else sum(log.left_out.values()),
+        "dropped": 0 if log is None else log.dropped,
+        "gate_ended_early": log is not None and log.gate_ended_early,
+    }
+
+
+def line_document(line: AuditLine) -> dict[str, Any]:
+    document = line._asdict()
+    del document["kind"]
+    return document
+
+
+def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {name: {} for name in _LISTS.values()}
+    for (kind, verdict), count in log.totals.items():
+        found[_LISTS[kind]][verdict] = count
+    return found
+
+
+def refused_hosts(stage: Stage | None) -> list[Note]:
+    """What to know about hosts that were refused, if the plugin has failed."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None:
+        return []
+    found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
+    more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
+    return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
+
+
+def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
+    found = [line for line in lines if line.verdict == "refused"]
+    # A connection says more than the question before it.
+    dialled = {line.name for line in found if line.kind == "connect"}
+    return [line for line in found if line.kind == "connect" or line.name not in dialled]
+
+
+def _note(line: AuditLine) -> Note:
+    if line.kind == "connect":
+        return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
+    hint = f'if it needs it, add "{line.name}:443", or another port, to the hosts of its manifest and policy'
+    return Note(_RULE, f"it asked for {line.name}, which is not in its list", hint)
