@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.launch.acquire import Acquired
+    from sandbox.network.egress import AuditLine
 
 NAME = "exec"
 HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
@@ -50,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check every message between plugin and host, and end a plugin that breaks its contract",
     )
     parser.add_argument(
+        "--events",
+        action="store_true",
+        help="print each connection and each DNS question of the plugin on stderr, one line of JSON each",
+    )
+    parser.add_argument(
         "--tty",
         action="store_true",
         help="give the plugin the terminal itself: it can then read what is typed there and change its modes",
@@ -72,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with watch_caller() as caller:
             _refuse_directories()
-            host = _CommandLine(caller, inspect=args.inspect, tty=args.tty)
+            host = _CommandLine(caller, inspect=args.inspect, tty=args.tty, events=args.events)
             stage = ended = run_plugin(invocation, os.environ, began, host)
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
     except Exception as error:
@@ -104,10 +110,11 @@ def run(args: argparse.Namespace) -> int:
 class _CommandLine:
     """The host of a launch whose caller has only streams, signals and an exit status."""
 
-    def __init__(self, caller: int | None, *, inspect: bool, tty: bool) -> None:
+    def __init__(self, caller: int | None, *, inspect: bool, tty: bool, events: bool = False) -> None:
         self.caller = caller
         self._inspect = inspect
         self._tty = tty
+        self._events = events
 
     def see_ready(self, planned: Planned) -> None:
         fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin)
@@ -126,7 +133,20 @@ class _CommandLine:
         return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty)
 
     def see_started(self, started: Started) -> Started:
+        if self._events and started.audit is not None:
+            started.audit.on_line = _print_audit
         return started
+
+
+def _print_audit(line: AuditLine) -> None:
+    """Never waits: a reader that does not keep up misses lines, and the report has them."""
+    import json
+
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if poll.poll(0):
+        with suppress(OSError):
+            os.write(2, json.dumps({"event": "network", "value": line._asdict()}).encode() + b"\n")
 
 
 def _is_stderr_writable() -> bool:

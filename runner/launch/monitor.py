@@ -17,6 +17,7 @@ because only the session may end its plugin. SIGKILL of a monitor ends its plugi
 
 from __future__ import annotations
 
+import array
 import fcntl
 import gc
 import json
@@ -25,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -41,6 +43,7 @@ from runner.plugin import Allowance, Entrypoint, Plugin
 from sandbox.cell.contents import read_contents
 from sandbox.codec import decode, encode
 from sandbox.document.diagnostic import Diagnostic
+from sandbox.network.egress import AuditLine
 from sandbox.policy.grant import Overrides
 from sandbox.spec import (
     Denial,
@@ -58,6 +61,8 @@ from sandbox.value import NamedTuple
 
 # How long a host that does not read its control socket may keep us.
 TELL_SECONDS = 10.0
+# Of what a host has not read yet. With more, it is told only what it has to know.
+_MOST_UNREAD_BYTES = 64 << 10
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NUMBERS = frozenset(signal.valid_signals())
@@ -104,6 +109,13 @@ class Launched(NamedTuple):
     timings: Mapping[str, float]  # seconds by phase
 
 
+class Audited(NamedTuple):
+    """A connection or a DNS question of the plugin, as it ended. Some are left out for a host that is slow to
+    read; the report counts them all."""
+
+    line: AuditLine
+
+
 class MonitorEnd(NamedTuple):
     outcome: Outcome
     status: int  # the exit status that `runner exec` would have
@@ -116,9 +128,9 @@ class MonitorEnd(NamedTuple):
         return document
 
 
-Message = Born | Terms | Launched | MonitorEnd
+Message = Born | Terms | Launched | Audited | MonitorEnd
 MESSAGES = (
-    *(Born, Terms, Allowance, Launched, MonitorEnd),
+    *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
     *(Outcome, Denial, Diagnostic, Note, Limits),
     *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project, Scratch, MemoryFile),
 )
@@ -164,6 +176,16 @@ class Control:
         except OSError:
             pass
         return True
+
+    def mention(self, message: Message) -> None:
+        """Tell it, if that takes no waiting."""
+        unread = array.array("i", [0])
+        try:
+            fcntl.ioctl(self.fd, termios.TIOCOUTQ, unread)
+        except OSError:
+            return
+        if unread[0] <= _MOST_UNREAD_BYTES:  # a message has a tenth of that at most: the rest has room for it
+            self.tell(message)
 
     def tell(self, message: Message) -> bool:
         """False if the host has ended, or does not read."""
@@ -316,6 +338,8 @@ class _SessionHost:
 
     def see_started(self, started: Started) -> Started:
         self._control.tell(Launched(dict(started.timings)))
+        if started.audit is not None:
+            started.audit.on_line = lambda line: self._control.mention(Audited(line))
         gc.enable()  # the fork server does without; a plugin may live for months
         if started.clocks.teardown is None:
             return started._replace(clocks=started.clocks._replace(teardown=self._grace))

@@ -11,20 +11,21 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import trio
 
 from runner.launch import forkserver
 from runner.launch.forkserver import LaunchTicket
-from runner.launch.monitor import MESSAGES, Born, Launched, Message, MonitorEnd, Terms
+from runner.launch.monitor import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell.cell import KILL_SECONDS
 from sandbox.cell.contents import Contents
 from sandbox.codec import decode
+from sandbox.network.egress import AuditLine
 
 # For the monitor to see that the processes have ended, to clean up and to tell: beyond the time they may take
 # to die.
@@ -55,6 +56,7 @@ class RemoteCell:
         self._terms: Terms | None = None
         self._launched: Mapping[str, float] | None = None
         self._ended: MonitorEnd | None = None
+        self.on_audit: Callable[[AuditLine], None] | None = None  # for each connection, as it ends
         self._was_heard = trio.Event()
         self._was_prepared = trio.Event()
         self._was_launched = trio.Event()
@@ -155,6 +157,9 @@ class RemoteCell:
             case Launched():
                 self._launched = message.timings
                 self._was_launched.set()
+            case Audited():
+                if self.on_audit is not None:
+                    self.on_audit(message.line)
             case MonitorEnd():
                 self._end(message)
 

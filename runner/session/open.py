@@ -80,6 +80,7 @@ async def open_session(
             dialect = contract.dialect(setting)
             session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
+            cell.on_audit = session.see_audit
             if on_made is not None:
                 on_made(session)
             gate.attach(session.tell, session.ask)

@@ -47,6 +47,7 @@ from runner.session.shutdown import Shutdown
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
 from runner.session.waiter import OnProgress, Waiter
+from sandbox.network.egress import AuditLine
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
@@ -300,6 +301,10 @@ class Session:
     def events(self) -> AsyncIterator[Notice | Progress]:
         """What the plugin says unasked, until it ends. For one reader; what is not read is dropped."""
         return self.state.backlog
+
+    def see_audit(self, line: AuditLine) -> None:
+        """A connection or a DNS question of the plugin has ended."""
+        self.state.act(Notice("network", line._asdict()))
 
     # --- the end ----------------------------------------------------------------------------------------
 

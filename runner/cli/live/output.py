@@ -94,8 +94,8 @@ class Output:
         if isinstance(event, Progress):
             self._say_json({"event": "progress", "value": event.value})
             return
-        if event.kind == "ended" and not self._events:
-            return  # the answer, or the failure in its place, says the same
+        if event.kind in ("ended", "network") and not self._events:
+            return  # the answer, or the failure in its place, says the same; the report has all connections
         if self._events or (self.as_json and event.kind == "hook_failed"):
             self._say(_compact({"event": event.kind, "value": event.value}))
         elif event.kind == "hook_failed":
