@@ -24,7 +24,7 @@ from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.cell.egress import Gate
+    from sandbox.cell.egress import GateProcess
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def launch(
 
 @contextmanager
 def _launch(
-    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds, gate: Gate | None
+    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds, gate: GateProcess | None
 ) -> Iterator[Cell]:
     plan = open_plan.plan
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def _launch(
         cell.close()
 
 
-def _spawn_behind(gate: Gate, order: SpawnOrder) -> int:
+def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
     """Raises LayerUnavailable if the plugin's network could not be made, or the gate does not serve it."""
     from sandbox.plan.layers import LayerUnavailable
 
@@ -118,7 +118,7 @@ def _spawn_behind(gate: Gate, order: SpawnOrder) -> int:
         if error.stage not in own:
             raise
         gate.drain()
-        why = f" (the gate {gate.log.failure})" if gate.log.failure else ""
+        why = f" (the gate says: {gate.log.fault})" if gate.log.fault else ""
         hint = "run `runner doctor`: it says whether this machine can give a plugin a list of hosts"
         raise LayerUnavailable("network", f"{error}{why}", hint) from None
     finally:
