@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import struct
-import tempfile
 from collections.abc import Callable, Collection
 
 from sandbox.gate.calls import gate_filter
@@ -31,6 +30,7 @@ _LANDLOCK_SCOPES = 3  # from version 6: no abstract sockets and no signals to ot
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _NO_CAPABILITIES = bytes(24)
 _HIGHEST_FD = 0x7FFFFFFF
+_EMPTY_DIRECTORY_PLACES = ("/run", "/tmp", "/dev/shm")  # the first that takes one
 
 _MORE_DATA_BYTES = 64 * 1024 * 1024  # that the gate may take beyond what it has when it begins
 
@@ -84,9 +84,9 @@ def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[
     libc = ctypes.CDLL(None, use_errno=True)
     program = gate_filter(machine_arch())
     ruleset = _make_ruleset(libc)
+    _set_limits(descriptors)
     if os.geteuid() == 0:
         _leave_root_directory()
-    _set_limits(descriptors)
     if identity is not None:
         uid, gid = identity
         os.setgroups([])
@@ -138,15 +138,18 @@ def _read_data_bytes() -> int:
 def _leave_root_directory() -> None:
     """Root becomes an empty directory that has no name any more. A container may forbid that, or have no
     place for a directory: the filter of system calls is the layer that has to hold."""
-    try:
-        folder = tempfile.mkdtemp(prefix="gate-")
+    for place in _EMPTY_DIRECTORY_PLACES:
+        folder = f"{place}/gate-{os.urandom(8).hex()}"
         try:
-            os.chdir(folder)
-        finally:
-            os.rmdir(folder)
-        os.chroot(".")
-    except OSError:
-        os.chdir("/")
+            os.mkdir(folder, 0o700)
+            try:
+                os.chdir(folder)
+            finally:
+                os.rmdir(folder)
+            os.chroot(".")
+            return
+        except OSError:
+            os.chdir("/")
 
 
 def _make_ruleset(libc: ctypes.CDLL) -> int:

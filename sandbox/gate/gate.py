@@ -31,7 +31,7 @@ from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
-from sandbox.network.sockets import receive_sockets, tell_ready
+from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
 
 # Of the gate's process.
 EXIT_ENDED = 0  # `alive` said so, or nobody reads the audit lines
@@ -130,7 +130,7 @@ class Gate:
 
 def count_descriptors(limits: EgressLimits) -> int:
     per_connection = max(_FDS_PER_CONNECTION, _FDS_PER_SEARCH)
-    return limits.connections * per_connection + MOST_CLIENTS + _MORE_FDS + 64
+    return limits.connections * per_connection + MOST_CLIENTS + MOST_SOCKETS + _MORE_FDS
 
 
 def _is_alive(alive: int) -> bool:
