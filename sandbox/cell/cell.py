@@ -17,7 +17,7 @@ from sandbox.spawn.order import read_ending
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.cell.egress import Gate
+    from sandbox.cell.egress import GateProcess
 
 _STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
 _COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
@@ -82,7 +82,7 @@ class Bounds(NamedTuple):
 class Cell:
     """One plugin's processes: everything below `pid`, its init, and nothing else."""
 
-    gate: Gate | None = None  # a process outside; launch() ends it
+    gate: GateProcess | None = None  # a process outside; launch() ends it
 
     def __init__(
         self,

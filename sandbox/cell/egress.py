@@ -11,9 +11,8 @@ import _socket
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -28,14 +27,9 @@ from sandbox.spawn.order import NetworkOrder
 # How long the gate may take to write its last lines after the plugin has ended, before it is killed.
 _FAREWELL_SECONDS = 1.0
 _READ_BYTES = 64 << 10
-_MOST_DESCRIPTORS = 0x7FFFFFFF  # one system call closes them all
-
-# channel, plan, audit, alive, and the uid and gid to drop to.
-RunGate = Callable[[int, EgressPlan, int, int, tuple[int, int] | None], NoReturn]
-_GATE = "sandbox.gate.gate"
 
 
-class Gate:
+class GateProcess:
     def __init__(
         self, pid: int, audit_fd: int, alive: int, order: NetworkOrder, channel: _socket.socket
     ) -> None:
@@ -84,7 +78,7 @@ class Gate:
 class GateMeter(Meter):
     """Reads the audit lines while the plugin runs. It never ends the plugin."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: GateProcess) -> None:
         self._gate = gate
         self._open = True
 
@@ -101,17 +95,17 @@ class GateMeter(Meter):
 @contextmanager
 def open_gate(
     egress: EgressPlan, uid_range: tuple[int, int] | None, until: float | None = None
-) -> Iterator[Gate]:
+) -> Iterator[GateProcess]:
     """Start the gate. Raises LayerUnavailable, and OSError if there are no processes or descriptors left.
 
     `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. The gate waits for its
     sockets; whether it serves, the cell's init learns from it.
     """
-    run = _find_gate()
     recipe = find_recipe(egress)
     with ExitStack() as stack:
-        identity, lease = None, -1
+        identity = None
         if uid_range is not None:
+            # The gate closes its copy of the lease, and dies with this process.
             uid, lease = _lease(uid_range)
             identity = uid, uid
             stack.callback(os.close, lease)
@@ -121,7 +115,7 @@ def open_gate(
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
         gates = (theirs.fileno(), audit_w, alive_r)
         try:
-            pid = _fork_gate(run, egress, gates, lease, identity)
+            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity)
         except BaseException:
             for fd in (audit_r, alive_w):
                 os.close(fd)
@@ -132,7 +126,7 @@ def open_gate(
                 os.close(fd)
             theirs.close()
         order = NetworkOrder(recipe, ours.fileno(), outside_network(), until)
-        gate = Gate(pid, audit_r, alive_w, order, ours)
+        gate = GateProcess(pid, audit_r, alive_w, order, ours)
         try:
             yield gate
         finally:
@@ -150,50 +144,31 @@ def _lease(uid_range: tuple[int, int]) -> tuple[int, int]:
     return lease.uid, lease.fd
 
 
-def _find_gate() -> RunGate:
-    from importlib import import_module
+def _run_gate(
+    channel: int, egress: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
+) -> NoReturn:
+    # Imported by the gate alone, while this process goes on with the launch.
+    from sandbox.gate.gate import run_gate
 
-    run: RunGate = import_module(_GATE).run_gate
-    return run
+    run_gate(channel, egress, audit, alive, identity)
 
 
 def _fork_gate(
-    run: RunGate,
-    egress: EgressPlan,
-    gates: tuple[int, int, int],
-    lease: int,
-    identity: tuple[int, int] | None,
+    egress: EgressPlan, gates: tuple[int, int, int], ours: tuple[int, ...], identity: tuple[int, int] | None
 ) -> int:
-    # A signal between fork and reset would run the parent's handlers in the child.
+    """`gates`: its ends of channel, audit and alive. `ours`: the other ends, which it must not hold."""
+    # A signal would run our handlers in the child. The gate unblocks them when it has reset them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
             try:
-                _forget_parent((*gates, lease))
+                for fd in ours:
+                    os.close(fd)
                 channel, audit, alive = gates
-                run(channel, egress, audit, alive, identity)
+                _run_gate(channel, egress, audit, alive, identity)
             finally:
                 os._exit(1)  # below us is the parent's stack
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
-
-
-def _forget_parent(kept: tuple[int, ...]) -> None:
-    """Keep nothing of the parent's but `kept`: no stream, no descriptor, no handler, no terminal."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.setsid()  # what is typed at a terminal reaches the runner, which ends us
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2}.difference(kept):
-        os.dup2(null, stream, inheritable=False)
-    low = 3
-    for fd in sorted(fd for fd in kept if fd > 2):
-        os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, _MOST_DESCRIPTORS)
-    sys.stdout = sys.stderr = None

@@ -25,7 +25,7 @@ from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.cell.egress import Gate
+    from sandbox.cell.egress import GateProcess
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _launch(
     bwrap_path: str,
     bounds: Bounds,
     contents: Contents | None,
-    gate: Gate | None,
+    gate: GateProcess | None,
 ) -> Iterator[Cell]:
     plan = open_plan.plan
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def _launch(
         cell.close()
 
 
-def _spawn_behind(gate: Gate, order: SpawnOrder) -> int:
+def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
     """Raises LayerUnavailable if the plugin's network could not be made, or the gate does not serve it."""
     from sandbox.plan.layers import LayerUnavailable
 
@@ -134,7 +134,7 @@ def _spawn_behind(gate: Gate, order: SpawnOrder) -> int:
         if error.stage not in own:
             raise
         gate.drain()
-        why = f" (the gate {gate.log.failure})" if gate.log.failure else ""
+        why = f" (the gate says: {gate.log.fault})" if gate.log.fault else ""
         hint = "run `runner doctor`: it says whether this machine can give a plugin a list of hosts"
         raise LayerUnavailable("network", f"{error}{why}", hint) from None
     finally:

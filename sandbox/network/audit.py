@@ -13,8 +13,9 @@ from sandbox.network.egress import AuditLine
 
 MOST_FIRST_LINES = 200
 MOST_LAST_LINES = 200
+_MOST_FAULT_CHARACTERS = 1000
 MOST_LINE_BYTES = 8 << 10  # a longer one is not the gate's
-_READY, _FAILED, _DROPPED = "ready", "failed", "dropped"
+_FAULT, _DROPPED = "fault", "dropped"
 
 
 class AuditLog:
@@ -24,8 +25,7 @@ class AuditLog:
         self.totals: Counter[tuple[str, str]] = Counter()  # all lines, by kind and verdict
         self.left_out: Counter[str] = Counter()  # lines that are in neither list, by verdict
         self.dropped = 0  # lines that were not read in time, or make no sense
-        self.ready = False  # the gate is confined and serves
-        self.failure = ""  # why it could not start, the second half of a sentence
+        self.fault = ""  # why the gate could not start, or ended by itself
         self.gate_ended_early = False  # before the plugin; its connections were refused from then on
         self.on_line: Callable[[AuditLine], None] | None = None  # for those who want each line at once
         self._rest = b""
@@ -60,10 +60,8 @@ class AuditLog:
             self.dropped += 1
             return
         kind = document.get("kind")
-        if kind == _READY:
-            self.ready = True
-        elif kind == _FAILED:
-            self.failure = str(document.get("reason", ""))
+        if kind == _FAULT:
+            self.fault = str(document.get("reason", ""))[:_MOST_FAULT_CHARACTERS]
         elif kind == _DROPPED:
             count = document.get("count")
             self.dropped += count if isinstance(count, int) and count > 0 else 1

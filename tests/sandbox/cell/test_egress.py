@@ -35,7 +35,6 @@ def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -
     if identity is not None:
         os.setresgid(identity[1], identity[1], identity[1])
         os.setresuid(identity[0], identity[0], identity[0])
-    os.write(audit, b'{"kind":"ready"}\n')
     held = {fd: socket.socket(fileno=fd) for fd in (*sockets.listeners, *sockets.redirected)}
     resolver = socket.socket(fileno=sockets.dns_udp)
     tell_ready(channel)
@@ -68,10 +67,11 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
     from sandbox.plan.layers import LayerUnavailable
 
     def dead_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
-        os.write(audit, b'{"kind":"failed","reason":"has no filter"}\n')
+        os.write(audit, b'{"kind":"fault","reason":"no filter"}\n')
         os._exit(1)
 
-    egress._find_gate = lambda: dead_gate if fault == "dead" else small_gate
+    changed: Any = egress
+    changed._run_gate = dead_gate if fault == "dead" else small_gate
     said = os.memfd_create("said")
     saved = os.dup(1)
     os.dup2(said, 1)
@@ -98,7 +98,6 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
             told["code"] = cell.wait().code
             log = cell.gate.log
         told["audit"] = [[line.name, line.port] for line in log.lines]
-        told["ready"] = log.ready
     except LayerUnavailable as missing:
         told["refused"] = [missing.layer, str(missing)]
     finally:
@@ -187,7 +186,7 @@ def test_what_is_listed_reaches_the_gate_and_nothing_else_does(runner_as: Caller
     found = probe(runner_as, [act for act, _ in (*reached, *refused)])
     assert found["answers"] == [answer for _, answer in (*reached, *refused)]
     assert found["audit"] == [act[1] for act, _ in reached[:5]]
-    assert (found["code"], found["ready"], found["leaked"]) == (0, True, [])
+    assert (found["code"], found["leaked"]) == (0, [])
 
 
 def test_the_files_of_the_resolver_are_ours(runner_as: Caller) -> None:
@@ -292,7 +291,7 @@ def test_every_port_is_redirected(runner_as: Caller) -> None:
 def test_a_gate_that_cannot_start_keeps_the_plugin_from_starting(runner_as: Caller) -> None:
     found = probe(runner_as, [["serve", 3000]], "dead")
     assert found["refused"][0] == "network"
-    assert found["refused"][1].endswith("(the gate has no filter)")
+    assert found["refused"][1].endswith("(the gate says: no filter)")
     assert (found["said"], found["leaked"]) == ("", [])
 
 

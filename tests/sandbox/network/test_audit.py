@@ -32,11 +32,15 @@ def test_a_line_becomes_a_value() -> None:
 
 
 def test_pieces_may_end_anywhere() -> None:
-    whole = line(name="a.example") + line(name="b.example", verdict="refused") + b'{"kind":"ready"}\n'
+    whole = (
+        line(name="a.example")
+        + line(name="b.example", verdict="refused")
+        + b'{"kind":"fault","reason":"why"}\n'
+    )
     for size in (1, 7, 64):
         log = fed(*(whole[at : at + size] for at in range(0, len(whole), size)))
         assert [each.name for each in log.lines] == ["a.example", "b.example"]
-        assert (log.ready, log.dropped) == (True, 0)
+        assert (log.fault, log.dropped) == ("why", 0)
 
 
 def test_the_first_and_the_last_are_kept() -> None:
@@ -92,9 +96,9 @@ def test_lines_that_the_gate_dropped(count: object, dropped: int) -> None:
     assert fed(said).dropped == dropped
 
 
-def test_why_it_could_not_start() -> None:
-    log = fed(b'{"kind":"failed","reason":"has no filter"}\n')
-    assert (log.failure, log.ready, log.lines) == ("has no filter", False, ())
+def test_a_fault_is_told_and_bounded() -> None:
+    log = fed(b'{"kind":"fault","reason":"%s"}\n' % (b"x" * 2000))
+    assert (log.fault, log.lines) == ("x" * 1000, ())
 
 
 def test_each_line_is_told_at_once() -> None:
