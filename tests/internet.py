@@ -35,7 +35,7 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
     "example.com": {"A": [OTHER]},
     "deep.api.example.com": {"A": [OTHER]},
     "other.example.org": {"A": [OTHER]},
-    "alias.example.com": {"CNAME": "api.example.com"},
+    "alias.example.com": {"CNAME": "ipv4.example.com"},
     "inside.example.com": {"A": [PRIVATE]},
     "alias-inside.example.com": {"CNAME": "inside.example.com"},
     "loop.example.com": {"A": ["127.0.0.1"]},

@@ -75,7 +75,8 @@ class Plugin:
 
     def policy(self, network: str) -> Path:
         text = (ROOT / "policies/default.toml").read_text()
-        changed = text.replace('ceiling = "none"\nhosts = []', network)
+        plain = 'ceiling = "none"\nhosts = []\nprivate = "deny"'
+        changed = text.replace(plain, network)
         assert changed != text
         return self.write(self.folder.parent / "policy.toml", changed)
 

@@ -61,7 +61,7 @@ def test_every_name_below_a_wildcard_and_not_the_name_itself(plugin: Plugin) -> 
     below = plugin.python(["*.example.com:2525"], LINE, "deep.api.example.com", "2525")
     assert below.stdout == f"220 {OTHER}\n"
     itself = plugin.python(["*.example.com:2525"], LINE, "example.com", "2525")
-    assert itself.stdout == "" and itself.verdicts("questions") == [("example.com", 0, "refused")]
+    assert itself.stdout == "" and set(itself.verdicts("questions")) == {("example.com", 0, "refused")}
 
 
 @pytest.mark.parametrize("name", ["ALIAS.example.COM", "alias.example.com."])
@@ -73,13 +73,6 @@ def test_spellings_of_one_name(plugin: Plugin, name: str) -> None:
 def test_every_port_of_a_host(plugin: Plugin) -> None:
     ran = plugin.python(["ipv4.example.com:*"], LINE, "ipv4.example.com", "2525")
     assert ran.stdout == f"220 {API}\n"
-
-
-def test_open_reaches_every_name(plugin: Plugin) -> None:
-    entry = {"kind": "open"}
-    assert entry  # the words of contracts for it differ; kaged has one
-    ran = plugin.python(["other.example.org:2525"], LINE, "other.example.org", "2525")
-    assert ran.stdout == f"220 {OTHER}\n"
 
 
 def test_many_addresses_need_an_answer_over_tcp(plugin: Plugin) -> None:

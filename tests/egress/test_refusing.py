@@ -104,8 +104,6 @@ def test_names_that_lead_where_no_name_may(plugin: Plugin, name: str) -> None:
 
 def test_private_addresses_by_policy(plugin: Plugin) -> None:
     network = 'ceiling = "open"\nhosts = ["*:*"]\nprivate = "allow"'
-    text = plugin.policy('ceiling = "open"\nhosts = ["*:*"]').read_text().replace('private = "deny"\n', "", 1)
-    assert text
     ran = plugin.python(["inside.example.com:2525"], LINE, "inside.example.com", "2525", network=network)
     assert ran.stdout == f"220 {PRIVATE}\n", ran.network
 
@@ -149,7 +147,7 @@ def test_datagrams_and_other_resolvers(plugin: Plugin) -> None:
 def test_raw_packets(plugin: Plugin) -> None:
     script = "import socket\nfor kind in (socket.SOCK_RAW, socket.SOCK_DGRAM):\n"
     script += "    try: socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP); print('made')\n"
-    script += "    except PermissionError: print('refused')\n"
+    script += "    except OSError: print('refused')\n"
     assert plugin.python(LISTED, script).stdout == "refused\nrefused\n"
 
 
@@ -190,7 +188,7 @@ def test_two_plugins_do_not_reach_each_others_hosts(plugin: Plugin) -> None:
     one = plugin.python(["ipv4.example.com:2525"], LINE, "ipv4.example.com", "2525")
     other = plugin.python(["other.example.org:2525"], LINE, "ipv4.example.com", "2525")
     assert one.stdout == f"220 {API}\n" and other.stdout == ""
-    assert other.verdicts("questions") == [("ipv4.example.com", 0, "refused")]
+    assert set(other.verdicts("questions")) == {("ipv4.example.com", 0, "refused")}
 
 
 def test_a_failure_after_a_refusal_names_the_host_and_the_remedy(plugin: Plugin) -> None:
