@@ -1,4 +1,4 @@
-"""A plugin on a machine with an internet of its own (tests/internet.py)."""
+"""A plugin on a machine with an internet of its own (scripts/internet/)."""
 
 from __future__ import annotations
 

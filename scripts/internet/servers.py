@@ -1,7 +1,8 @@
-"""A small internet for tests, in a network namespace of its own: a resolver, and servers on public addresses.
+"""The servers of machine.py, in a network namespace of their own: a resolver, and others on public addresses.
 
 Started with a description as JSON in argv[1]. It waits for a line on stdin (the link to the other namespace
-is made meanwhile), prints "ready", and then one line of JSON for each question and each connection it sees.
+is made meanwhile), prints "ready", and then one line of JSON for each question, connection and HTTP request
+that it sees, and for each further line on stdin.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class _Server6(_Server):
 
 def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     """`line`: says who it is first, then echoes. `http`: HTTP/1.1. `tls`: HTTP/1.1 in TLS. `echo`: bytes as
-    they come. `sink`: reads nothing at all. `source`: sends what the first line asks for, in bytes."""
+    they come. `sink`: reads nothing at all. `source`: sends what each line asks for, in bytes. `http2`:
+    HTTP/2 in TLS."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -130,7 +132,11 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
             if kind == "sink":
                 threading.Event().wait()
             if kind == "source":
-                self._send(int(self.rfile.readline()))
+                while line := self.rfile.readline():
+                    self._send(int(line))
+                return
+            if kind == "http2":
+                self._serve_http2()
                 return
             if kind in ("http", "tls"):
                 self._serve_http()
@@ -150,23 +156,48 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                 while (line := self.rfile.readline()).strip():
                     name, _, value = line.decode().partition(":")
                     headers[name.lower()] = value.strip()
+                tell(seen="request", line=request.decode().strip())
                 body = json.dumps(
                     {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
                 ).encode()
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
+        def _serve_http2(self) -> None:
+            """Answer each request with its body "two", whatever it asks for."""
+            assert self.request.selected_alpn_protocol() == "h2"
+            assert self.rfile.read(24) == b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            settings, headers, data, ack, end_headers, end_stream = 4, 1, 0, 1, 4, 1
+            self.wfile.write(_frame(settings, 0, 0))
+            while head := self.rfile.read(9):
+                kind, flags = head[3], head[4]
+                stream = int.from_bytes(head[5:9], "big")
+                self.rfile.read(int.from_bytes(head[:3], "big"))
+                if kind == settings and not flags & ack:
+                    self.wfile.write(_frame(settings, ack, 0))
+                elif kind == headers:
+                    status_200 = b"\x88"  # RFC 7541, appendix A
+                    self.wfile.write(_frame(headers, end_headers, stream, status_200))
+                    self.wfile.write(_frame(data, end_stream, stream, b"two"))
+
     class Tls(Handler):
         def setup(self) -> None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            if kind == "http2":
+                context.set_alpn_protocols(["h2"])
             context.load_cert_chain(tls["certificate"], tls["key"])
             self.request.settimeout(30)
             self.request = context.wrap_socket(self.request, server_side=True)
             super().setup()
 
     server = _Server6 if ":" in address else _Server
-    running = server((address, port), Tls if kind == "tls" else Handler)
+    running = server((address, port), Tls if kind in ("tls", "http2") else Handler)
     running.handle_error = lambda *_: None  # type: ignore[assignment]
     threading.Thread(target=running.serve_forever, daemon=True).start()
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
 def main() -> None:
@@ -178,7 +209,8 @@ def main() -> None:
     for kind, address, port in told["servers"]:
         serve(kind, address, port, told["tls"])
     print("ready", flush=True)
-    sys.stdin.read()  # until the test ends
+    for line in sys.stdin:  # until the end of who started it
+        tell(seen="command", line=line.strip())
 
 
 main()
