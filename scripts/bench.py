@@ -1,4 +1,4 @@
-"""Measure what launches, kills, calls and sessions cost, as root and as an ordinary user.
+"""Measure what launches, kills, calls, sessions and networks cost, as root and as an ordinary user.
 
 Alternatives that are compared are interleaved in one run, because a machine's speed changes over minutes.
 """
@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from scripts.benches import call, kill, launch
+from scripts.benches import call, kill, launch, network
 from scripts.benches.caller import Unable, callers
 
 LAUNCHES = 60
@@ -20,8 +20,10 @@ CALLS = 2000
 COLDS = 30
 LARGES = 30
 SESSIONS = 64
+CONNECTIONS = 1000
+DOWNLOADS = 30
 
-PARTS = ("launch", "kill", "call", "sessions")
+PARTS = ("launch", "kill", "call", "sessions", "network")
 
 
 def main() -> int:
@@ -36,6 +38,10 @@ def main() -> int:
     parser.add_argument("--colds", type=_count, default=COLDS, help=f"calls that start the plugin ({COLDS})")
     parser.add_argument("--larges", type=_count, default=LARGES, help=f"answers of 4 MiB ({LARGES})")
     parser.add_argument("--sessions", type=_count, default=SESSIONS, help=f"at once ({SESSIONS})")
+    parser.add_argument(
+        "--connections", type=_count, default=CONNECTIONS, help=f"to a server ({CONNECTIONS})"
+    )
+    parser.add_argument("--downloads", type=_count, default=DOWNLOADS, help=f"of 64 MiB ({DOWNLOADS})")
     args = parser.parse_args()
     parts = args.parts or PARTS
     if unknown := set(parts) - set(PARTS):
@@ -56,6 +62,8 @@ def main() -> int:
                     call.bench(caller, args.calls, args.colds, args.larges)
                 if "sessions" in parts:
                     call.bench_many(caller, args.sessions)
+                if "network" in parts:
+                    network.bench(caller, args.launches, args.connections, args.downloads)
     except Unable as fault:
         print(f"bench: {fault}", file=sys.stderr)
         return 1

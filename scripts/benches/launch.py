@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,13 +103,19 @@ def bench(caller: Caller, rounds: int) -> None:
             if turn >= WARM_UP:
                 samples[name].append(sample)
     print(f"\nlaunch, as {caller.name}: {rounds} of /usr/bin/true each, interleaved, in milliseconds")
+    pairs = ((NONE, RAW), (USUAL, RAW), (USUAL, NONE), (ALL, NONE), (RELAYED, ALL))
+    print_samples(samples, pairs)
+
+
+def print_samples(samples: Mapping[str, list[Sample]], pairs: Sequence[tuple[str, str]]) -> None:
+    """`pairs`: what is compared with what."""
     print(f"  {'':20} {'p50':>7} {'p90':>7} {'min':>7}   {'processor time, p50':>20}")
     for name, taken in samples.items():
         wall = [sample.wall for sample in taken]
         cpu = median([sample.cpu for sample in taken])
         figures = f"{median(wall):7.1f} {percentile(wall, 90):7.1f} {min(wall):7.1f}"
         print(f"  {name:20} {figures}   {cpu:20.1f}")
-    for one, other in ((NONE, RAW), (USUAL, RAW), (USUAL, NONE), (ALL, NONE), (RELAYED, ALL)):
+    for one, other in pairs:
         print(f"  {one} over {other}: {_compared(samples[one], samples[other])}")
 
 
