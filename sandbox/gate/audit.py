@@ -11,7 +11,7 @@ from sandbox.network.egress import AuditLine
 
 # A pipe takes so many bytes at once or none of them, so a line never arrives in part (PIPE_BUF).
 MOST_LINE_BYTES = 4096
-_MOST_TEXT_CHARACTERS = 512  # of a name or a reason; six bytes each at most
+_MOST_TEXT_CHARACTERS = 300  # of a name, a rule or a reason
 _MOST_REPEATED = 1024  # lines that may come again, whose repetitions are counted
 
 

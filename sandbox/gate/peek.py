@@ -146,7 +146,7 @@ def _read_host(data: bytes) -> Host:
     if data.startswith(_HTTP2_PREFACE):
         raise _Refusal("speaks HTTP/2 without TLS, which hides the name; use TLS or HTTP/1.1")
     if not _METHOD.match(data[:33]):
-        raise _Refusal("speaks neither TLS nor HTTP/1; such a port may be taken out of the judged ports")
+        raise _Refusal("speaks neither TLS nor HTTP/1, by which a name is known on this port")
     end = data.find(b"\r\n\r\n")
     first_line_end = data.find(b"\r\n")
     if first_line_end >= 0 and not _REQUEST.match(data[:first_line_end]):

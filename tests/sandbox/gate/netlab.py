@@ -42,6 +42,10 @@ _SECONDS = 60.0  # a wait that takes longer has failed
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class Client(socket.socket):
+    was_reset = False  # before connect() had returned
+
+
 class Namespace:
     """A network namespace, kept by a descriptor."""
 
@@ -72,22 +76,24 @@ class Namespace:
     def ip(self, *words: str) -> None:
         self.run(lambda: subprocess.run(["/usr/sbin/ip", *words], check=True, capture_output=True))
 
-    def socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        made = self.run(lambda: socket.socket(family, kind))
+    def make_socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> Client:
+        made = self.run(lambda: Client(family, kind))
         made.settimeout(_SECONDS)
         return made
 
-    def connect(self, address: str, port: int) -> socket.socket:
-        made = self.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    def connect(self, address: str, port: int) -> Client:
+        made = self.make_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             made.connect((address, port))
+        except ConnectionResetError:
+            made.was_reset = True
         except BaseException:
             made.close()
             raise
         return made
 
     def listen(self, address: str, port: int, backlog: int = 1024) -> socket.socket:
-        made = self.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        made = self.make_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((address, port))
         made.listen(backlog)
@@ -115,7 +121,7 @@ def _in_thread(act: Callable[[], T]) -> T:
     return result
 
 
-# --- the name server -----------------------------------------------------------------------------------------
+# --- the name server -------------------------------------------------------------------------------
 
 A, CNAME, AAAA = 1, 5, 28
 Record = tuple[str, int, str]  # owner, kind, address or target
@@ -142,7 +148,7 @@ class NameServerDouble:
         self.asked: list[tuple[str, int]] = []
         self.silent = False
         self.truncates = False
-        self._udp = namespace.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp = namespace.make_socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind((NAME_SERVER, 53))
         self._tcp = namespace.listen(NAME_SERVER, 53)
         self._stop = threading.Event()
@@ -198,7 +204,7 @@ class NameServerDouble:
         self._tcp.close()
 
 
-# --- the lab -------------------------------------------------------------------------------------------------
+# --- the lab ---------------------------------------------------------------------------------------
 
 
 class Lab:
@@ -216,8 +222,9 @@ class Lab:
             space.ip("link", "set", link, "up")
         self.host.ip("route", "add", "default", "via", NAME_SERVER)
         self.host.ip("-6", "route", "add", "default", "via", "fd77::2")
-        for network in ("93.184.216.0/24", "10.99.0.0/24", "2606:2800:220:1::/64"):
+        for network in ("93.184.216.0/24", "10.99.0.0/24"):
             self.internet.ip("route", "add", "local", network, "dev", "lo")
+        self.internet.ip("-6", "addr", "add", f"{PUBLIC_6}/128", "dev", "lo", "nodad")
         self.names = NameServerDouble(self.internet)
         self.folder = tempfile.TemporaryDirectory()
         (Path(self.folder.name) / "resolv.conf").write_text(f"nameserver {NAME_SERVER}\n")
@@ -232,9 +239,9 @@ class Lab:
 
     @contextlib.contextmanager
     def gate(
-        self, plan: EgressPlan, *, user: bool = False, audit_reader: bool = True
+        self, plan: EgressPlan, *, user: bool = False, gets: EgressPlan | None = None
     ) -> Iterator[GateDouble]:
-        double = GateDouble(self, plan, user)
+        double = GateDouble(self, plan, user, gets or plan)
         try:
             yield double
         finally:
@@ -249,13 +256,14 @@ def _recipe(rules: tuple[str, ...], every_port: bool) -> str:
 class GateDouble:
     """A live gate, and the namespace that it serves."""
 
-    def __init__(self, lab: Lab, plan: EgressPlan, user: bool) -> None:
+    def __init__(self, lab: Lab, plan: EgressPlan, user: bool, gets: EgressPlan) -> None:
         audit_r, audit_w = os.pipe()
         alive_r, self._alive = os.pipe()
         os.set_blocking(audit_r, False)
-        self._audit, self._lines, self._rest = audit_r, [], b""
+        self._audit, self._rest = audit_r, b""
+        self._lines: list[dict[str, Any]] = []
         order = {
-            "plan": codec.encode(plan).decode(),
+            "plan": codec.encode(gets).decode(),
             "recipe": _recipe(plan.rules, plan.every_port),
             "audit": audit_w,
             "alive": alive_r,
@@ -284,7 +292,9 @@ class GateDouble:
         assert self.process.stdout is not None
         told = sorted(self.process.stdout.readline() for _ in range(2))
         if told[-1] != b"ready\n":
-            raise RuntimeError(f"the gate did not start: {told} {self.lines()}")
+            lines = self.lines()
+            self.close()
+            raise RuntimeError(f"the gate did not start: {told} {lines}")
         self.pid, self.plugin_pid = json.loads(told[0])
         self.plugin = Namespace.of(self.plugin_pid)
 
@@ -346,17 +356,21 @@ class GateDouble:
         """A question over UDP: the code and the addresses."""
         question = struct.pack("!6H", 4711, 0x0100, 1, 0, 0, 0) + encode_name(name)
         question += struct.pack("!HH", kind, 1)
-        with self.plugin.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        with self.plugin.make_socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             asker.connect(("127.0.0.1", 53))
-            asker.send(question)
-            return read_addresses(asker.recv(4096), len(question))
+            asker.settimeout(2)
+            for _ in range(int(_SECONDS / 2)):  # as every resolver: a datagram may be lost
+                asker.send(question)
+                with contextlib.suppress(TimeoutError):
+                    return read_addresses(asker.recv(4096), len(question))
+        raise AssertionError(f"no answer for {name}")
 
     def resolve(self, name: str, kind: int = A) -> str:
         code, addresses = self.ask(name, kind)
         assert code == 0 and len(addresses) == 1, (code, addresses)
         return addresses[0]
 
-    def connect(self, name: str, port: int, kind: int = A) -> socket.socket:
+    def connect(self, name: str, port: int, kind: int = A) -> Client:
         return self.plugin.connect(self.resolve(name, kind), port)
 
 
@@ -373,21 +387,24 @@ def read_addresses(reply: bytes, question_bytes: int) -> tuple[int, list[str]]:
     return flags & 0xF, found
 
 
-def is_reset(connection: socket.socket) -> bool:
-    """Whether the other end refuses it: an error, and not an orderly end."""
+def is_reset(connection: Client) -> bool:
+    """Whether the other end refuses it: an error, and not an orderly end or a byte."""
     try:
-        return connection.recv(1) is None
-    except (ConnectionResetError, BrokenPipeError):
+        connection.recv(1)
+    except ConnectionResetError:
         return True
+    return connection.was_reset
 
 
-def serve(listener: socket.socket, act: Callable[[socket.socket], None]) -> threading.Thread:
-    """Serve every connection in a thread of its own, until the listener is closed."""
+@contextlib.contextmanager
+def serving(listener: socket.socket, act: Callable[[socket.socket], None] | None = None) -> Iterator[None]:
+    """Serve every connection in a thread of its own."""
+    chosen = act or echo
 
     def handle(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             client.settimeout(_SECONDS)
-            act(client)
+            chosen(client)
 
     def accept() -> None:
         while True:
@@ -399,9 +416,14 @@ def serve(listener: socket.socket, act: Callable[[socket.socket], None]) -> thre
                 return
             threading.Thread(target=handle, args=(client,), daemon=True).start()
 
-    thread = threading.Thread(target=accept, daemon=True)
+    thread = threading.Thread(target=accept)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()
 
 
 def echo(client: socket.socket) -> None:

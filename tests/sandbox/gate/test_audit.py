@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.gate.audit import AuditPipe, ReaderGone
+from sandbox.gate.loop import Loop
+from sandbox.network.egress import AuditLine
+
+LINE = AuditLine("connect", "api.example.com", 443, "refused", reason="is not in its list")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    yield read, write
+    for fd in (read, write):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def _read(fd: int) -> list[dict[str, object]]:
+    text = b""
+    while True:
+        try:
+            text += os.read(fd, 65536)
+        except BlockingIOError:
+            return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_is_one_line_of_json(pipe: tuple[int, int]) -> None:
+    AuditPipe(Loop(), pipe[1]).write(LINE._replace(name="a\nb\x1b[0m\u2028", seconds=0.12345678))
+    (line,) = _read(pipe[0])
+    assert line == LINE._asdict() | {"name": "a\nb\x1b[0m\u2028", "seconds": 0.123457}
+
+
+def test_the_longest_line_fits_at_once(pipe: tuple[int, int]) -> None:
+    text = "\U0001f600" * 100000
+    AuditPipe(Loop(), pipe[1]).write(LINE._replace(name="a" * 9999, reason="\x00" * 9999, rule="b" * 9999))
+    assert len(_read(pipe[0])) == 1
+    AuditPipe(Loop(), pipe[1]).write(LINE._replace(name=text, reason=text, rule=text))
+    assert _read(pipe[0]) == []  # too long even so: counted as dropped
+
+
+def test_what_does_not_fit_is_counted_and_told_when_there_is_room(pipe: tuple[int, int]) -> None:
+    loop = Loop()
+    audit = AuditPipe(loop, pipe[1])
+    for _ in range(5000):
+        audit.write(LINE)
+    kept = _read(pipe[0])
+    assert 0 < len(kept) < 5000
+    loop.run_once(0)  # there is room now
+    assert _read(pipe[0]) == [{"kind": "dropped", "count": 5000 - len(kept)}]
+    audit.write(LINE)
+    loop.run_once(0)
+    assert _read(pipe[0]) == [LINE._asdict()]
+
+
+def test_repetitions_double(pipe: tuple[int, int]) -> None:
+    audit = AuditPipe(Loop(), pipe[1])
+    for _ in range(100):
+        audit.write_repeated(LINE)
+        audit.write_repeated(LINE._replace(port=80))
+    assert [line["times"] for line in _read(pipe[0]) if line["port"] == 443] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_what_is_remembered_is_bounded(pipe: tuple[int, int]) -> None:
+    audit = AuditPipe(Loop(), pipe[1])
+    for number in range(5000):
+        audit.write_repeated(LINE._replace(name=f"n{number}.example"))
+    assert len(audit._repeated) == 1024
+
+
+def test_without_a_reader_there_is_nothing_to_serve_for(pipe: tuple[int, int]) -> None:
+    audit = AuditPipe(Loop(), pipe[1])
+    os.close(pipe[0])
+    with pytest.raises(ReaderGone):
+        audit.write(LINE)
