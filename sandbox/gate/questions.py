@@ -80,7 +80,7 @@ class Answerer:
         address = synthetic.ipv4 if question.kind == dns.A else synthetic.ipv6
         return dns.write_reply(question, dns.NOERROR, address, ANSWER_SECONDS)
 
-    def _refuse(self, question: dns.Question, name: str, reason: str) -> bytes:
+    def _refuse(self, question: dns.NameQuestion, name: str, reason: str) -> bytes:
         shown = name[:_MOST_SHOWN_CHARACTERS]
         self._audit.write_repeated(AuditLine("dns", shown, 0, "refused", reason=reason))
         return dns.write_reply(question, dns.REFUSED)
