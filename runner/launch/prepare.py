@@ -20,7 +20,6 @@ from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
-from sandbox.plan.layers import require_enforceable
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
@@ -67,9 +66,6 @@ def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Deci
     with failing(loaded):
         decided = _decide(loaded, environ)
     with failing(decided):
-        # Before the refusal: an operator should not raise a ceiling for what cannot be enforced anyway.
-        asked = loaded.plugin.spec
-        require_enforceable(asked.network if asked.enabled else None)
         if decided.grant.refused:
             raise Failure(judge_denials(decided.grant.refused, "policy"), EXEC_REFUSED)
     return decided._replace(timings=watch.lap("policy"))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sandbox.limits.cgroup import OomAround
     from sandbox.limits.disk import DiskMeter
     from sandbox.limits.meter import Meter
+    from sandbox.network.audit import AuditLog
     from sandbox.streams.relay import Relay
 
 Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
@@ -146,6 +147,7 @@ class Started(NamedTuple):
     plumbing: Plumbing
     disk: DiskMeter | None = None
     oom_around: OomAround | None = None
+    audit: AuditLog | None = None  # what the gate says; complete when the plugin has ended
     timings: Timings = ()
 
     @property
@@ -237,6 +239,7 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.identity.accounts import Account
     from sandbox.limits.assign import AssignedLimit
     from sandbox.limits.cgroup_survey import Site
+    from sandbox.network.egress import EgressLimits, EgressPlan
     from sandbox.paths.source import FileIdentity
     from sandbox.plan import plan
     from sandbox.plan.layers import Layers
@@ -250,6 +253,6 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
         *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
-        *(LaunchPlan, plan.ShownPath, plan.Idmapped, FileIdentity),
+        *(LaunchPlan, plan.ShownPath, plan.Idmapped, FileIdentity, EgressPlan, EgressLimits),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from runner.launch.acquire import Acquired
 from runner.launch.stages import Planned, Started
 from runner.launch.stdio import MakeInspection, Plumbing
+from runner.launch.verdict import failing
 from runner.launch.wait import Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
@@ -58,16 +59,22 @@ def start(acquired: Acquired, began: float, connect: ConnectStreams) -> Iterator
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP_SECONDS,
             plumbing.ends,
+            clocks.launch,
         )
         if unsandboxed:
             from sandbox.cell.unsandboxed import start_unsandboxed
 
             cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds))
+            with failing(planned):
+                cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds))
         live.append(cell)
         plumbing.give_away()
         meters: list[Meter] = []
+        if cell.gate is not None:
+            from sandbox.cell.egress import GateMeter
+
+            meters.append(GateMeter(cell.gate))
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
         if cgroup is not None and limits.cpu_time is not None:
@@ -86,6 +93,7 @@ def start(acquired: Acquired, began: float, connect: ConnectStreams) -> Iterator
             plumbing,
             disk,
             acquired.oom_around,
+            None if cell.gate is None else cell.gate.log,
         )
 
 

@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
@@ -14,6 +15,9 @@ from sandbox.spawn import launcher
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import read_ending
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.cell.egress import GateProcess
 
 _STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
 _COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
@@ -72,10 +76,13 @@ class Bounds(NamedTuple):
     cgroup: Cgroup | None = None
     deadline: float | None = None  # on the monotonic clock
     streams: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
+    launch: float | None = None  # on the monotonic clock: by when the gate has to serve
 
 
 class Cell:
     """One plugin's processes: everything below `pid`, its init, and nothing else."""
+
+    gate: GateProcess | None = None  # a process outside; launch() ends it
 
     def __init__(
         self,

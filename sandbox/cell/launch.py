@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.files import write_all
@@ -18,8 +19,12 @@ from sandbox.limits.rlimits import rlimits
 from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
+from sandbox.spawn.network import STEPS
 from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.cell.egress import GateProcess
 
 
 @contextmanager
@@ -29,6 +34,25 @@ def launch(
     """Start the plan. Whatever happens inside the context, nothing of it is left afterwards."""
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
+    if plan.egress is None:
+        with _launch(open_plan, owner, bwrap_path, bounds, None) as cell:
+            yield cell
+        return
+    from sandbox.cell.egress import open_gate
+
+    # The gate is there before the plugin, and ends after it.
+    with (
+        open_gate(plan.egress, plan.layers.uid_range, bounds.launch) as gate,
+        _launch(open_plan, owner, bwrap_path, bounds, gate) as cell,
+    ):
+        yield cell
+
+
+@contextmanager
+def _launch(
+    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds, gate: GateProcess | None
+) -> Iterator[Cell]:
+    plan = open_plan.plan
     with ExitStack() as stack:
         status_r, status_w = _pipe(stack)
         ending_r, ending_w = _pipe(stack)
@@ -64,13 +88,15 @@ def launch(
             keep=(*order.keep, *helper.keep),
             stdio=(null, null, complaint_w),  # for bwrap itself: both of its processes keep these
         )
+        order = _bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values()))
         started = time.monotonic()
-        pid = spawner.spawn(_bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values())))
+        pid = spawner.spawn(order) if gate is None else _spawn_behind(gate, order)
         try:
             cell = Cell(
                 *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
                 *(os.dup(launch_r), os.dup(complaint_r)),
             )
+            cell.gate = gate
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -79,6 +105,24 @@ def launch(
         yield cell
     finally:
         cell.close()
+
+
+def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
+    """Raises LayerUnavailable if the plugin's network could not be made, or the gate does not serve it."""
+    from sandbox.plan.layers import LayerUnavailable
+
+    try:
+        return spawner.spawn(order._replace(network=gate.order))
+    except SpawnError as error:
+        own = {request.step for request in gate.order.recipe.requests} | STEPS
+        if error.stage not in own:
+            raise
+        gate.drain()
+        why = f" (the gate says: {gate.log.fault})" if gate.log.fault else ""
+        hint = "run `runner doctor`: it says whether this machine can give a plugin a list of hosts"
+        raise LayerUnavailable("network", f"{error}{why}", hint) from None
+    finally:
+        gate.let_go()
 
 
 def _order(

@@ -16,6 +16,7 @@ from sandbox.doctor import limits as limits
 from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.launching import launching
+from sandbox.doctor.named_hosts import named_hosts
 from sandbox.doctor.rehearsal import rehearse, told
 from sandbox.doctor.trial import (
     Note,
@@ -411,6 +412,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "session_keyring": session_keyring,
     "seccomp": seccomp,
     "cage": cage,
+    "named_hosts": lambda machine: named_hosts(),
     "limits": lambda machine: limits.limits(machine.limits),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),

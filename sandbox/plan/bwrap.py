@@ -39,8 +39,10 @@ LAUNCHER = "/.launcher"
 def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     """bwrap's options, passed through --args: everything but the program."""
     program = () if slots.launcher is None else ("--perms", "0555", "--file", str(slots.launcher), LAUNCHER)
+    # The cell's init has made the network namespace that the gate serves.
+    inherits_network = plan.share_network or plan.egress is not None
     return (
-        *_head(plan),
+        *_head(plan, inherits_network),
         "--json-status-fd",
         str(slots.status),
         # Each is asked, and the strictest answer holds.
@@ -56,7 +58,7 @@ def command_line(
 ) -> str:
     """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
     try. A path can be swapped between two looks; that is why the runner itself does not use it. What the
-    runner mounts idmapped is a plain bind here.
+    runner mounts idmapped is a plain bind here. There is no gate, and so no host can be reached.
 
     A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
     line that is read is also pasted.
@@ -72,7 +74,7 @@ def command_line(
     texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}
     options = [
         bwrap,
-        *_head(plan),
+        *_head(plan, plan.share_network),
         *_flat(_with_paths(op, texts) for op in plan.operations),
         *_tail(plan._replace(env=())),
     ]
@@ -93,8 +95,8 @@ def _escaped(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
-def _head(plan: LaunchPlan) -> tuple[str, ...]:
-    network = () if plan.share_network else ("--unshare-net",)
+def _head(plan: LaunchPlan, inherits_network: bool) -> tuple[str, ...]:
+    network = () if inherits_network else ("--unshare-net",)
     cgroup = ("--unshare-cgroup",) if plan.layers.cgroup_namespace else ()
     lock = ("--disable-userns", "--assert-userns-disabled") if plan.layers.user_namespace_lock else ()
     return (

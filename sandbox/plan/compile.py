@@ -17,7 +17,8 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
-from sandbox.plan.layers import Layers, require_enforceable
+from sandbox.plan.egress import plan_egress
+from sandbox.plan.layers import Layers
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
 from sandbox.plan.plan import (
     OWN_PLACES,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from sandbox.plan.owners import Decision, WriteRequest
 
 _PLUGIN_FOLDER = "the plugin's folder"
-
-
 _PROJECT = "the project"
 _STATE_DIR_VARIABLE = "RUNNER_STATE_DIR"
 
@@ -93,7 +92,7 @@ def _compile(
     environ: Mapping[str, str],
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
-    require_enforceable(grant.network)
+    egress = plan_egress(grant, policy)
     wanted = list(_runtime())
     links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
     if request.root is not None:
@@ -167,6 +166,7 @@ def _compile(
         scripts=found.scripts,
         owners=owners,
         idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
+        egress=egress,
     )
 
 

@@ -11,7 +11,7 @@ import os
 from sandbox.identity.uid_range import usable_range
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Grant, Network
+from sandbox.spec import Grant
 from sandbox.value import NamedTuple
 
 INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own: nobody
@@ -76,23 +76,6 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
     )
 
 
-_MOST_HOSTS_SHOWN = 3
-
-
-def require_enforceable(network: Network | None) -> None:
-    """Raise LayerUnavailable for a network mode that this version cannot enforce."""
-    if network is not None and network.mode in ("allowlist", "open"):
-        more = ", …" if len(network.hosts) > _MOST_HOSTS_SHOWN else ""
-        named = ", ".join(network.hosts[:_MOST_HOSTS_SHOWN]) + more
-        hosts = named if network.mode == "allowlist" else "every host"
-        raise LayerUnavailable(
-            "network",
-            f"the manifest asks to reach {hosts}; this version cannot enforce network mode {network.mode}",
-            "ask for no network in the manifest; or for the host's network, if its contract has a word for "
-            'that, under a policy that allows it (ceiling = "host" under [network])',
-        )
-
-
 def _given(policy: Policy, layer: str, available: bool, message: str, remedy: str) -> bool:
     if not available and policy.layer(layer) == "require":
         raise LayerUnavailable(
@@ -145,8 +128,7 @@ def listed(
     a leased one.
     """
     network = grant.network.mode
-    shared = network == "host" or grant.unsandboxed
-    reach = "shares the host's network" if shared else "loopback only"
+    reach = _reach(grant)
     rows = (
         ("filesystem", "read-only root, only the listed paths", True, ""),
         ("namespaces", "user, pid, ipc, uts, mount", True, ""),
@@ -178,6 +160,17 @@ def listed(
         )
         for name, wanted, given, detail in rows
     )
+
+
+def _reach(grant: Grant) -> str:
+    network = grant.network
+    if network.mode == "host" or grant.unsandboxed:
+        return "shares the host's network"
+    if network.mode == "open":
+        return "every host by name, by way of the gate"
+    if network.hosts:
+        return f"the {len(network.hosts)} listed, by way of the gate"
+    return "loopback only"
 
 
 def _identity(policy: Policy, layers: Layers, identity: str) -> str:

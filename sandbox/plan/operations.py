@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from sandbox.network.egress import DNS_ADDRESS
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import (
     Bind,
@@ -59,6 +60,11 @@ _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 
 
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
+
+
+# The gate answers at once. A plugin whose gate has ended shall not wait for it.
+_RESOLVER = f"nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:1\n".encode()
+_NSSWITCH_DNS = b"passwd: files\ngroup: files\nhosts: files dns\n"
 
 
 def operations(
@@ -116,10 +122,19 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
     yield "/etc/group", _GROUP
     if grant.network.mode != "host":
         yield "/etc/hosts", _HOSTS
-        yield "/etc/nsswitch.conf", _NSSWITCH
+        if grant.network.mode == "none":
+            yield "/etc/nsswitch.conf", _NSSWITCH
+            return
+        yield "/etc/nsswitch.conf", _NSSWITCH_DNS
+        yield "/etc/resolv.conf", _RESOLVER
+        yield from _copies(("/etc/services",))
         return
+    yield from _copies(_NETWORK_FILES)
+
+
+def _copies(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     # Copied and not bound: resolv.conf is often a link into /run, where daemons keep their sockets.
-    for path in _NETWORK_FILES:
+    for path in paths:
         try:
             with open(path, "rb") as file:
                 yield path, file.read(_NETWORK_FILE_LIMIT)

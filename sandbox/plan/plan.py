@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sandbox.network.egress import EgressPlan
 from sandbox.paths.source import FileIdentity
 from sandbox.plan.layers import Layers
 from sandbox.seccomp import filter as seccomp_filter
@@ -104,6 +105,7 @@ class LaunchPlan(NamedTuple):
     scripts: tuple[str, ...]
     owners: Decision | None = None  # of what it writes to folders of the host, where no owner is the caller
     idmapped: tuple[Idmapped, ...] = ()
+    egress: EgressPlan | None = None  # what the gate lets through; None: there is no gate
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:

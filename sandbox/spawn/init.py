@@ -24,6 +24,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from sandbox.spawn.network import (
+    LEAVE,
+    MEET_GATE,
+    NetworkFault,
+    make_network,
+    require_own_network,
+    wait_for_gate,
+)
 from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
 
@@ -93,6 +101,8 @@ def become_init(
         _follow_runner(libc, fault_w)  # again: changing an id has reset it
         os.close(fault_w)
         os._exit(_stay(program, order, account))
+    except NetworkFault as fault:
+        _report_fault(fault_w, fault.step, fault.errno or errno.EIO)
     except OSError as error:
         _report_fault(fault_w, stage, error.errno or errno.EIO)
     except BaseException:  # noqa: BLE001 -- no exception may leave: below us is the parent's own stack
@@ -248,6 +258,16 @@ def _init_stages(
         flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
         call(libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
+    def enter_network() -> None:
+        if order.network is not None:
+            if not order.network.made:
+                make_network(order.network, libc)
+            require_own_network(order.network)
+
+    def meet_gate() -> None:
+        if order.network is not None:
+            wait_for_gate(order.network)
+
     def join_keyring() -> None:
         if order.keyring:
             call(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
@@ -275,6 +295,8 @@ def _init_stages(
     def close_others() -> None:
         held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
         held.update(order.cgroups.files)
+        if order.network is not None:
+            held.add(order.network.channel)
         held.update(fd for fd, _ in order.mounts)  # closed by the exec
         kept = sorted(fd for fd in held if fd > 2)
         low = 3
@@ -295,6 +317,7 @@ def _init_stages(
         ("wait for the id mapping", wait_for_ids),
         ("cut the host's mounts off", make_mounts_private),
         ("mount a fresh /proc", mount_fresh_proc),
+        (LEAVE, enter_network),
         ("start a session", os.setsid),
         ("join a session keyring", join_keyring),
         ("reset signals", reset_signals),
@@ -302,6 +325,7 @@ def _init_stages(
         ("drop the group id", check_gid),
         ("drop the user id", check_uid),
         ("close other files", close_others),
+        (MEET_GATE, meet_gate),
     )
 
 

@@ -25,6 +25,8 @@ from sandbox.spawn.order import NetlinkRequest, NetworkOrder, SocketRequest
 
 CLONE_NEWNET = 0x40000000
 
+_NAMESPACE = "/proc/self/ns/net"
+
 # From linux/netlink.h. A header: length, type, flags, number, port.
 HEADER = struct.Struct("=IHHII")
 _ERROR = struct.Struct("=i")
@@ -40,11 +42,21 @@ READY = b"g"  # the gate's answer
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
 
+# The steps of this module, besides those of the recipe.
+_MAKE, _LISTEN, _HAND_OVER = (
+    "make a network namespace",
+    "listen for the plugin's connections",
+    "hand the sockets to the gate",
+)
+LEAVE, MEET_GATE = "leave the host's network", "be served by the gate"
+STEPS = frozenset((_MAKE, _LISTEN, _HAND_OVER, LEAVE, MEET_GATE))
+
+
 class _Step:
     """The step that is under way, for the message if it fails."""
 
     def __init__(self) -> None:
-        self.name = "make a network namespace"
+        self.name = _MAKE
 
 
 class NetworkFault(OSError):
@@ -65,12 +77,23 @@ def make_network(order: NetworkOrder, libc: ctypes.CDLL) -> None:
         if libc.unshare(CLONE_NEWNET) < 0:
             raise OSError(ctypes.get_errno(), "")
         has_ipv6 = _set_up(order.recipe.requests, step)
-        step.name = "listen for the plugin's connections"
+        step.name = _LISTEN
         _hand_out([each for each in order.recipe.sockets if has_ipv6 or each.version == 4], order, step)
     except NetworkFault:
         raise
     except OSError as error:
         raise NetworkFault(step.name, error.errno or errno.EIO) from None
+
+
+def outside_network() -> str:
+    """The network namespace that the runner is in, for NetworkOrder."""
+    return os.readlink(_NAMESPACE)
+
+
+def require_own_network(order: NetworkOrder) -> None:
+    """Raise OSError if this process is still in the runner's network namespace: bwrap would stay in it."""
+    if os.readlink(_NAMESPACE) == order.outside:
+        raise OSError(errno.EPERM, "")
 
 
 def wait_for_gate(order: NetworkOrder) -> None:
@@ -136,7 +159,7 @@ def send_request(kernel: _socket.socket, messages: bytes) -> None:
         at = 0
         while at + HEADER.size <= len(answer):
             length, kind, _, number, _ = HEADER.unpack_from(answer, at)
-            if kind == _NLMSG_ERROR and length >= HEADER.size + _ERROR.size:
+            if kind == _NLMSG_ERROR and min(length, len(answer) - at) >= HEADER.size + _ERROR.size:
                 (code,) = _ERROR.unpack_from(answer, at + HEADER.size)
                 if code:
                     raise OSError(-code, "")
@@ -163,7 +186,7 @@ def _hand_out(wanted: Sequence[SocketRequest], order: NetworkOrder, step: _Step)
     try:
         for each in wanted:
             made.append(_bind(each))
-        step.name = "hand the sockets to the gate"
+        step.name = _HAND_OVER
         listeners = sum(each.use == "listener" for each in wanted)
         redirected = sum(each.use == "redirected" for each in wanted)
         header = b'{"listeners":%d,"redirected":%d}' % (listeners, redirected)

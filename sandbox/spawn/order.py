@@ -98,7 +98,9 @@ class NetworkRecipe(NamedTuple):
 class NetworkOrder(NamedTuple):
     recipe: NetworkRecipe
     channel: int  # to the gate: a socket that keeps the borders of messages
+    outside: str  # the runner's own network namespace, as /proc/self/ns/net names it
     until: float | None = None  # on the monotonic clock: how long the gate may take to get ready
+    made: bool = False  # by root, before the uid is dropped; otherwise by the cell's init
 
 
 class SpawnOrder(NamedTuple):

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from sandbox.spawn.init import (
     CAPABILITIES,
     CAPABILITY_HEADER,
+    FAULT_SIZE,
     KEYCTL_JOIN_SESSION_KEYRING,
     SYSCALLS,
     become_init,
     file_system_ids,
     read_fault,
 )
+from sandbox.spawn.network import NetworkFault, make_network
 from sandbox.spawn.order import SpawnError, SpawnOrder
 
 _CLONE_PARENT = 0x00008000
@@ -31,6 +33,7 @@ _CLONE_NEWPID = 0x20000000
 _PR_SET_KEEPCAPS = 8
 _CAP_KILL = 1 << 5
 _CAP_SETUID = 1 << 7
+_CAP_NET_ADMIN = 1 << 12
 _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
@@ -46,6 +49,8 @@ def spawn(order: SpawnOrder) -> int:
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
+    if order.network is not None and order.drop and may_make_networks():
+        order = order._replace(network=order.network._replace(made=True))
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     # A signal between clone and exec would run the parent's handlers in the child.
@@ -93,8 +98,9 @@ def spawn(order: SpawnOrder) -> int:
 
 # The maker's message: its stage, the errno if that stage failed, the child's pid.
 _MADE = struct.Struct("=iii")
-_MAKER_STAGES = ("drop the user id", "create a user and pid namespace", "map the plugin's ids")
-_DROPPING, _CLONING, _MAPPING = range(len(_MAKER_STAGES))
+_MAKER_STAGES = ("drop the user id", "create a user and pid namespace", "map the plugin's ids", "")
+# The name of the last one's step follows its message.
+_DROPPING, _CLONING, _MAPPING, _NETWORKING = range(len(_MAKER_STAGES))
 
 
 def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
@@ -104,8 +110,11 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     locked memory, pending signals) counts against that uid's limits outside. If root made it, every plugin
     could use up root's limits. With CLONE_PARENT the child is still the runner's own.
 
-    The maker owns the namespace, so it can map the ids. Root could do that only with CAP_SYS_ADMIN, which it
-    does not have in most containers.
+    A network namespace is made before the uid is dropped, and belongs to the user namespace that root is in.
+    No process of the plugin's uid can then have a capability over it.
+
+    The maker owns the user namespace, so it can map the ids. Root could do that only with CAP_SYS_ADMIN,
+    which it does not have in most containers.
 
     The maker keeps the *file system* uid and gid of root, and the child inherits them. They let the maker
     open its own child in /proc, and let the child start the program in a cgroup that belongs to root. They
@@ -122,9 +131,11 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
         os.close(born_w)
         raise SpawnError("start a process", error.errno or errno.EAGAIN) from None
     if maker == 0:
-        stage, code, made = _DROPPING, errno.EIO, 0
+        stage, code, made, step = _DROPPING, errno.EIO, 0, ""
         try:
             os.close(born_r)
+            if order.network is not None and order.network.made:
+                make_network(order.network, ctypes.PyDLL(None, use_errno=True))
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)
             libc = ctypes.PyDLL(None, use_errno=True)
@@ -140,19 +151,24 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             os.write(born_w, _MADE.pack(stage, errno.EIO, made))  # in case we are killed from here on
             _map_ids(made, order)
             code = 0
+        except NetworkFault as fault:
+            stage, code, step = _NETWORKING, fault.errno or errno.EIO, fault.step
         except OSError as error:
             code = error.errno or errno.EIO
         finally:
             try:
-                os.write(born_w, _MADE.pack(stage, code, made))
+                os.write(born_w, _MADE.pack(stage, code, made) + step.encode())
             finally:
                 os._exit(0)  # even if the runner is dead: below us is its stack
     os.close(born_w)
     os.waitpid(maker, 0)
-    answer = os.read(born_r, 2 * _MADE.size)  # its first message, its last, or both
+    answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
     os.close(born_r)
     if len(answer) < _MADE.size:
         raise SpawnError("go on: a process on the way was killed", errno.EIO)
+    stage, code, _ = _MADE.unpack_from(answer)
+    if stage == _NETWORKING:
+        raise SpawnError(answer[_MADE.size :].decode(), code)
     stage, code, made = _MADE.unpack(answer[-_MADE.size :])
     if code:
         if made > 0:
@@ -167,6 +183,12 @@ def _effective_capabilities() -> int:
     if ctypes.PyDLL(None).capget(CAPABILITY_HEADER, held) < 0:
         return 0
     return int(CAPABILITIES.unpack(held.raw)[0])
+
+
+def may_make_networks() -> bool:
+    """Whether this root can make and set up a network namespace of its own. Most containers' cannot."""
+    wanted = _CAP_SYS_ADMIN | _CAP_NET_ADMIN
+    return _effective_capabilities() & wanted == wanted
 
 
 def _keep_root_file_access(libc: ctypes.CDLL) -> None:

@@ -114,9 +114,9 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         policy="test",
         unsandboxed=given["bare"],
         paths=tuple(GrantedPath(path, access, True, "manifest", ()) for path, access in given["paths"]),
-        network=Network("none"),
+        network=Network(given["network"], tuple(given["hosts"])),
         env=tuple(given["env"].items()),
-        seccomp="default",
+        seccomp=given["seccomp"],
         limits=Limits(),
         decided_by=(),
         denials=(),
@@ -170,6 +170,9 @@ def order(
     env: Mapping[str, str] | None = None,
     search_path: str = SYSTEM_PATH,
     bare: bool = False,
+    network: NetworkMode = "none",
+    hosts: Sequence[str] = (),
+    seccomp: SeccompProfile = "default",
 ) -> dict[str, Any]:
     """The input of `cage`, as JSON."""
     return {
@@ -178,6 +181,9 @@ def order(
         "env": dict(env or {}),
         "search_path": search_path,
         "bare": bare,
+        "network": network,
+        "hosts": list(hosts),
+        "seccomp": seccomp,
     }
 
 

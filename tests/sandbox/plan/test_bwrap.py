@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.cell.launch import _nul_separated
+from sandbox.network.egress import EgressPlan
 from sandbox.paths.source import FileIdentity
 from sandbox.plan import bwrap
 from sandbox.plan.layers import Layers
@@ -58,7 +59,8 @@ def words(*operations: Operation) -> list[str]:
     """The arguments that `operations` add to a plan without any."""
     bare = bwrap.options(plan(), SLOTS)
     full = bwrap.options(plan(*operations), SLOTS)
-    start = len(bwrap._head(plan())) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
+    head = bwrap._head(plan(), inherits_network=False)
+    start = len(head) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
     return list(full[start : start + len(full) - len(bare)])
 
 
@@ -120,6 +122,7 @@ ALWAYS = [
     [
         ({}, set()),
         ({"share_network": True}, {"--unshare-net"}),
+        ({"egress": EgressPlan(("example.com:443",))}, {"--unshare-net"}),
         ({"layers": LAYERS._replace(cgroup_namespace=False)}, {"--unshare-cgroup"}),
         (
             {"layers": LAYERS._replace(user_namespace_lock=False)},
@@ -134,6 +137,13 @@ def test_the_walls(changes: dict[str, Any], missing: set[str]) -> None:
     # Before the mounts: the walls are not what a list cut short would lose.
     rest = list(options[len(expected) :])
     assert rest[:5] == ["--json-status-fd", "24", "--add-seccomp-fd", "23", "--chdir"]
+
+
+def test_a_line_for_people_has_no_gate_and_no_network() -> None:
+    """Without the namespace that the runner makes, the option that is left out would share the host's."""
+    behind = plan(egress=EgressPlan(("example.com:443",)))
+    assert "--unshare-net" in bwrap.command_line(behind, "bwrap", "/filter").split()
+    assert "--unshare-net" not in bwrap.command_line(plan(share_network=True), "bwrap", "/filter").split()
 
 
 def test_the_end_of_the_options() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from sandbox.network.egress import EgressPlan
 from sandbox.paths.access import Unreadable, unreachable
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import contains
-from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.operations import DEFAULT_SHM_BYTES, DEFAULT_TMP_BYTES
 from sandbox.plan.plan import Bind, Dev, Mask, PlanRefused, Proc, ReadOnly, ShownPath, Symlink, Text, Tmpfs
 from sandbox.policy.policy import PathRule
-from sandbox.spec import Denial, GrantedPath, Limits
+from sandbox.spec import Denial, GrantedPath, Limits, Network
 from tests import elsewhere
 from tests.conftest import SYSTEM_PATH, USER_UID, Caller
 from tests.sandbox import cages
@@ -274,12 +274,6 @@ def test_an_optional_path_may_be_missing_but_not_forbidden(plugin: Path, plugin_
     assert denial.rule == "denylist"
 
 
-def test_an_allowlist_that_cannot_be_enforced_is_refused(plugin: Path) -> None:
-    with pytest.raises(LayerUnavailable, match="allowlist") as caught:
-        compiled(run(plugin), grant(network="allowlist"))
-    assert caught.value.layer == "network"
-
-
 def test_limits_that_are_enforced(plugin: Path) -> None:
     plan = compiled(run(plugin), grant(limits=Limits(tmp=1 << 20, shm=1 << 20, deadline=5.0)))
     assert plan.limits.deadline == 5.0
@@ -325,6 +319,16 @@ def test_the_network(plugin: Path) -> None:
     if os.path.exists("/etc/resolv.conf"):
         assert copied["/etc/resolv.conf"] == Path("/etc/resolv.conf").read_bytes()
     assert not any(isinstance(op, Bind) and op.dest in copied for op in host.operations)
+
+
+def test_the_network_behind_a_gate(plugin: Path) -> None:
+    given = grant()._replace(network=Network("allowlist", ("example.com:443",)))
+    plan = compiled(run(plugin), given)
+    assert plan.egress == EgressPlan(("example.com:443",)) and not plan.share_network
+    texts = {op.dest: op.content for op in plan.operations if isinstance(op, Text)}
+    assert texts["/etc/resolv.conf"].splitlines()[0] == b"nameserver 127.0.0.1"
+    assert b"hosts: files dns\n" in texts["/etc/nsswitch.conf"]
+    assert texts["/etc/hosts"] == b"127.0.0.1 localhost\n::1 localhost\n"
 
 
 @pytest.mark.parametrize("bare", [False, True])

@@ -1,0 +1,101 @@
+"""What the gate of one plugin has said: its audit lines, bounded.
+
+The plugin decides how many lines there are. The first and the last ones are kept, the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.network.egress import AuditLine
+
+MOST_FIRST_LINES = 200
+MOST_LAST_LINES = 200
+_MOST_FAULT_CHARACTERS = 1000
+MOST_LINE_BYTES = 8 << 10  # a longer one is not the gate's
+_FAULT, _DROPPED = "fault", "dropped"
+
+
+class AuditLog:
+    def __init__(self) -> None:
+        self.first: list[AuditLine] = []
+        self.last: deque[AuditLine] = deque(maxlen=MOST_LAST_LINES)
+        self.totals: Counter[tuple[str, str]] = Counter()  # all lines, by kind and verdict
+        self.left_out: Counter[str] = Counter()  # lines that are in neither list, by verdict
+        self.dropped = 0  # lines that were not read in time, or make no sense
+        self.fault = ""  # why the gate could not start, or ended by itself
+        self.gate_ended_early = False  # before the plugin; its connections were refused from then on
+        self.on_line: Callable[[AuditLine], None] | None = None  # for those who want each line at once
+        self._rest = b""
+        self._skipping = False  # inside a line that is too long
+
+    @property
+    def lines(self) -> tuple[AuditLine, ...]:
+        """Those that were kept, in order."""
+        return (*self.first, *self.last)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes from the gate's pipe, cut anywhere."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            if self._skipping:
+                self._skipping = False  # this is its end
+            else:
+                self._take(line)
+        if len(rest) > MOST_LINE_BYTES:
+            self.dropped += not self._skipping
+            rest, self._skipping = b"", True
+        self._rest = b"" if self._skipping else rest
+
+    def _take(self, raw: bytes) -> None:
+        import json
+
+        try:
+            document = json.loads(raw) if len(raw) <= MOST_LINE_BYTES else None
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            self.dropped += 1
+            return
+        kind = document.get("kind")
+        if kind == _FAULT:
+            self.fault = str(document.get("reason", ""))[:_MOST_FAULT_CHARACTERS]
+        elif kind == _DROPPED:
+            count = document.get("count")
+            self.dropped += count if isinstance(count, int) and count > 0 else 1
+        elif (line := _read_line(document)) is not None:
+            self._keep(line)
+        else:
+            self.dropped += 1
+
+    def _keep(self, line: AuditLine) -> None:
+        self.totals[line.kind, line.verdict] += 1
+        if len(self.first) < MOST_FIRST_LINES:
+            self.first.append(line)
+        else:
+            if len(self.last) == MOST_LAST_LINES:
+                self.left_out[self.last[0].verdict] += 1
+            self.last.append(line)
+        if self.on_line is not None:
+            self.on_line(line)
+
+
+_KINDS = ("dns", "connect")
+_VERDICTS = ("allowed", "refused", "failed")
+
+
+def _read_line(document: dict[str, Any]) -> AuditLine | None:
+    """None if a field is missing or has another type than it should."""
+    if document.get("kind") not in _KINDS or document.get("verdict") not in _VERDICTS:
+        return None
+    empty = {"kind": "", "name": "", "port": 0, "verdict": "", **AuditLine._field_defaults}
+    fields: dict[str, Any] = {}
+    for field in AuditLine._fields:
+        value = document.get(field, AuditLine._field_defaults.get(field))
+        wanted = (int, float) if isinstance(empty[field], float) else type(empty[field])
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            return None
+        fields[field] = value
+    return AuditLine(**fields)
