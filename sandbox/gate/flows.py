@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import errno
 import ipaddress
-import socket
 import struct
 from collections.abc import Sequence
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
-from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer
+from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer, accept
 from sandbox.gate.meter import ByteMeter
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
@@ -93,7 +93,7 @@ class Flows:
         assert self._brake is not None
         for _ in range(_MOST_AT_ONCE):
             try:
-                client, _address = listener.accept()
+                client = accept(listener)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -101,7 +101,6 @@ class Flows:
                     self._brake.pull()
                     return
                 continue  # the client has given up already
-            client.setblocking(False)
             self._take(client, redirected)
             if self._brake.count():
                 return

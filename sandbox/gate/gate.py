@@ -9,6 +9,7 @@ does not expect. Nobody else has the listeners, so a gate that has ended means r
 
 from __future__ import annotations
 
+import _socket as socket
 import encodings.ascii
 import encodings.utf_8  # noqa: F401 -- these are loaded when first used, and by then no file can be opened
 import gc
@@ -16,7 +17,6 @@ import json
 import os
 import select
 import signal
-import socket
 from typing import NoReturn
 
 from sandbox.gate.audit import AuditPipe, ReaderGone

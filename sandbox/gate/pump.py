@@ -6,8 +6,8 @@ holds two descriptors, and one whose reader is slow two more for each way.
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import socket
 import struct
 from collections.abc import Callable
 

@@ -6,8 +6,8 @@ under a random id. An answer that does not repeat the question is not heard.
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import socket
 from collections.abc import Callable
 
 from sandbox.gate import dns
