@@ -34,7 +34,8 @@ _NLMSG_ERROR = 2
 _NLM_F_ACK = 4
 _ANSWER_BYTES = 64 << 10
 
-_BACKLOG_CONNECTIONS = 128  # that wait to be accepted, for each listener
+# That wait to be accepted, for each listener. One more is not refused: its client tries again after a second.
+_BACKLOG_CONNECTIONS = 1024
 _GATE_SECONDS = 10.0  # how long the gate may take to get ready, if the launch has no limit
 READY = b"g"  # the gate's answer
 

@@ -78,7 +78,7 @@ class Plugin:
         plain = 'ceiling = "none"\nhosts = []\nprivate = "deny"'
         changed = text.replace(plain, network)
         assert changed != text
-        return self.write(self.folder.parent / "policy.toml", changed)
+        return self.write(self.folder / "operator" / "policy.toml", changed)
 
     def python(self, hosts: Sequence[str] | str, script: str, *args: str, **more: Any) -> Ran:
         return self(hosts, PYTHON, "-I", "-c", script, *args, **more)

@@ -1,0 +1,119 @@
+"""A plugin that opens too much, reads nothing, or leaves its connections half open harms only itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandbox.network.egress import EgressLimits
+from tests.egress.conftest import Plugin
+from tests.internet import API
+
+pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
+
+# Opens 3000 connections at once, and sees how each begins: with the server's line, or with a reset. It closes
+# them only when all have begun. Then it tries one more, until one works.
+MANY = """
+import json, resource, select, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+address = socket.getaddrinfo("ipv4.example.com", 2525, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+watch, lines = select.poll(), {}
+for _ in range(3000):
+    line = socket.socket()
+    line.setblocking(False)
+    line.connect_ex(address)
+    lines[line.fileno()] = line
+    watch.register(line, select.POLLIN)
+greeted, refused = [], 0
+while len(greeted) + refused < 3000:
+    for fd, _ in watch.poll():
+        watch.unregister(fd)
+        try:
+            assert lines[fd].recv(100).startswith(b"220 ")
+            greeted.append(lines[fd])
+        except (OSError, AssertionError):
+            refused += 1
+for line in lines.values():
+    line.close()
+while True:
+    with socket.create_connection(address) as line:
+        try:
+            assert line.recv(100).startswith(b"220 ")
+            break
+        except (OSError, AssertionError):
+            pass
+print(json.dumps([len(greeted), refused]))
+"""
+
+
+def test_thousands_of_connections_at_once(plugin: Plugin) -> None:
+    most = EgressLimits().connections
+    ran = plugin.python(["ipv4.example.com:2525"], MANY)
+    assert ran.process.returncode == 0, ran.process.stderr
+    greeted, refused = json.loads(ran.stdout)
+    assert greeted == most and greeted + refused == 3000
+    network = ran.network
+    assert network["totals"]["connections"]["allowed"] == most + 1
+    reasons = {each["reason"] for each in network["connections"] if each["verdict"] == "refused"}
+    assert reasons == {f"is one connection too many: {most} may be open (the connections limit)"}
+    # What repeats has a line for the first, second, fourth, eighth … time.
+    assert network["totals"]["connections"]["refused"] < 40 and not network["gate_ended_early"]
+
+
+# The other connections are in a bad state while each of the lines below is read.
+STUCK = """
+import json, socket
+api = "ipv4.example.com"
+
+def dial(port):
+    return socket.create_connection((api, port), 60)
+
+def greeting():
+    with dial(2525) as line:
+        return line.makefile().readline().strip()
+
+found = {}
+# A reader that does not read.
+unread = dial(19)
+unread.sendall(b"30000000\\n")
+found["beside a slow reader"] = greeting()
+# A server that does not read: what it takes is bounded.
+sink = dial(9)
+sink.setblocking(False)
+sent = 0
+while True:
+    try:
+        sent += sink.send(bytes(65536))
+        assert sent < 100_000_000
+    except BlockingIOError:
+        break
+found["beside a slow server"] = greeting()
+# Says nothing, or too little, where the first bytes are judged.
+silent, half = dial(443), dial(443)
+half.sendall(b"\\x16\\x03\\x01")
+found["beside half a greeting"] = greeting()
+# Everything arrives in the end, and a half-closed connection still answers.
+count = 0
+while count < 30000000:
+    count += len(unread.recv(1 << 20))
+found["read in the end"] = count
+with dial(7) as line:
+    line.sendall(b"x" * 200000)
+    line.shutdown(socket.SHUT_WR)
+    found["echoed after half-close"] = sum(map(len, iter(lambda: line.recv(65536), b"")))
+print(json.dumps(found), flush=True)
+"""
+
+
+def test_slow_readers_half_open_and_half_closed_connections(plugin: Plugin) -> None:
+    ran = plugin.python(["ipv4.example.com:7,9,19,443,2525"], STUCK)
+    assert ran.process.returncode == 0, ran.process.stderr
+    found = json.loads(ran.stdout)
+    assert found.pop("read in the end") == 30_000_000
+    assert found.pop("echoed after half-close") == 200_000
+    assert len(found) == 3 and set(found.values()) == {f"220 {API}"}
+    [echo] = [each for each in ran.network["connections"] if each["port"] == 7]
+    assert (echo["sent"], echo["received"], echo["reason"]) == (200_000, 200_000, "")
+    # Those that were never finished have their line too.
+    assert [each["port"] for each in ran.network["connections"]].count(443) == 2
