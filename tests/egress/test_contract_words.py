@@ -1,0 +1,101 @@
+"""Each contract has words of its own for the network: one plugin for each of them, in its own manifest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.egress.conftest import Plugin
+from tests.internet import API, OTHER
+
+pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
+
+# Prints what came of each name and port. A file of its own, because some contracts know no arguments.
+PROGRAM = """\
+#!/usr/bin/python3 -I
+import json, socket
+found = {}
+for name in ("ipv4.example.com", "other.example.org"):
+    for port in (2525, 7):
+        try:
+            with socket.create_connection((name, port), 20) as line:
+                line.sendall(b"hello\\n")
+                found[f"{name}:{port}"] = line.makefile().readline().strip()
+        except OSError:
+            found[f"{name}:{port}"] = "refused"
+print(json.dumps(found))
+"""
+
+NEXO = """\
+[plugin]
+id = "words"
+version = "1.0.0"
+name = "Words"
+description = "Connects."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./words"
+[plugin.sandbox]
+enabled = true
+network = "allowlist"
+network_allowlist = ["ipv4.example.com:2525"]
+"""
+KAGED = """\
+name: words
+version: 1.0.0
+kaged_api: 1
+description: Connects.
+command: ["./words"]
+capabilities: ["net:WORD"]
+tools: [{name: none, description: None., parameters_schema: {type: object}}]
+"""
+AINB = """\
+[plugin]
+name = "words"
+version = "1.0.0"
+abi_version = 2
+description = "Connects."
+[capabilities]
+network = WORD
+[provides]
+cli_namespaces = ["words"]
+"""
+MCP = json.dumps({"mcpServers": {"words": {"command": "./words", "x-sandbox": {"network": ["WORD"]}}}})
+
+ONE_PORT = {"ipv4.example.com:2525": f"220 {API}"}
+ONE_HOST = {**ONE_PORT, "ipv4.example.com:7": "hello"}
+EVERYTHING = {**ONE_HOST, "other.example.org:2525": f"220 {OTHER}"}
+
+CASES = {
+    "nexo, network_allowlist": ("plugin.toml", NEXO, ONE_PORT),
+    "kaged, net:HOST:PORT": (
+        "kaged-plugin.yaml",
+        KAGED.replace("WORD", "ipv4.example.com:2525"),
+        ONE_PORT,
+    ),
+    "kaged, net:HOST:*": ("kaged-plugin.yaml", KAGED.replace("WORD", "ipv4.example.com:*"), ONE_HOST),
+    "kaged, net:*": ("kaged-plugin.yaml", KAGED.replace("WORD", "*"), EVERYTHING),
+    "ainb, a list": ("manifest.toml", AINB.replace("WORD", '["ipv4.example.com:2525"]'), ONE_PORT),
+    "ainb, true": ("manifest.toml", AINB.replace("WORD", "true"), EVERYTHING),
+    "mcp, x-sandbox": ("mcp.json", MCP.replace("WORD", "ipv4.example.com:2525"), ONE_PORT),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_word_of_the_contract(plugin: Plugin, case: str) -> None:
+    name, text, reached = CASES[case]
+    folder = plugin.folder / "words"
+    plugin.write(folder / "words", PROGRAM, mode=0o755)
+    manifest = plugin.write(folder / name, text)
+    policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]')
+    done = plugin.caller("exec", "--policy", policy, manifest)
+    found = json.loads(done.stdout)
+    assert len(found) == 4, done.stderr
+    assert {name: said for name, said in found.items() if said != "refused"} == reached, done.stderr
+    # The same plugin under a policy without a network. ainb's starts all the same, as its contract says.
+    refused = plugin.caller("exec", manifest)
+    if case.startswith("ainb"):
+        assert set(json.loads(refused.stdout).values()) == {"refused"}
+    else:
+        assert refused.returncode == 126 and "network" in refused.stderr
