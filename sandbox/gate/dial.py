@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import socket
 from collections.abc import Callable, Sequence
 
 from sandbox.gate.loop import WRITE, Loop, Timer

@@ -37,7 +37,7 @@ class UnansweredMessage(ValueError):
     """The message is no question at all: an answer, or too short to have an id. Nothing is sent back."""
 
 
-class Question(NamedTuple):
+class NameQuestion(NamedTuple):
     id: int
     labels: tuple[bytes, ...]  # as they were sent
     kind: int  # A, AAAA, ...
@@ -59,7 +59,7 @@ class Question(NamedTuple):
         return b".".join(self.labels).decode("ascii", "backslashreplace").replace("\0", "\\x00") or "."
 
 
-class Reply(NamedTuple):
+class NameReply(NamedTuple):
     """Of a name server."""
 
     code: int
@@ -71,7 +71,7 @@ class Reply(NamedTuple):
 # --- what the plugin asks ----------------------------------------------------------------------------
 
 
-def read_question(message: bytes) -> Question | bytes:
+def read_question(message: bytes) -> NameQuestion | bytes:
     """The question, or the complete reply to something that is no question we answer.
 
     Raises UnansweredMessage where a reply might be taken for another's.
@@ -94,7 +94,7 @@ def read_question(message: bytes) -> Question | bytes:
         version = _read_extension(message, at + _QUESTION_END.size, extras)
     except MalformedMessage:
         return _bare_reply(number, flags, FORMERR)
-    question = Question(number, labels, kind, section, bool(flags & _RD), extras == 1)
+    question = NameQuestion(number, labels, kind, section, bool(flags & _RD), extras == 1)
     if version:
         return write_reply(question, _BADVERS)
     if family not in (IN, 255):
@@ -142,7 +142,7 @@ def _bare_reply(number: int, flags: int, code: int) -> bytes:
     return _HEADER.pack(number, _QR | flags & (_OPCODE | _RD) | _RA | code, 0, 0, 0, 0)
 
 
-def write_reply(question: Question, code: int, address: bytes = b"", seconds: int = 0) -> bytes:
+def write_reply(question: NameQuestion, code: int, address: bytes = b"", seconds: int = 0) -> bytes:
     """The answer: without an address it is empty, which for NOERROR means that there is none of this kind."""
     flags = _QR | _RA | (_RD if question.recursion else 0) | code & 0xF
     counts = 1, 1 if address else 0, 0, 1 if question.extended else 0
@@ -165,7 +165,7 @@ def write_question(number: int, name: str, kind: int) -> bytes:
     return _HEADER.pack(number, _RD, 1, 0, 0, 0) + labels + b"\0" + _QUESTION_END.pack(kind, IN)
 
 
-def read_reply(message: bytes, number: int, name: str, kind: int) -> Reply:
+def read_reply(message: bytes, number: int, name: str, kind: int) -> NameReply:
     """Raises MalformedMessage unless it answers this question. Aliases are followed within the answer."""
     if len(message) < _HEADER.size:
         raise MalformedMessage("is shorter than a header")
@@ -180,11 +180,11 @@ def read_reply(message: bytes, number: int, name: str, kind: int) -> Reply:
         raise MalformedMessage("answers another question")
     code, truncated = flags & 0xF, bool(flags & _TC)
     if truncated or code != NOERROR:
-        return Reply(code, truncated)
+        return NameReply(code, truncated)
     return _collect(message, at + _QUESTION_END.size, min(answers, MOST_RECORDS), wanted, kind)
 
 
-def _collect(message: bytes, at: int, records: int, wanted: bytes, kind: int) -> Reply:
+def _collect(message: bytes, at: int, records: int, wanted: bytes, kind: int) -> NameReply:
     aliases: dict[bytes, bytes] = {}
     found: dict[bytes, list[bytes]] = {}
     seconds = 0xFFFFFFFF
@@ -213,7 +213,7 @@ def _collect(message: bytes, at: int, records: int, wanted: bytes, kind: int) ->
         wanted = aliases[wanted]
     addresses = tuple(dict.fromkeys(found.get(wanted, ())))[:MOST_ADDRESSES]
     # A TTL with its highest bit set counts as 0 (RFC 2181).
-    return Reply(NOERROR, False, addresses, seconds if seconds < 1 << 31 else 0)
+    return NameReply(NOERROR, False, addresses, seconds if seconds < 1 << 31 else 0)
 
 
 def read_name(message: bytes, at: int) -> tuple[bytes, int]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import errno
 import ipaddress
-import socket
 import struct
 from collections.abc import Sequence
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
-from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer
+from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer, accept
 from sandbox.gate.meter import ByteMeter
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
-from sandbox.gate.pump import Ending, PipePool, Pump, reset_on_close
+from sandbox.gate.pump import PipePool, PumpEnding, SplicePump, reset_on_close
 from sandbox.gate.resolver import Addresses, Resolver, Search
 from sandbox.network.addresses import vet
 from sandbox.network.egress import AuditLine, EgressPlan
@@ -31,7 +31,7 @@ _SOCKADDR_IN, _SOCKADDR_IN6 = struct.Struct("!2xH4s8x"), struct.Struct("!2xHI16s
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Target(NamedTuple):
+class FlowTarget(NamedTuple):
     """What a connection was meant for."""
 
     host: Host
@@ -93,7 +93,7 @@ class Flows:
         assert self._brake is not None
         for _ in range(_MOST_AT_ONCE):
             try:
-                client, _address = listener.accept()
+                client = accept(listener)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -101,7 +101,6 @@ class Flows:
                     self._brake.pull()
                     return
                 continue  # the client has given up already
-            client.setblocking(False)
             self._take(client, redirected)
             if self._brake.count():
                 return
@@ -128,19 +127,21 @@ class Flows:
         rule = str(target.rule) if target.rule is not None else ""
         self.audit.write_repeated(AuditLine("connect", target.host.text, port, "refused", rule, reason))
 
-    def _judge(self, address: str, port: int) -> Target:
+    def _judge(self, address: str, port: int) -> FlowTarget:
         if is_synthetic(address):
             name = self._table.find(address, self.loop.now)
             if name is None:
-                return Target(Host(address), port, None, "is an address that was given to no name")
+                return FlowTarget(Host(address), port, None, "is an address that was given to no name")
             host = Host(name)
         else:
             found = ipaddress.ip_address(address)
             host = Host(address, found.version)
             if found.is_loopback:
-                return Target(host, port, None, "is the plugin's own loopback, and nobody serves this port")
+                return FlowTarget(
+                    host, port, None, "is the plugin's own loopback, and nobody serves this port"
+                )
         rule = judge(self._rules, host, port)
-        return Target(host, port, rule, "" if rule else "is not in its list")
+        return FlowTarget(host, port, rule, "" if rule else "is not in its list")
 
 
 def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]:
@@ -187,7 +188,7 @@ class Flow:
         "_timers",
     )
 
-    def __init__(self, flows: Flows, client: socket.socket, target: Target, rule: HostRule) -> None:
+    def __init__(self, flows: Flows, client: socket.socket, target: FlowTarget, rule: HostRule) -> None:
         self._flows = flows
         self._client = client
         self._target = target
@@ -200,7 +201,7 @@ class Flow:
         self._search: Search | None = None
         self._dial: Dial | None = None
         self._server: socket.socket | None = None
-        self._pump: Pump | None = None
+        self._pump: SplicePump | None = None
         self._over = False
         limits = flows.plan.limits
         self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
@@ -311,7 +312,7 @@ class Flow:
         self._server, self._first = None, b""
         flows.loop.forget(self._client.fileno())
         try:
-            self._pump = Pump(
+            self._pump = SplicePump(
                 flows.loop,
                 flows.pool,
                 flows.meter,
@@ -325,10 +326,10 @@ class Flow:
             self._server = server
             self._finish("failed", f"broke: {error.strerror}")
 
-    def _on_ending(self, ending: Ending) -> None:
+    def _on_ending(self, ending: PumpEnding) -> None:
         self._finish("allowed", ending.reason, ending)
 
-    def _finish(self, verdict: str, reason: str, ending: Ending | None = None) -> None:
+    def _finish(self, verdict: str, reason: str, ending: PumpEnding | None = None) -> None:
         if self._over:
             return
         self._over = True

@@ -9,15 +9,14 @@ does not expect. Nobody else has the listeners, so a gate that has ended means r
 
 from __future__ import annotations
 
+import _socket as socket
 import encodings.ascii
-import encodings.idna
 import encodings.utf_8  # noqa: F401 -- these are loaded when first used, and by then no file can be opened
 import gc
 import json
 import os
 import select
 import signal
-import socket
 from typing import NoReturn
 
 from sandbox.gate.audit import AuditPipe, ReaderGone
@@ -68,7 +67,7 @@ def run_gate(
         close_others({channel, audit, alive})
         os.set_blocking(audit, False)
         follow_parent(lambda: _is_alive(alive))
-        gate = Gate(plan, audit)
+        gate = PluginGate(plan, audit)
         gate.open(receive_sockets(channel), alive)
         _load_what_is_lazy()
         confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive))
@@ -85,7 +84,7 @@ def run_gate(
         os._exit(code)
 
 
-class Gate:
+class PluginGate:
     """Everything that serves one plugin."""
 
     def __init__(self, plan: EgressPlan, audit: int) -> None:
@@ -118,6 +117,7 @@ class Gate:
             self._loop.run()
         except _Ended:
             try:
+                self._audit.wait_for_room()
                 self._flows.end_all("was closed: the plugin has ended")
             except ReaderGone:
                 pass
@@ -143,7 +143,6 @@ def _load_what_is_lazy() -> None:
     """Modules, codecs and tables that are loaded when first used."""
     refusal("93.184.216.34")
     refusal("2606:2800:220:1::1")
-    "a".encode("idna")
     str(OSError(1, os.strerror(1)))
     json.dumps({"number": 1.5, "text": "\u00e9"})
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import ipaddress
-import socket
 
 from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.value import NamedTuple

@@ -6,8 +6,8 @@ holds two descriptors, and one whose reader is slow two more for each way.
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import socket
 import struct
 from collections.abc import Callable
 
@@ -45,7 +45,7 @@ class PipePool:
             os.close(fd)
 
 
-class Ending(NamedTuple):
+class PumpEnding(NamedTuple):
     reason: str  # "" if both sides closed it; else the second half of a sentence
     sent: int
     received: int
@@ -72,7 +72,7 @@ class Way:
         return bool(self.pending or self.first)
 
 
-class Pump:
+class SplicePump:
     """Takes both sockets over, and closes them. Calls `done` once."""
 
     __slots__ = ("_done", "_down", "_idle", "_last", "_loop", "_meter", "_pool", "_timer", "_up")
@@ -86,13 +86,13 @@ class Pump:
         server: socket.socket,
         first: bytes,
         idle: float,
-        done: Callable[[Ending], None],
+        done: Callable[[PumpEnding], None],
     ) -> None:
         self._loop = loop
         self._pool = pool
         self._meter = meter
         self._idle = idle
-        self._done: Callable[[Ending], None] | None = done
+        self._done: Callable[[PumpEnding], None] | None = done
         self._up = Way(client, server, first)
         self._down = Way(server, client)
         self._last = loop.now
@@ -255,4 +255,4 @@ class Pump:
             if reason:
                 reset_on_close(way.source)
             self._loop.retire(way.source)
-        done(Ending(reason, self._up.moved, self._down.moved))
+        done(PumpEnding(reason, self._up.moved, self._down.moved))

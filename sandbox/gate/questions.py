@@ -6,12 +6,12 @@ no question leaves the gate, and a name cannot carry data out.
 
 from __future__ import annotations
 
-import socket
+import _socket as socket
 from collections.abc import Sequence
 
 from sandbox.gate import dns
 from sandbox.gate.audit import AuditPipe
-from sandbox.gate.loop import READ, WRITE, Brake, Loop, Timer
+from sandbox.gate.loop import READ, WRITE, Brake, Loop, Timer, accept
 from sandbox.gate.names import NameTable
 from sandbox.gate.pump import reset_on_close
 from sandbox.network.egress import AuditLine
@@ -80,7 +80,7 @@ class Answerer:
         address = synthetic.ipv4 if question.kind == dns.A else synthetic.ipv6
         return dns.write_reply(question, dns.NOERROR, address, ANSWER_SECONDS)
 
-    def _refuse(self, question: dns.Question, name: str, reason: str) -> bytes:
+    def _refuse(self, question: dns.NameQuestion, name: str, reason: str) -> bytes:
         shown = name[:_MOST_SHOWN_CHARACTERS]
         self._audit.write_repeated(AuditLine("dns", shown, 0, "refused", reason=reason))
         return dns.write_reply(question, dns.REFUSED)
@@ -122,7 +122,7 @@ class NameService:
     def _on_connection(self, _: int) -> None:
         for _ in range(_MOST_AT_ONCE):
             try:
-                client, _address = self._tcp.accept()
+                client = accept(self._tcp)
             except BlockingIOError:
                 return
             except OSError:  # no descriptor is left, or the client is gone already
@@ -132,7 +132,6 @@ class NameService:
                 reset_on_close(client)
                 client.close()
             else:
-                client.setblocking(False)
                 self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
             if self._brake.count():
                 return

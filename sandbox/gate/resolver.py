@@ -6,8 +6,8 @@ under a random id. An answer that does not repeat the question is not heard.
 
 from __future__ import annotations
 
+import _socket as socket
 import os
-import socket
 from collections.abc import Callable
 
 from sandbox.gate import dns
@@ -86,7 +86,7 @@ class Search:
         self._done: Done | None = done
         self._keep = keep
         self._timer: Timer | None = None
-        self._replies: dict[int, dns.Reply] = {}
+        self._replies: dict[int, dns.NameReply] = {}
         self._asked = [Exchange(loop, upstream, name, kind, self._on_reply) for kind in (dns.A, dns.AAAA)]
         for exchange in self._asked:
             exchange.start()
@@ -97,7 +97,7 @@ class Search:
         for exchange in self._asked:
             exchange.close()
 
-    def _on_reply(self, kind: int, reply: dns.Reply) -> None:
+    def _on_reply(self, kind: int, reply: dns.NameReply) -> None:
         self._replies[kind] = reply
         if len(self._replies) == 2 or reply.code == dns.NXDOMAIN:
             self._finish()
@@ -159,7 +159,7 @@ class Exchange:
         upstream: Upstream,
         name: str,
         kind: int,
-        done: Callable[[int, dns.Reply], None],
+        done: Callable[[int, dns.NameReply], None],
     ) -> None:
         self._loop = loop
         self._upstream = upstream
@@ -186,13 +186,13 @@ class Exchange:
             self._loop.retire(self._socket)
             self._socket = None
 
-    def _finish(self, reply: dns.Reply) -> None:
+    def _finish(self, reply: dns.NameReply) -> None:
         self.close()
         self._done(self._kind, reply)
 
     def _ask_next(self) -> None:
         if not self._left:
-            self._finish(dns.Reply(self._worst, False))
+            self._finish(dns.NameReply(self._worst, False))
             return
         self._server = self._left.pop(0)
         self._ask(self._server, socket.SOCK_DGRAM)

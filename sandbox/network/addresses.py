@@ -7,7 +7,7 @@ dialled. An address that carries an IPv4 address is judged by that one too.
 
 from __future__ import annotations
 
-import socket
+import _socket as socket  # the module `socket` takes longer to import than all else here
 import struct
 from collections.abc import Collection
 from functools import cache
@@ -115,9 +115,12 @@ def _is_own(address: Address) -> bool:
     route = struct.pack("=8BI", family, address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
     header = struct.pack("=IHHII", 16 + len(route), _RTM_GETROUTE, _NLM_F_REQUEST, 0, 0)
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-    with socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE) as kernel:
+    kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+    try:
         kernel.send(header + route)
         answer = kernel.recv(65536)
+    finally:
+        kernel.close()
     # Any other answer is an error: there is no route, and so nothing to dial.
     return struct.unpack_from("=H", answer, 4)[0] == _RTM_NEWROUTE and answer[16 + 7] in _ROUTES_TO_ITSELF
 

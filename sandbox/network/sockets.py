@@ -22,12 +22,15 @@ def receive_sockets(channel: int) -> GateSockets:
 
     All are non-blocking. If none of the listeners is of IPv6, the plugin's namespace has no IPv6.
     """
+    import _socket as socket
     import json
-    import socket
 
-    with socket.socket(fileno=os.dup(channel)) as source:
+    source = socket.socket(fileno=os.dup(channel))
+    try:
         room = socket.CMSG_SPACE(MOST_SOCKETS * 4)
         header, rights, flags, _ = source.recvmsg(_HEADER_BYTES, room, _MSG_CMSG_CLOEXEC)
+    finally:
+        source.close()
     received = array("i")
     for level, kind, data in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -16,7 +16,7 @@ import sys
 from sandbox import codec
 from sandbox.gate.gate import run_gate
 from sandbox.network.egress import EgressLimits, EgressPlan
-from sandbox.spawn.network import make_network, wait_for_gate
+from sandbox.spawn.network import make_network, outside_network, wait_for_gate
 from sandbox.spawn.order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
 
 _CLONE_NEWUSER = 0x10000000
@@ -36,7 +36,7 @@ def main() -> None:
     os.close(order["audit"])
     plugin = os.fork()
     if plugin == 0:
-        _be_plugin(NetworkOrder(recipe, ours.fileno()))
+        _be_plugin(NetworkOrder(recipe, ours.fileno(), outside_network()))
     ours.close()
     _, status = os.waitpid(gate, os.WNOHANG)
     sys.stdout.write(json.dumps([gate, plugin]) + "\n")

@@ -31,14 +31,14 @@ LONGEST = b"".join(b"\x3f" + b"a" * 63 for _ in range(3)) + b"\x3d" + b"a" * 61 
 
 def test_a_question_is_read() -> None:
     asked = dns.read_question(question())
-    assert isinstance(asked, dns.Question)
+    assert isinstance(asked, dns.NameQuestion)
     assert (asked.id, asked.name, asked.kind, asked.recursion) == (7, "api.example.com", A, True)
 
 
 def test_an_answer_repeats_the_question_in_its_own_spelling() -> None:
     message = question(encode_name("aPi.ExaMPLE.com"))
     asked = dns.read_question(message)
-    assert isinstance(asked, dns.Question)
+    assert isinstance(asked, dns.NameQuestion)
     reply = dns.write_reply(asked, dns.NOERROR, bytes([198, 18, 128, 1]), 60)
     assert reply[12:].startswith(message[12:])
     assert dns.read_reply(reply, 7, "api.example.com", A).addresses == (bytes([198, 18, 128, 1]),)
@@ -78,7 +78,7 @@ def test_what_is_no_question_gets_a_code(message: bytes, code: int) -> None:
 
 
 def test_the_longest_name_is_taken() -> None:
-    assert isinstance(dns.read_question(question(LONGEST)), dns.Question)
+    assert isinstance(dns.read_question(question(LONGEST)), dns.NameQuestion)
 
 
 def test_an_unknown_version_of_edns_is_told_so() -> None:
@@ -91,7 +91,7 @@ def test_an_unknown_version_of_edns_is_told_so() -> None:
 
 def test_an_opt_record_is_answered_with_one() -> None:
     asked = dns.read_question(question(counts=(1, 0, 0, 1), tail=OPT))
-    assert isinstance(asked, dns.Question) and asked.extended
+    assert isinstance(asked, dns.NameQuestion) and asked.extended
     assert dns.write_reply(asked, dns.REFUSED)[-11:-8] == b"\0\0\x29"
 
 
@@ -104,7 +104,7 @@ def test_what_might_be_anothers_answer_is_dropped(message: bytes) -> None:
 @pytest.mark.parametrize("label", [b"a.b", b"\xff", "ä".encode()])
 def test_a_label_that_reads_as_something_else_is_no_name(label: bytes) -> None:
     asked = dns.read_question(question(bytes([len(label)]) + label + encode_name("example.com")))
-    assert isinstance(asked, dns.Question)
+    assert isinstance(asked, dns.NameQuestion)
     assert asked.name is None
     assert asked.shown.isascii()
 
@@ -115,7 +115,7 @@ def test_no_bytes_of_a_plugin_are_too_much(message: bytes) -> None:
         found = dns.read_question(message)
     except dns.UnansweredMessage:
         return
-    if isinstance(found, dns.Question):
+    if isinstance(found, dns.NameQuestion):
         assert len(dns.write_reply(found, dns.NOERROR, bytes(16), 60)) <= 512
         assert found.shown.isascii()
 
@@ -147,7 +147,7 @@ def reply(
     return header + encode_name(asked) + struct.pack("!HH", kind, 1) + body
 
 
-def shown(found: dns.Reply) -> list[str]:
+def shown(found: dns.NameReply) -> list[str]:
     return [socket.inet_ntop(socket.AF_INET if len(a) == 4 else socket.AF_INET6, a) for a in found.addresses]
 
 
@@ -260,4 +260,4 @@ def test_no_bytes_of_a_server_are_too_much(tail: bytes) -> None:
 
 def test_our_questions_are_what_servers_expect() -> None:
     asked = dns.read_question(dns.write_question(7, NAME, AAAA))
-    assert isinstance(asked, dns.Question) and (asked.name, asked.kind) == (NAME, AAAA)
+    assert isinstance(asked, dns.NameQuestion) and (asked.name, asked.kind) == (NAME, AAAA)

@@ -10,7 +10,7 @@ import pytest
 
 from sandbox.gate.loop import Loop
 from sandbox.gate.meter import ByteMeter
-from sandbox.gate.pump import Ending, PipePool, Pump
+from sandbox.gate.pump import PipePool, PumpEnding, SplicePump
 
 MUCH = 8 << 20
 
@@ -35,9 +35,11 @@ class Bench:
         self.server, upstream = tcp_pair()
         for each in (self.plugin, self.server, client, upstream):
             each.setblocking(False)
-        self.endings: list[Ending] = []
+        self.endings: list[PumpEnding] = []
         self.inner = (client, upstream)
-        self.pump = Pump(self.loop, self.pool, self.meter, client, upstream, first, idle, self.endings.append)
+        self.pump = SplicePump(
+            self.loop, self.pool, self.meter, client, upstream, first, idle, self.endings.append
+        )
 
     def turn(self, times: int = 20) -> None:
         for _ in range(times):
@@ -99,7 +101,7 @@ def test_a_half_close_is_passed_on_and_the_other_way_stays_open(bench: Bench, wh
     assert bench.receive(one, 1) == b""
     bench.turn()
     sent = (3, 11) if who == "plugin" else (11, 3)
-    assert bench.endings == [Ending("", *sent)]
+    assert bench.endings == [PumpEnding("", *sent)]
     assert [each.fileno() for each in bench.inner] == [-1, -1]
 
 
