@@ -48,6 +48,13 @@ class AuditPipe:
         if count & (count - 1) == 0:
             self.write(line._replace(times=count))
 
+    def wait_for_room(self) -> None:
+        """From now on nothing is dropped: the last lines wait until they are read, or until somebody ends
+        this process."""
+        os.set_blocking(self._fd, True)
+        if self._dropped:
+            self._tell_dropped()
+
     def _on_room(self, mask: int) -> None:
         if mask & BROKEN:
             raise ReaderGone

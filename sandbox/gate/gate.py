@@ -117,6 +117,7 @@ class PluginGate:
             self._loop.run()
         except _Ended:
             try:
+                self._audit.wait_for_room()
                 self._flows.end_all("was closed: the plugin has ended")
             except ReaderGone:
                 pass

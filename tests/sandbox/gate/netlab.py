@@ -303,6 +303,8 @@ class GateDouble:
         if self._alive >= 0:
             os.close(self._alive)
             self._alive = -1
+        os.set_blocking(self._audit, True)
+        self.lines()  # to the end: the gate's last lines wait until they are read
         return self.process.wait(_SECONDS)
 
     def close(self) -> None:
