@@ -21,7 +21,7 @@ COLDS = 30
 LARGES = 30
 SESSIONS = 64
 CONNECTIONS = 1000
-DOWNLOADS = 30
+DOWNLOADS = 20
 
 PARTS = ("launch", "kill", "call", "sessions", "network")
 
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--connections", type=_count, default=CONNECTIONS, help=f"to a server ({CONNECTIONS})"
     )
-    parser.add_argument("--downloads", type=_count, default=DOWNLOADS, help=f"of 64 MiB ({DOWNLOADS})")
+    parser.add_argument("--downloads", type=_count, default=DOWNLOADS, help=f"of 256 MiB ({DOWNLOADS})")
     args = parser.parse_args()
     parts = args.parts or PARTS
     if unknown := set(parts) - set(PARTS):

@@ -23,8 +23,10 @@ installed = pytest.mark.skipif(
 )
 
 
-FEWEST = ("launches", "kills", "bombs", "calls", "colds", "larges", "sessions")
-PARTS = ("launch", "kill", "warm calls", "large answers", "cold calls", "sessions")
+FEWEST = ("launches", "kills", "bombs", "calls", "colds", "larges", "sessions", "connections", "downloads")
+PARTS = ("launch", "kill", "warm calls", "large answers", "cold calls", "sessions", "network")
+# Only root can make the network namespaces of their servers.
+ROOTS_PARTS = ("connections", "throughput", "memory of the gate") if os.geteuid() == 0 else ()
 
 
 def test_percentiles_are_samples() -> None:
@@ -130,7 +132,7 @@ def test_every_figure_is_printed() -> None:
     if "only root is measured" in done.stdout:  # others cannot read the checkout
         who.remove("ordinary user")
     assert [re.match(r"([a-z ]+), as ([a-z ]+)", part).groups() for part in parts[1:]] == [  # type: ignore[union-attr]
-        (what, name) for name in who for what in PARTS
+        (what, name) for name in who for what in (*PARTS, *ROOTS_PARTS)
     ]
     for part in parts[1:]:
         for figures in FIGURES[part.partition(",")[0]]:
@@ -141,6 +143,7 @@ _N = r" +\d+\.\d"
 _RATIO = r"ratio \d+\.\d\d"
 _SPREAD = rf"{_RATIO} \(p10 \d+\.\d\d, p90 \d+\.\d\d\)"
 _KB = r" +\d+ kB, +\d+\.\d kB per session"
+_WAYS = ("direct", "through the gate")
 
 # The lines of each part.
 FIGURES = {
@@ -184,5 +187,21 @@ FIGURES = {
         r"memory of the runner per session: \d+ kB; each after the first adds -?\d+ kB",
         *(f"  {name}{_KB}" for name in ("host", "fork server", "monitors", "inits")),
         *(f"  {name}{_KB}, not the runner's" for name in ("bwrap", "plugin")),
+    ],
+    "network": [
+        *(f"{name}{_N * 4}" for name in ("no network", "one host", "raw bwrap")),
+        *(rf"one host over {name}: p50 [+-]\d+\.\d .*{_RATIO}" for name in ("no network", "raw bwrap")),
+    ],
+    "connections": [
+        *(rf"{name} +p50 +\d+\.\d+ +p90 +\d+\.\d+ +min +\d+\.\d+" for name in _WAYS),
+        rf"the gate adds p50 -?\d+\.\d+ for each, {_RATIO}",
+    ],
+    "throughput": [
+        *(rf"{name} +p50 +\d+ +max +\d+" for name in _WAYS),
+        f"through the gate over direct: {_SPREAD}",
+    ],
+    "memory of the gate": [
+        *(rf"{name} +\d+" for name in ("after the first connection", "when all were closed")),
+        r"with 100 open connections +\d+, -?\d+\.\d for each",
     ],
 }
