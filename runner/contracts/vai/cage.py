@@ -129,8 +129,22 @@ def _spec(
         network=_network(export, place, hosts, options.get("gateway_url", "")),
         env=tuple(env),
         scratch=scratch,
-        memory_files=tuple(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+        memory_files=(
+            *(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+            *_artifacts(scratch, options.get("artifact", "")),
+        ),
     )
+
+
+def _artifacts(scratch: Scratch | None, path: str) -> tuple[MemoryFile, ...]:
+    """The file that a call brings along, which is in its scratch folder. Raises Misfit."""
+    if not path:
+        return ()
+    folder, _, name = path.rpartition("/")
+    if scratch is None or folder != scratch.dest or name in ("", ".", ".."):
+        message = f"the file {quoted(path)} of the call is not in the scratch folder of the export"
+        raise Misfit("artifact", message, "only the runner itself names this file: leave the option out")
+    return (MemoryFile(path, 0o600),)
 
 
 def scratch_dir(invocation_id: str) -> str:

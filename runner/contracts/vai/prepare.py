@@ -39,7 +39,7 @@ _SHOWN_FAULTS = 3  # of a configuration in a message
 _SHOWN_NAMES = 10  # of exports or slots in a message
 
 
-class Contents(dict[str, bytes]):
+class FileContents(dict[str, bytes]):
     """Files by their path in the cage. Its text, in a traceback or a log, has no content."""
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ def prepare(
     return Prepared(
         Call(export.kind, export.id, made.body, record),
         {**options, **completed},
-        Contents({made.artifact: made.content} if made.artifact else {}),
+        FileContents({made.artifact: made.content} if made.artifact else {}),
         Secrets(secrets),
         delegation,
     )

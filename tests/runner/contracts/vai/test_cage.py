@@ -311,3 +311,29 @@ def test_explain_and_check_need_none(runner_as_user: Caller, plugin_dir: Path) -
     chosen = json.loads(runner_as_user("explain", "--format", "json", "--export", "search", folder).stdout)
     assert chosen["outcome"]["code"] == "ok"
     assert {row["asked"] for row in chosen["asked"]} >= {"none", "VAI_SECRETS_DIR=…"}
+
+
+# --- files that a call brings along -------------------------------------------------------------------------
+
+
+def test_the_file_of_a_call_is_in_its_scratch_folder() -> None:
+    path = "/sandbox/scratch/inv_1/projection.json"
+    found = caged('filesystem = "scratch"\n', invocation_id="inv_1", artifact=path)
+    assert found.spec.memory_files == (MemoryFile(path, 0o600),)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "path"),
+    [
+        ("", "/sandbox/scratch/inv_1/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_2/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/../x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/.."),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/"),
+        ('filesystem = "scratch"\n', "/etc/passwd"),
+    ],
+)
+def test_a_file_of_a_call_elsewhere_is_refused(permissions: str, path: str) -> None:
+    found, diagnostics = read(LEAST + PERMISSIONS + permissions, invocation_id="inv_1", artifact=path)
+    assert found is None
+    assert diagnostics[-1].rule == "artifact"
