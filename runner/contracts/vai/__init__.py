@@ -132,14 +132,14 @@ class VaiContract(Contract):
         config: Any,
         now: float,
     ) -> Prepared:
-        from runner.contracts.vai.prepare import prepare
+        from runner.contracts.vai.call.prepare import prepare
 
         return prepare(
             plugin, call, seconds=seconds, options=options, secrets=secrets, config=config, now=now
         )
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
-        from runner.contracts.vai.prepare import with_delegation
+        from runner.contracts.vai.call.prepare import with_delegation
 
         return with_delegation(prepared, delegation)
 
