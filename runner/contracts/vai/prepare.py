@@ -10,7 +10,6 @@ from runner.contracts.contract import Prepared
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding, effective, read_binding
 from runner.contracts.vai.context import (
-    GRACE_SECONDS,
     INACTIVE,
     INVALID_BINDING,
     INVALID_DELEGATION,
@@ -23,6 +22,7 @@ from runner.contracts.vai.context import (
     refused,
 )
 from runner.contracts.vai.declared import DeclaredExport, declared_by
+from runner.contracts.vai.dialect import GRACE_SECONDS
 from runner.contracts.vai.requests import PINNED, Asked, ids_in, make_request
 from runner.contracts.vai.schemas import PackageSchema, complete_config, explained, load_of
 from runner.plugin import Plugin
