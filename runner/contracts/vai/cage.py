@@ -11,7 +11,6 @@ from runner.contracts.vai import SCRATCH, SECRETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
-from sandbox.network.rules import parse_authority
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _ALWAYS_SHOWN = ("bin", "schemas")
 _LISTED_BY_POLICY = ("*",)
 
 _INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
-_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _MOST_SHOWN = 20  # exports in a message
 
 
@@ -164,26 +162,21 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
     if export.permissions.network == "egress":
         allowed = _LISTED_BY_POLICY if hosts is None else hosts
     if gateway and export.permissions.scopes:
-        allowed = (*allowed, gateway_host(gateway))
+        allowed = (*allowed, _gateway_host(gateway))
     allowed = tuple(dict.fromkeys(allowed))
     return Network("allowlist", allowed, where) if allowed else Network("none", where=where)
 
 
-def gateway_host(url: str) -> str:
+def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
-    scheme, slashes, rest = url.partition("://")
-    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
-    port = _PORTS.get(scheme.lower())
+    # Imported here: few launches have a gateway.
+    from runner.contracts.vai.call.context import gateway_host
+
     try:
-        if not slashes or port is None:
-            raise ValueError("is not an https:// URL")
-        if "@" in authority:
-            raise ValueError("has a user name in it")
-        host, port = parse_authority(authority, port)
+        return gateway_host(url)
     except ValueError as error:
-        message = f"the gateway's URL {quoted(url)} {error}"
-        raise Misfit("gateway_url", message, "give --gateway-url https://HOST") from None
-    return f"{host}:{port}"
+        hint = "give --gateway-url https://HOST"
+        raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
 
 
 def choice_fault(plugin: Plugin) -> LaunchFault | None:
