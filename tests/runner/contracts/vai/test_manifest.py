@@ -11,8 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner.contracts.vai import PACKAGE, files, machine, manifest
+from runner.contracts.vai import PACKAGE, manifest
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by, exports_of
+from runner.contracts.vai.package import files, machine
 from runner.manifest.load import load, load_all
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
@@ -689,7 +690,7 @@ def test_tools_lists_every_export_from_the_manifest(runner_as_user: Caller, plug
 
 
 def test_tools_reads_no_schema_outside_of_the_package(package: MakePackage, tmp_path: Path) -> None:
-    from runner.contracts.vai.catalogue import catalogue
+    from runner.contracts.vai.package.catalogue import catalogue
 
     root = package()
     (tmp_path / "secret.json").write_text('{"title": "secret"}')
