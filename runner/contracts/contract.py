@@ -225,6 +225,13 @@ class Contract(Protocol):
         serves one call."""
         return 0
 
+    def concurrent(self, plugin: Plugin) -> int:
+        """How many calls may run at once where each process serves one; 0: any number."""
+        return 0
+
+    # The options of a prepared call that say nothing about its cage and differ from call to call.
+    options_of_one_call: tuple[str, ...] = ()
+
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
     ) -> Mapping[str, Any] | None:

@@ -95,7 +95,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     switches = find_contract(plugin.contract).switches(environ)
-    filled = Placeholders(plugin, state_dir)
+    filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     spec = plugin.spec._replace(env=tuple(map(filled.request, plugin.spec.env)))
     granted = grant(
         spec,
@@ -173,8 +173,9 @@ def state_name(plugin: Plugin) -> str:
 class Placeholders:
     """${state_dir} and ${plugin_dir} in a plugin's arguments and variables, replaced by the folders."""
 
-    def __init__(self, plugin: Plugin, state_dir: str | None) -> None:
-        self._folders = {PLUGIN_DIR_TOKEN: plugin.root or os.path.dirname(plugin.manifest)}
+    def __init__(self, plugin: Plugin, state_dir: str | None, *, caged: bool) -> None:
+        folder = plugin.root or os.path.dirname(plugin.manifest)
+        self._folders = {PLUGIN_DIR_TOKEN: plugin.root_inside if caged and plugin.root_inside else folder}
         if state_dir is not None:
             self._folders[STATE_DIR_TOKEN] = state_dir
 

@@ -53,6 +53,7 @@ class VaiContract(Contract):
     prepares_calls = True
     options_shape_plugin = True
     further_options = ("timeout", "output_schema")
+    options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
@@ -155,6 +156,11 @@ class VaiContract(Contract):
         from runner.contracts.vai.outcome import reuses
 
         return reuses(plugin)
+
+    def concurrent(self, plugin: Plugin) -> int:
+        from runner.contracts.vai.outcome import concurrent
+
+        return concurrent(plugin)
 
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
