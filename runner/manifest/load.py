@@ -236,6 +236,7 @@ def _read(
 ) -> ManifestRead:
     contract = find_contract(name)
     own = {option.name for option in contract.options}
+    own |= {f"{option.name}_file" for option in contract.options if option.reads_file}
     for option in options:
         if option not in own:
             flag = "--" + option.replace("_", "-")
