@@ -231,6 +231,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield "It would be launched" + (
             ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
+        if fault := find_contract(plugin.contract).choice_fault(plugin):
+            yield f"Only `runner exec` would refuse it: {printable(fault.message)}"
+            yield f"  {printable(fault.hint)}"
     else:
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]

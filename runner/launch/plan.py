@@ -19,7 +19,7 @@ from sandbox import CODE_ROOT, cache
 from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import host_sides
 from sandbox.identity.reservations import RESERVATIONS
-from sandbox.identity.state import state_root
+from sandbox.identity.state import PACKAGES, state_root
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.denylist import Denylist
@@ -116,6 +116,10 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         denylist = make_denylist(decided, bwrap, mounts, environ)
         request = _request(decided, layers, environ)
         compiled = sources.hold_new(request, decided, layers, denylist, found, environ).plan
+        if decided.copy:
+            from runner.launch.signed import require_copy_mounted
+
+            require_copy_mounted(decided, compiled)
     identity = compiled.owners.identity() if compiled.owners is not None else ""
     return Planned(
         decided,
@@ -163,6 +167,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         # Without a cage there is no other name.
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
+        root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
     )
 
 
@@ -254,13 +259,15 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         protected=_own_code(bwrap),
         deciding=_deciding_files(decided.loaded.plugin, decided.policy),
         storage=() if state_dir is None else (host_sides(state_dir),),
+        copy=decided.copy,
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
 
 
 def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The runner's own folders."""
-    places = [state_root(environ), cache.directory()]
+    root = state_root(environ)
+    places = [root, os.path.join(os.path.dirname(root), PACKAGES), cache.directory()]
     if os.geteuid() == 0:
         places.append(os.path.dirname(RESERVATIONS))
     return tuple(os.path.realpath(place) for place in places if place is not None)

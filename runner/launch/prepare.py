@@ -53,6 +53,10 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
             find_contract(read.plugin.contract).no_command_hint,
         )
         raise Failure(outcome, EXEC_NOT_FOUND, loaded)
+    fault = find_contract(read.plugin.contract).launch_fault(read.plugin)
+    if fault is not None:
+        outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
+        raise Failure(outcome, EXEC_REFUSED, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
 
 

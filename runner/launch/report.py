@@ -176,6 +176,10 @@ def describe_layers(stage: Stage | None) -> Iterator[Layer]:
         if layer.name == "seccomp" and not layer.degraded and planned is not None:
             layer = layer._replace(detail=seccomp_filter.digest(planned.plan.layers.seccomp_filter))
         yield layer
+    signed = None if planned is None else planned.decided.signed
+    if signed is not None:
+        detail = f"by {signed.key_id} at {signed.signed_at}, {signed.digest}"
+        yield Layer("signature", "valid", "valid", detail)
 
 
 def _diagnostics(stage: Stage | None, outcome: Outcome) -> tuple[Diagnostic, ...]:

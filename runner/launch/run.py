@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from runner.launch.acquire import Acquired, acquire
 from runner.launch.plan import Sources, plan, require_contents, require_room
 from runner.launch.prepare import decide, load
-from runner.launch.stages import Ended, Invocation, Planned, Stage, Started, Stopwatch
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.stdio import Plumbing
 from runner.launch.verdict import TIMEOUT, failing, judge_error
@@ -73,10 +73,17 @@ def run(
     """
     watch = Stopwatch()
     stage: Stage | None = None
-    with Sources() as sources:
+    with ExitStack() as stack:
+        sources = Sources()
         try:
             stage = loaded = load(invocation, watch)
             stage = decided = decide(loaded, environ, watch)
+            if _must_be_signed(decided):
+                from runner.launch.signed import check_package
+
+                decided = stack.enter_context(check_package(decided, environ))
+                stage = decided = decided._replace(timings=watch.lap("policy"))
+            stack.enter_context(sources)
             stage = planned = plan(decided, environ, watch, sources)
         except CalledOff as called:
             called.stage = stage
@@ -86,6 +93,10 @@ def run(
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
         return run_plan(planned, environ, began, host, sources, watch, contents)
+
+
+def _must_be_signed(decided: Decided) -> bool:
+    return decided.policy.packages.signature == "required"
 
 
 def run_plan(
@@ -131,7 +142,12 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
     """The plan of a launch that does not take place. Raises Failure."""
     watch = Stopwatch()
     with Sources() as sources:
-        planned = plan(decide(load(invocation, watch), environ, watch), environ, watch, sources)
+        decided = decide(load(invocation, watch), environ, watch)
+        if _must_be_signed(decided):
+            from runner.launch.signed import rehearse_check
+
+            decided = rehearse_check(decided)
+        planned = plan(decided, environ, watch, sources)
         if sources.held is not None and not planned.grant.unsandboxed:
             with failing(planned):
                 require_room(sources.held.opened, planned.grant.limits.disk)

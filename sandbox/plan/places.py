@@ -77,7 +77,8 @@ _TAKEN = ("/usr", "/etc", "/proc", "/sys", "/dev", "/tmp", *RUNTIME_LINKS)
 
 
 def _own_places(request: PlanRequest, grant: Grant) -> Iterator[str]:
-    if request.root is not None and request.root_inside:
+    # A copy of a folder of the host is where that folder would be, which is a place like any other.
+    if request.root is not None and request.root_inside and not request.root_is_copy:
         yield request.root_inside
     if grant.scratch is not None:
         yield grant.scratch.dest

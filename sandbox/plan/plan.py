@@ -168,6 +168,7 @@ class PlanRequest(NamedTuple):
         ""  # the state directory it would have, if it has none: a uid can be reserved for that
     )
     root_inside: str = ""  # where `root` is in the cage; empty: under its own name
+    root_is_copy: bool = False  # of the folder `root_inside` of the host, whose place it takes
     root_parts: tuple[str, ...] = ()  # only these files and folders of `root` are shown; empty: all of it
 
 
