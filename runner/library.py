@@ -19,7 +19,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import with_config
+from runner.launch.prepare import secret_contents, with_config
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
@@ -31,6 +31,7 @@ from runner.protocol.secrets import Secrets
 from runner.session.open import open_session
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
+from sandbox.cell.contents import Contents
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
@@ -183,6 +184,7 @@ class _SessionSettings(NamedTuple):
     services: Services | None
     config: Any
     secrets: Secrets | None
+    contents: Contents | None = None  # the secrets that the cage delivers
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -193,6 +195,7 @@ class _SessionSettings(NamedTuple):
             services=self.services,
             config=self.config,
             secrets=self.secrets,
+            contents=self.contents,
             call=call,
             seconds=seconds,
         )
@@ -227,7 +230,8 @@ async def open_plugin(
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of this program, where the policy allows it. `config`: for plugins that take one. `secrets`: for
-    plugins whose contract sends them; they are never shown, logged or reported. `server`: which one
+    plugins whose contract sends them, or has them as files (text or bytes); they are never shown, logged or
+    reported. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
     {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
     environment, if it is not this process's.
@@ -268,8 +272,11 @@ async def open_plugin(
         )
     )
     plugin = loaded.plugin
-    if secrets and plugin is not None and not find_contract(plugin.contract).takes_secrets:
-        raise ValueError(f"secrets: the contract {plugin.contract} sends its plugins none")
+    if secrets and plugin is not None:
+        found = find_contract(plugin.contract)
+        if not found.takes_secrets and not found.secret_files:
+            raise ValueError(f"secrets: the contract {plugin.contract} sends its plugins none")
+        settings = settings._replace(contents=secret_contents(found, secrets))
     one_shot = plugin is not None and find_contract(plugin.contract).one_shot
     async with AsyncExitStack() as stack:
         session = None if one_shot else await stack.enter_async_context(settings.session())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.json_option import read_json_option
-from runner.cli.options import add_invocation, invocation_of
+from runner.cli.options import add_invocation, invocation_of, secrets_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
 from runner.contracts.registry import all_kinds, find_contract
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runner.launch.forkserver import LaunchTicket
     from runner.launch.stages import Invocation
     from runner.protocol.secrets import Secrets
+    from sandbox.cell.contents import Contents
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -109,7 +110,7 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
         " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
-        " more are replaced by [secret]; not in the result of a call, and not in an encoding such as base64",
+        " more are replaced by [secret], also in base64, hex and percent signs; not in the result of a call",
     )
 
 
@@ -130,18 +131,26 @@ def run(args: argparse.Namespace) -> int:
             invocation = invocation._replace(args=())
         invocation, config = configured(invocation)
         secrets = read_secrets(args)
+        contents = contents_of(args, secrets)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner call: {printable(str(error))}")
         return USAGE_ERROR
     # The cage is built while this process imports the session.
-    sent = request_launch(invocation) if args.repeat is None else None
+    sent = request_launch(invocation, contents) if args.repeat is None else None
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
     request = SessionRequest(
-        invocation, Call(args.kind, args.name, given, context or {}), seconds, config, secrets, sink, sent
+        invocation,
+        Call(args.kind, args.name, given, context or {}),
+        seconds,
+        config,
+        secrets,
+        sink,
+        sent,
+        contents,
     )
     output = Output("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
@@ -220,11 +229,14 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets | None:
-    """ValueError says what is wrong with --secrets, and nothing that the file says."""
-    if args.secrets is None:
+    """ValueError says what is wrong with --secrets or --secret, and nothing of a secret."""
+    given = secrets_of(args)
+    if args.secrets is None and not given:
         return None
     from runner.protocol.secrets import Secrets
 
+    if args.secrets is None:
+        return Secrets({name: _as_text(value) for name, value in given.items()})
     word = args.secrets if args.secrets == "-" else f"@{args.secrets}"
     try:
         value = read_json_option("--secrets", word)
@@ -239,10 +251,29 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     name = contract_at(args.manifest, args.contract)
     if name is not None and not find_contract(name).takes_secrets:
         raise ValueError(f"--secrets: the contract {name} sends its plugins no secrets; leave it out")
-    return Secrets(value)
+    return Secrets({**value, **{name: _as_text(secret) for name, secret in given.items()}})
 
 
-def request_launch(invocation: Invocation) -> LaunchTicket | None:
+def _as_text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents | None:
+    """The secrets that the cage delivers as files."""
+    from runner.manifest.load import contract_at
+
+    name = None if secrets is None else contract_at(args.manifest, args.contract)
+    if name is None:
+        return None
+    from runner.launch.prepare import secret_contents
+
+    return secret_contents(find_contract(name), secrets)
+
+
+def request_launch(invocation: Invocation, contents: Contents | None = None) -> LaunchTicket | None:
     """Have a fork of this process launch the plugin while this one imports the rest. None: the session will
     launch it later, which is slower."""
     from runner.launch import forkserver
@@ -251,7 +282,7 @@ def request_launch(invocation: Invocation) -> LaunchTicket | None:
         maker = forkserver.start_by_fork()
         if maker is None:
             return None
-        ticket = forkserver.LaunchTicket(invocation, environ=os.environ)
+        ticket = forkserver.LaunchTicket(invocation, environ=os.environ, contents=contents)
         ticket.send(maker)
     except OSError:
         return None  # the session tries again and reports why

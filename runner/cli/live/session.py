@@ -26,6 +26,7 @@ from runner.protocol.secrets import Secrets
 from runner.session import settlement
 from runner.session.open import bare_report, open_session
 from runner.session.session import Session
+from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 
 _T = TypeVar("_T")
@@ -39,6 +40,7 @@ class SessionRequest(NamedTuple):
     secrets: Secrets | None
     sink: ReportFile
     sent: LaunchTicket | None
+    contents: Contents | None = None  # of the cage's memory files
 
     def session(
         self, on_made: Callable[[Session], None] | None = None
@@ -51,6 +53,7 @@ class SessionRequest(NamedTuple):
             config=self.config,
             secrets=self.secrets,
             sent=self.sent,
+            contents=self.contents,
             on_made=on_made,
         )
 
