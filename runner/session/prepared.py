@@ -146,7 +146,8 @@ def _refused(
         error = InvalidCall(event)
         end = CallEnd(error.outcome, refusal=event)
     else:
-        error = PluginFailure(Outcome(event.code, "launch", secrets.hide(event.message), event.cause))
+        outcome = Outcome(event.code, "call", secrets.hide(event.message), event.cause, event.hint)
+        error = PluginFailure(outcome)
         end = CallEnd(error.outcome)
     error.invocation = _record(plugin, call, end, options, secrets, began)
     return error

@@ -62,6 +62,7 @@ class Session:
         self.report: dict[str, Any] | None = None  # when it is over
         # Why the last answer was not the plugin's own but the policy's substitute. Empty: it was its own.
         self.substituted = ""
+        self.deadline: Deadline | None = None  # of the call that it was opened for
         self.end: CallEnd | None = None  # how the last call ended, if the plugin was asked
         self.state = SessionState(cell, terms, dialect, gate)
         self.tasks = SessionTasks(self.state, seconds)
