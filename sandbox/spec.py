@@ -42,8 +42,13 @@ class PathRequest(NamedTuple):
 
 class Network(NamedTuple):
     mode: NetworkMode = "none"
-    hosts: tuple[str, ...] = ()  # "name:port" or "name:*", for mode allowlist
+    # "name:port" or "name:*", for mode allowlist. POLICY_HOSTS: the plugin names none, and asks for those of
+    # the policy.
+    hosts: tuple[str, ...] = ()
     where: KeyPath = ()
+
+
+POLICY_HOSTS = ("*",)
 
 
 class EnvRequest(NamedTuple):
@@ -86,6 +91,9 @@ SIZES = frozenset(
     ("memory", "io", "file_size", "locked_memory", "message_queues", "disk", "tmp", "shm", "output")
 )
 DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"))
+
+
+DEFAULT_SCRATCH_BYTES = 64 << 20  # of a scratch folder without a disk limit
 
 
 class Scratch(NamedTuple):
@@ -179,6 +187,13 @@ class Grant(NamedTuple):
     # "environment") where a contract's own variable gave more than the policy would.
     decided_by: tuple[tuple[str, str], ...]
     denials: tuple[Denial, ...]
+    scratch: Scratch | None = None
+    memory_files: tuple[MemoryFile, ...] = ()
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """The size of the scratch folder; None: there is none."""
+        return None if self.scratch is None else self.limits.disk or DEFAULT_SCRATCH_BYTES
 
     @property
     def refused(self) -> tuple[Denial, ...]:

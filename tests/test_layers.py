@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.library",),
     ("runner.session.*",),
     ("runner.launch.*", "runner.exceptions"),
+    ("runner.package.*",),
     ("runner.contracts.*",),
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
@@ -81,6 +82,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.session.*",
         )
     ),
+    "cryptography": Use(("runner.package.keys",), lazily=True),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
@@ -444,6 +446,7 @@ def test_the_line_of_a_violation_is_named(tree: Tree) -> None:
 # --- What `runner exec` really loads -----------------------------------------------------------------------
 
 TOO_SLOW_TO_START_WITH = (
+    "cryptography",
     "jsonschema_rs",
     "pydantic",
     "psutil",

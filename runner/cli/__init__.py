@@ -23,6 +23,8 @@ VERBS = (
     "contracts",
     "doctor",
     "state",
+    "package",
+    "keygen",
     "schema",
     "completion",
 )

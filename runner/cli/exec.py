@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
+from runner.contracts.registry import find_contract
 from runner.launch.run import run as run_plugin
 from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of
 from runner.launch.start import make_inspection
@@ -109,6 +110,10 @@ class _CommandLine:
         self._tty = tty
 
     def see_ready(self, planned: Planned) -> None:
+        fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin)
+        if fault is not None:
+            outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
+            raise Failure(outcome, EXEC_REFUSED)
         if planned.plan.notes or planned.grant.unsandboxed:
             _print_notes(planned, urgent=True)
 

@@ -132,6 +132,16 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
         elif word == "granted" and path.access == "write" and (owned := _owned(planned, path.path)):
             why = owned.sentence()
         rows.append((path.access, path.path, word, why))
+    if spec.scratch is not None:
+        why = f"in memory, {_amount('disk', granted.scratch_bytes)}, gone with the cage"
+        rows.append(("scratch", spec.scratch.dest, *verdict(spec.scratch.where or ("-",), "", why)))
+    for file in spec.memory_files:
+        why = (
+            f"the secret {file.secret}: --secret {file.secret}=@FILE"
+            if file.secret
+            else "brought by the call"
+        )
+        rows.append(("file", file.dest, "granted", f"in memory only; {why}"))
     if plugin.project is not None and plugin.project.named:
         rows.append(("cwd", plugin.project.path, *verdict(plugin.project.where, plugin.project.path)))
     if spec.network is not None:
@@ -167,6 +177,10 @@ def _owned(planned: Planned | None, path: str) -> Ownership | None:
 def _origin(planned: Planned, shown: ShownPath) -> str:
     owned = _owned(planned, shown.path) if shown.access == "write" else None
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
+
+
+def _name_inside(shown: ShownPath) -> str:
+    return f"{shown.inside} (on the host {shown.path})" if shown.inside else shown.path
 
 
 def _why(stage: Stage | None, denial: Denial) -> str:
@@ -217,6 +231,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield "It would be launched" + (
             ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
+        if fault := find_contract(plugin.contract).choice_fault(plugin):
+            yield f"Only `runner exec` would refuse it: {printable(fault.message)}"
+            yield f"  {printable(fault.hint)}"
     else:
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
@@ -234,7 +251,15 @@ def _lifecycle(value: float | str) -> str:
 def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     if not planned.grant.unsandboxed:
         yield ""
-        shown = [(path.access, path.path, path.state, _origin(planned, path)) for path in plan.shown]
+        shown = [(path.access, _name_inside(path), path.state, _origin(planned, path)) for path in plan.shown]
+        if planned.grant.scratch is not None:
+            size = _amount("disk", planned.grant.scratch_bytes)
+            shown.append(
+                ("write", planned.grant.scratch.dest, "made at launch", f"scratch, {size} in memory")
+            )
+        for file in planned.grant.memory_files:
+            origin = f"the secret {file.secret}" if file.secret else "the call"
+            shown.append(("read", file.dest, "made at launch", f"{origin}, in memory"))
         yield from _table("in the cage", [row for row in shown if row[2] != "missing"])
     yield ""
     yield f"runs       {printable(' '.join(plan.argv))}"

@@ -95,6 +95,14 @@ class Prepared(NamedTuple):
     delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
 
 
+class LaunchFault(NamedTuple):
+    """Why a plugin is not launched, although nothing is wrong with its manifest."""
+
+    cause: str  # stable id
+    message: str
+    hint: str
+
+
 class CommandOutput(NamedTuple):
     stdout: bytes
     stderr: bytes
@@ -155,6 +163,14 @@ class Contract(Protocol):
         """What the operator says through the contract's own environment variables."""
         return Switches()
 
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Why the plugin cannot run on this machine, as far as the manifest says it."""
+        return None
+
+    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Why `runner exec` does not know which cage to make: an option has to choose, and was not given."""
+        return None
+
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What is allowed and unwise, for `runner package lint`."""
         return ()
@@ -181,6 +197,11 @@ class Contract(Protocol):
         `seconds`: the caller's time limit. `now`: seconds since 1970, when the call was accepted. `secrets`:
         the operator's, by name, and the values of secret options, by their flag ("--gateway-token").
         """
+        raise AssertionError(f"the contract {self.name} prepares no calls")
+
+    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
+        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. There is
+        no cage before there is a call, so `runner tools` starts nothing."""
         raise AssertionError(f"the contract {self.name} prepares no calls")
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
@@ -254,6 +275,7 @@ class Contract(Protocol):
     # The folder example/ beside the contract's modules is a small plugin, which `runner new` copies. The new
     # plugin's name takes the place of the id in the example's manifest, wherever that word stands in a file.
     example_call: ExampleCall = ExampleCall()  # what `runner new` tells people to try
+    example_namespace: str = ""  # how the ids of the example, and of what `runner new` makes of it, begin
 
     # --- its command line ---------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
-Each host process has one. It gets its orders as messages of one byte and six descriptors (the Gear of
+Each host process has one. It gets its orders as messages of one byte and seven descriptors (the Gear of
 runner/launch/monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
 plugin outlives the fork server it came from, and the next launch starts another one.
 """
@@ -25,6 +25,7 @@ from runner.launch import monitor
 from runner.launch.monitor import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
+from sandbox.cell.contents import Contents
 from sandbox.codec import encode
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
@@ -282,6 +283,7 @@ class LaunchTicket:
         environ: Mapping[str, str],
         cwd: str | None = None,
         grace: float | None = None,
+        contents: Contents | None = None,
     ) -> None:
         began = time.monotonic()
         _require_passable(invocation, environ)
@@ -295,13 +297,14 @@ class LaunchTicket:
 
             (memory,) = kept(os.memfd_create("runner-order", os.MFD_CLOEXEC))
             write_all(memory, encode(order))
+            (shared,) = kept((contents or Contents()).share())
             stdin, self.stdin = kept(*os.pipe2(os.O_CLOEXEC))
             self.stdout, stdout = kept(*os.pipe2(os.O_CLOEXEC))
             self.stderr, stderr = kept(*os.pipe2(os.O_CLOEXEC))
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             self.control, control = kept(*(end.detach() for end in pair))
             (host,) = kept(os.pidfd_open(os.getpid()))
-            self._given: Gear | None = Gear(memory, stdin, stdout, stderr, control, host)
+            self._given: Gear | None = Gear(memory, shared, stdin, stdout, stderr, control, host)
             stack.pop_all()
         self.forkserver: ForkServer | None = None  # the one it was sent to
 

@@ -38,6 +38,7 @@ from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance, Entrypoint, Plugin
+from sandbox.cell.contents import read_contents
 from sandbox.codec import decode, encode
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.policy.grant import Overrides
@@ -45,11 +46,13 @@ from sandbox.spec import (
     Denial,
     EnvRequest,
     Limits,
+    MemoryFile,
     Network,
     Note,
     PathRequest,
     Project,
     SandboxSpec,
+    Scratch,
 )
 from sandbox.value import NamedTuple
 
@@ -117,7 +120,7 @@ Message = Born | Terms | Launched | MonitorEnd
 MESSAGES = (
     *(Born, Terms, Allowance, Launched, MonitorEnd),
     *(Outcome, Denial, Diagnostic, Note, Limits),
-    *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project),
+    *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project, Scratch, MemoryFile),
 )
 
 
@@ -125,6 +128,7 @@ class Gear(NamedTuple):
     """The descriptors a monitor is born with, in the order they are sent."""
 
     order: int
+    contents: int  # of the cage's memory files
     stdin: int
     stdout: int
     stderr: int
@@ -239,13 +243,13 @@ def _keep(gear: Gear, control: Control) -> MonitorEnd:
     streams = SessionStreams(gear.stdin, gear.stdout, gear.stderr)
     before = _Interruptible(control)
     try:
-        order = decode_order(_content(gear.order))
+        order, contents = decode_order(_content(gear.order)), read_contents(gear.contents)
         os.environ.clear()
         os.environ.update(order.environ)
         before.start()
         os.chdir(order.cwd)
         host = _SessionHost(gear.host, control, before, streams, order.grace)
-        stage = ended = run(order.invocation, order.environ, order.began, host)
+        stage = ended = run(order.invocation, order.environ, order.began, host, contents)
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
     except CalledOff as called:
         stage = called.stage

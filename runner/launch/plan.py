@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import Placeholders, managed_state_dir
@@ -15,9 +16,10 @@ from runner.launch.verdict import failing
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache
+from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import host_sides
 from sandbox.identity.reservations import RESERVATIONS
-from sandbox.identity.state import state_root
+from sandbox.identity.state import PACKAGES, state_root
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.denylist import Denylist
@@ -31,6 +33,9 @@ from sandbox.policy.policy import Policy
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.cell.contents import Contents
 
 
 class Held(NamedTuple):
@@ -100,6 +105,8 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
     """Raises Failure. The sources stay open in `sources`."""
     policy, granted = decided.policy, decided.grant
     with failing(decided):
+        if granted.unsandboxed and (granted.scratch or granted.memory_files):
+            raise _no_cage()
         bwrap = "" if granted.unsandboxed else find_bwrap(environ).path
         layers = available_layers(granted, policy, bwrap, can_join_keyring=can_join_keyring())
         mounts = read_mounts()
@@ -109,6 +116,10 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         denylist = make_denylist(decided, bwrap, mounts, environ)
         request = _request(decided, layers, environ)
         compiled = sources.hold_new(request, decided, layers, denylist, found, environ).plan
+        if decided.copy:
+            from runner.launch.signed import require_copy_mounted
+
+            require_copy_mounted(decided, compiled)
     identity = compiled.owners.identity() if compiled.owners is not None else ""
     return Planned(
         decided,
@@ -119,6 +130,12 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         os.geteuid(),
         watch.lap("plan"),
     )
+
+
+def _no_cage() -> Failure:
+    message = "the plugin has files that exist only in a cage, and it would run without one"
+    hint = 'take unsandboxed = "allow" out of the policy, or let the manifest ask for a sandbox'
+    return Failure(Outcome("policy_denied", "plan", message, "unsandboxed", hint), EXEC_REFUSED)
 
 
 def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> PlanRequest:
@@ -135,7 +152,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
     operators_own = find_contract(plugin.contract).operators_own_command
-    filled = Placeholders(plugin, decided.state_dir)
+    filled = Placeholders(plugin, decided.state_dir, caged=not decided.grant.unsandboxed)
     return PlanRequest(
         command=entrypoint.command,
         args=(*map(filled.text, entrypoint.args), *decided.loaded.invocation.args),
@@ -147,6 +164,10 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         state_dir=decided.state_dir,
         project=_project(plugin, policy, decided.homes),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
+        # Without a cage there is no other name.
+        root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
+        root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
+        root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
     )
 
 
@@ -188,6 +209,43 @@ def require_room(opened: OpenPlan, limit: int | None) -> None:
         meter.close()
 
 
+def require_contents(planned: Planned, contents: Contents | None) -> None:
+    """Refuse a launch whose memory files have no content, or more than fits. Raises Failure."""
+    from sandbox.cell.contents import Contents
+    from sandbox.units import format_limit
+
+    files, given = planned.plan.memory_files, contents or Contents()
+    slots = [file.secret for file in files if file.secret]
+    listed_slots = ", ".join(slots) or "none"
+    if strays := given.strays(files):
+        message = (
+            f"the plugin asks for no secret or file {quoted(strays[0])}; its secrets are: {listed_slots}"
+        )
+        raise _contents_refused(message, f"leave out --secret {strays[0]}=…")
+    lacking = [file for file in files if given.of(file) is None]
+    for file in lacking:
+        if file.secret:
+            message = f"the plugin needs the secret {quoted(file.secret)}, and it was not given"
+            hint = f"--secret {file.secret}=@FILE, or --secret {file.secret}=env:NAME for a variable"
+            raise _contents_refused(message, f"{hint}; its secrets are: {listed_slots}")
+        message = f"{file.dest} exists only in memory, and this call brings no content for it"
+        raise _contents_refused(message, "use `runner call`, which makes it")
+    scratch, size = planned.grant.scratch, planned.grant.scratch_bytes
+    if scratch is not None and size is not None:
+        held = sum(len(given.of(file) or b"") for file in files if contains(scratch.dest, file.dest))
+        if held > size:
+            message = (
+                f"the files for {scratch.dest} take {held} bytes, and it has {format_limit('disk', size)}"
+            )
+            raise _contents_refused(
+                message, "raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            )
+
+
+def _contents_refused(message: str, hint: str) -> Failure:
+    return Failure(Outcome("policy_denied", "plan", message, "memory_file", hint), EXEC_REFUSED)
+
+
 # --- what no plugin gets ------------------------------------------------------------------------------------
 
 
@@ -201,13 +259,15 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         protected=_own_code(bwrap),
         deciding=_deciding_files(decided.loaded.plugin, decided.policy),
         storage=() if state_dir is None else (host_sides(state_dir),),
+        copy=decided.copy,
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
     )
 
 
 def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The runner's own folders."""
-    places = [state_root(environ), cache.directory()]
+    root = state_root(environ)
+    places = [root, os.path.join(os.path.dirname(root), PACKAGES), cache.directory()]
     if os.geteuid() == 0:
         places.append(os.path.dirname(RESERVATIONS))
     return tuple(os.path.realpath(place) for place in places if place is not None)

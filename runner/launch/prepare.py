@@ -48,6 +48,10 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
             find_contract(read.plugin.contract).no_command_hint,
         )
         raise Failure(outcome, EXEC_NOT_FOUND, loaded)
+    fault = find_contract(read.plugin.contract).launch_fault(read.plugin)
+    if fault is not None:
+        outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
+        raise Failure(outcome, EXEC_REFUSED, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
 
 
@@ -81,7 +85,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     switches = find_contract(plugin.contract).switches(environ)
-    filled = Placeholders(plugin, state_dir)
+    filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     spec = plugin.spec._replace(env=tuple(map(filled.request, plugin.spec.env)))
     granted = grant(
         spec,
@@ -159,8 +163,9 @@ def state_name(plugin: Plugin) -> str:
 class Placeholders:
     """${state_dir} and ${plugin_dir} in a plugin's arguments and variables, replaced by the folders."""
 
-    def __init__(self, plugin: Plugin, state_dir: str | None) -> None:
-        self._folders = {PLUGIN_DIR_TOKEN: plugin.root or os.path.dirname(plugin.manifest)}
+    def __init__(self, plugin: Plugin, state_dir: str | None, *, caged: bool) -> None:
+        folder = plugin.root or os.path.dirname(plugin.manifest)
+        self._folders = {PLUGIN_DIR_TOKEN: plugin.root_inside if caged and plugin.root_inside else folder}
         if state_dir is not None:
             self._folders[STATE_DIR_TOKEN] = state_dir
 

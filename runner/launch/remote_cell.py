@@ -23,6 +23,7 @@ from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell.cell import KILL_SECONDS
+from sandbox.cell.contents import Contents
 from sandbox.codec import decode
 
 # For the monitor to see that the processes have ended, to clean up and to tell: beyond the time they may take
@@ -224,16 +225,18 @@ async def open_cage(
     cwd: str | None = None,
     grace: float | None = None,
     sent: LaunchTicket | None = None,
+    contents: Contents | None = None,
 ) -> AsyncIterator[RemoteCell]:
     """Start a plugin, and end it.
 
     Entered as soon as the launch is ordered; the RemoteCell tells how far it came. `environ` and `cwd` are
     the operator's (`cwd` None: this process's own). `grace`: seconds in which a plugin has to end after a
-    signal, if it has no `teardown` limit. `sent`: a ticket that was sent before trio was running; the
-    other arguments are ignored then. Raises Failure if no launch can be ordered.
+    signal, if it has no `teardown` limit. `contents`: of the cage's memory files. `sent`: a ticket that was
+    sent before trio was running; the other arguments are ignored then. Raises Failure if no launch can be
+    ordered.
     """
     try:
-        ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, grace=grace)
+        ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, grace=grace, contents=contents)
     except OSError as error:
         raise Failure(*judge_error(error)) from None
     cage = RemoteCell(ticket)

@@ -30,7 +30,7 @@ from sandbox.plan.mentions import NOTES_SHOWN
 from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Note
+from sandbox.spec import Denial, Grant, Note
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
@@ -176,6 +176,10 @@ def describe_layers(stage: Stage | None) -> Iterator[Layer]:
         if layer.name == "seccomp" and not layer.degraded and planned is not None:
             layer = layer._replace(detail=seccomp_filter.digest(planned.plan.layers.seccomp_filter))
         yield layer
+    signed = None if planned is None else planned.decided.signed
+    if signed is not None:
+        detail = f"by {signed.key_id} at {signed.signed_at}, {signed.digest}"
+        yield Layer("signature", "valid", "valid", detail)
 
 
 def _diagnostics(stage: Stage | None, outcome: Outcome) -> tuple[Diagnostic, ...]:
@@ -195,6 +199,8 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
         "policy": granted.policy,
         "unsandboxed": granted.unsandboxed,
         "paths": [shown._asdict() for shown in plan.shown] if plan is not None else [],
+        "scratch": _scratch_document(granted),
+        "memory_files": [file._asdict() for file in granted.memory_files],  # never what is in them
         "owners": _owner_documents(plan.owners) if plan is not None and plan.owners is not None else [],
         "network": {"mode": granted.network.mode, "hosts": list(granted.network.hosts)},
         "env": [name for name, _ in (plan.env if plan is not None else granted.env)],  # never the values
@@ -207,6 +213,13 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
         "decided_by": dict(granted.decided_by),
         "denials": [denial_document(stage, denial) for denial in denials],
     }
+
+
+def _scratch_document(granted: Grant) -> dict[str, Any] | None:
+    if granted.scratch is None:
+        return None
+    asked, size = granted.limits.disk, granted.scratch_bytes
+    return {"path": granted.scratch.dest, "requested": asked, "effective": size}
 
 
 def _owner_documents(owners: Decision) -> list[dict[str, Any]]:

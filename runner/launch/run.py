@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Protocol
 
 from runner.launch.acquire import Acquired, acquire
-from runner.launch.plan import Sources, plan, require_room
+from runner.launch.plan import Sources, plan, require_contents, require_room
 from runner.launch.prepare import decide, load
-from runner.launch.stages import Ended, Invocation, Planned, Stage, Started, Stopwatch
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.stdio import Plumbing
 from runner.launch.verdict import TIMEOUT, failing, judge_error
 from runner.launch.wait import Orders, wait
 from runner.outcome import EXEC_DEADLINE, Failure
+
+if TYPE_CHECKING:
+    from sandbox.cell.contents import Contents
 
 
 class LaunchHost(Protocol):
@@ -56,17 +59,31 @@ class CalledOff(BaseException):
     stage: Stage | None = None  # the last that was reached
 
 
-def run(invocation: Invocation, environ: Mapping[str, str], began: float, host: LaunchHost) -> Ended:
+def run(
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    contents: Contents | None = None,
+) -> Ended:
     """Raises Failure, whatever goes wrong before there is an ending.
 
-    `began`: on the monotonic clock, when the operator asked. The deadline runs from then.
+    `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
+    cage's memory files.
     """
     watch = Stopwatch()
     stage: Stage | None = None
-    with Sources() as sources:
+    with ExitStack() as stack:
+        sources = Sources()
         try:
             stage = loaded = load(invocation, watch)
             stage = decided = decide(loaded, environ, watch)
+            if _must_be_signed(decided):
+                from runner.launch.signed import check_package
+
+                decided = stack.enter_context(check_package(decided, environ))
+                stage = decided = decided._replace(timings=watch.lap("policy"))
+            stack.enter_context(sources)
             stage = planned = plan(decided, environ, watch, sources)
         except CalledOff as called:
             called.stage = stage
@@ -75,7 +92,11 @@ def run(invocation: Invocation, environ: Mapping[str, str], began: float, host: 
             raise
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
-        return run_plan(planned, environ, began, host, sources, watch)
+        return run_plan(planned, environ, began, host, sources, watch, contents)
+
+
+def _must_be_signed(decided: Decided) -> bool:
+    return decided.policy.packages.signature == "required"
 
 
 def run_plan(
@@ -85,11 +106,14 @@ def run_plan(
     host: LaunchHost,
     sources: Sources | None = None,
     watch: Stopwatch | None = None,
+    contents: Contents | None = None,
 ) -> Ended:
     """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now."""
     watch = watch or Stopwatch()
     stage: Stage = planned
     try:
+        if contents or planned.plan.memory_files:
+            require_contents(planned, contents)
         with sources or Sources() as held, acquire(planned, environ, held) as acquired:
             stage = planned = acquired.planned._replace(timings=watch.lap("plan"))
             acquired = acquired._replace(planned=planned)
@@ -97,7 +121,7 @@ def run_plan(
             deadline = planned.plan.limits.deadline
             if deadline is not None and time.monotonic() >= began + deadline:
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
-            with host.watch_orders() as orders, start(acquired, began, host.connect) as started:
+            with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
                 end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
@@ -118,7 +142,12 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
     """The plan of a launch that does not take place. Raises Failure."""
     watch = Stopwatch()
     with Sources() as sources:
-        planned = plan(decide(load(invocation, watch), environ, watch), environ, watch, sources)
+        decided = decide(load(invocation, watch), environ, watch)
+        if _must_be_signed(decided):
+            from runner.launch.signed import rehearse_check
+
+            decided = rehearse_check(decided)
+        planned = plan(decided, environ, watch, sources)
         if sources.held is not None and not planned.grant.unsandboxed:
             with failing(planned):
                 require_room(sources.held.opened, planned.grant.limits.disk)

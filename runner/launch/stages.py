@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runner.launch.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
+    from runner.package.signature import Signed
     from sandbox.cell.cell import Cell
     from sandbox.limits.cgroup import OomAround
     from sandbox.limits.disk import DiskMeter
@@ -93,6 +94,11 @@ class Decided(NamedTuple):
     homes: tuple[str, ...] = ()  # home directories, which no plugin gets
     limits: AssignedLimits = AssignedLimits()  # empty until the machine was looked at
     timings: Timings = ()
+    # Where the policy requires a signature: what was found, the copy of the package that was checked and is
+    # mounted, and the folder it is a copy of. A rehearsal makes no copy.
+    signed: Signed | None = None
+    copy: str = ""
+    original: str = ""
 
 
 class Planned(NamedTuple):
@@ -232,6 +238,7 @@ def decode_planned(raw: bytes) -> Planned:
 
 def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
+    from runner.package.signature import Signed
     from runner.plugin import Entrypoint
     from sandbox import spec
     from sandbox.identity.accounts import Account
@@ -244,9 +251,9 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic),
+        *(Invocation, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic, Signed),
         *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
-        *(policy.CapabilityRule, policy.LimitRule),
+        *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule),
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
         *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),

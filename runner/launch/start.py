@@ -25,6 +25,7 @@ from sandbox.spec import Limits
 
 if TYPE_CHECKING:
     from runner.launch.inspection import Inspection
+    from sandbox.cell.contents import Contents
     from sandbox.limits.disk import DiskMeter
 
 # The cell's init has a deadline of its own, this much after the runner's. It ends the plugin if the runner
@@ -37,11 +38,13 @@ ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
 
 
 @contextmanager
-def start(acquired: Acquired, began: float, connect: ConnectStreams) -> Iterator[Started]:
+def start(
+    acquired: Acquired, began: float, connect: ConnectStreams, contents: Contents | None = None
+) -> Iterator[Started]:
     """Start what was acquired. Raises SpawnError, and OSError if the runner itself lacks something.
 
     `began`: on the monotonic clock, when the operator asked; clocks run from then. `connect`: makes the
-    plugin's standard streams.
+    plugin's standard streams. `contents`: of the cage's memory files.
     """
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
     limits, unsandboxed = opened.plan.limits, planned.grant.unsandboxed
@@ -64,7 +67,7 @@ def start(acquired: Acquired, began: float, connect: ConnectStreams) -> Iterator
 
             cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds))
+            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
         live.append(cell)
         plumbing.give_away()
         meters: list[Meter] = []

@@ -157,13 +157,15 @@ def load(
     server: str | None = None,
     options: Mapping[str, str] | None = None,
     config: str = "",
+    text: bytes | None = None,
 ) -> ManifestRead:
     """The plugin of a manifest, or all its faults. `options`: the contract's own. `config`: the plugin's
-    configuration as JSON, where its contract derives requests from it; empty: there is none."""
+    configuration as JSON, where its contract derives requests from it; empty: there is none. `text`: the
+    manifest, as if this were in the file."""
     options = options or {}
     try:
         found = find(path, contract)
-        raw = read_bounded(found.path)
+        raw = read_bounded(found.path) if text is None else text
         home = _home()
         # An option may name a file, and no cache key covers its content. So such a plugin is not cached, nor
         # is one with a configuration.
@@ -229,6 +231,23 @@ def load_all(
         shown += len(results[-1].diagnostics)
     first = results[0]
     return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+
+
+def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
+    """As `load_all`, with what is allowed and unwise by the rules of the contract."""
+    reads = load_all(path, contract=contract)
+    if any(read.plugin is None for read in reads):
+        return reads
+    try:
+        found = find(path, contract)
+        name, document = _recognise(found, read_bounded(found.path))
+    except DocumentError:
+        return reads  # which have the same fault, or it is a folder of plugins
+    return tuple(
+        read._replace(diagnostics=read.diagnostics + find_contract(name).lint(document, read.plugin))
+        for read in reads
+        if read.plugin is not None
+    )
 
 
 def _read(

@@ -20,6 +20,7 @@ from runner.protocol.host_services import Gate, Services
 from runner.protocol.secrets import Secrets
 from runner.session.deadline import Deadline
 from runner.session.session import Session
+from sandbox.cell.contents import Contents
 
 
 @asynccontextmanager
@@ -33,12 +34,14 @@ async def open_session(
     config: Any = None,
     secrets: Mapping[str, Any] | None = None,
     sent: LaunchTicket | None = None,
+    contents: Contents | None = None,
     deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
     """A plugin that is launched and ready. Raises PluginFailure.
 
     `call`, `seconds`: for contracts of one call per process, that call, and the time for everything together.
+    `contents`: of the cage's memory files; with `sent`, the ticket has them.
     `deadline`: of the call that the plugin is launched for.
     `on_made`: called with the session before the handshake, so that its events and its report can be had also
     if the handshake fails.
@@ -48,7 +51,7 @@ async def open_session(
     failure: BaseException | None = None
     session: Session | None = None
     try:
-        async with open_cage(invocation, environ=environ, sent=sent) as cell:
+        async with open_cage(invocation, environ=environ, sent=sent, contents=contents) as cell:
             try:
                 with trio.move_on_at(clock.at) as waiting:
                     terms = await cell.prepared()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from sandbox.cell.cell import Bounds, Cell
+from sandbox.cell.contents import Contents, sealed_file
 from sandbox.files import write_all
 from sandbox.identity.state import Owner
 from sandbox.limits.rlimits import rlimits
@@ -24,9 +25,16 @@ from sandbox.value import NamedTuple
 
 @contextmanager
 def launch(
-    open_plan: OpenPlan, owner: Owner, bwrap_path: str, bounds: Bounds | None = None
+    open_plan: OpenPlan,
+    owner: Owner,
+    bwrap_path: str,
+    bounds: Bounds | None = None,
+    contents: Contents | None = None,
 ) -> Iterator[Cell]:
-    """Start the plan. Whatever happens inside the context, nothing of it is left afterwards."""
+    """Start the plan. Whatever happens inside the context, nothing of it is left afterwards.
+
+    `contents`: of each memory file in the plan. Raises ValueError if one is missing.
+    """
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
     with ExitStack() as stack:
@@ -48,7 +56,10 @@ def launch(
             folders |= {dest: folder_path(number) for number, dest in enumerate(mounts, len(folders))}
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
-            texts={text.dest: _data(stack, text.content, lowest) for text in texts},
+            texts={
+                **{text.dest: _data(stack, text.content, lowest) for text in texts},
+                **_memory_files(stack, plan, contents or Contents(), lowest),
+            },
             folders=folders,
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
@@ -163,6 +174,20 @@ def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
         return _lifted(stack, fd, lowest)
     finally:
         os.close(fd)
+
+
+def _memory_files(stack: ExitStack, plan: LaunchPlan, contents: Contents, lowest: int) -> dict[str, int]:
+    found = {}
+    for file in plan.memory_files:
+        content = contents.of(file)
+        if content is None:
+            raise ValueError(f"there is no content for {file.dest}")
+        fd = sealed_file(content)
+        try:
+            found[file.dest] = _lifted(stack, fd, lowest)
+        finally:
+            os.close(fd)
+    return found
 
 
 def _pipe(stack: ExitStack) -> tuple[int, int]:

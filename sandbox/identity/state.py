@@ -20,6 +20,7 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     from sandbox.identity.accounts import Account
 
+PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
 
 

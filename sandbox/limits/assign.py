@@ -152,9 +152,12 @@ def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLim
             return limit._replace(enforced_by="size of the mount")
         case "disk":
             if any(path.access == "write" for path in grant.paths):
+                also = "; the scratch folder by the size of its mount" if grant.scratch is not None else ""
                 return limit._replace(
-                    enforced_by="runner", detail="measured in each folder the plugin may write"
+                    enforced_by="runner", detail=f"measured in each folder the plugin may write{also}"
                 )
+            if grant.scratch is not None:
+                return limit._replace(enforced_by="size of the mount", detail="of the scratch folder")
             return limit._replace(enforced_by="mounts", detail="the plugin has no folder to write to")
         case "output" | "output_lines":
             return limit._replace(enforced_by="runner", detail="of stderr; stdout is passed on unread")

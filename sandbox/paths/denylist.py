@@ -124,7 +124,18 @@ class Denylist:
     by name and by its place inside the filesystem.
     """
 
-    __slots__ = ("_above", "_at", "_inodes", "_inside", "_names", "_roots", "_walked", "entries", "mounts")
+    __slots__ = (
+        "_above",
+        "_at",
+        "_copy",
+        "_inodes",
+        "_inside",
+        "_names",
+        "_roots",
+        "_walked",
+        "entries",
+        "mounts",
+    )
 
     def __init__(
         self,
@@ -137,12 +148,15 @@ class Denylist:
         deciding: Iterable[str] = (),
         storage: Iterable[str] = (),
         runtime_dir: str | None = None,
+        copy: str = "",
     ) -> None:
         """`policy` and `runner` are denied like the constants. `protected` (the runner's own code, bwrap) and
         `deciding` (manifest and policy) are denied only for writing. `storage` (what hosts keep for
         plugins) is denied like the constants, but a folder that contains it may be read. `runtime_dir` is
-        $XDG_RUNTIME_DIR."""
+        $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read, a checked copy of
+        its own."""
         self.mounts = mounts
+        self._copy = copy
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
         entries += [Entry(path, "home") for path in home_paths(homes)]
@@ -205,9 +219,15 @@ class Denylist:
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
         """Judge by name alone: for a path that is not opened yet, or does not exist."""
         for found, entry in self.related(name):
-            if entry.applies(found, access):
+            if entry.applies(found, access) and not self._is_in_copy(normal(name), entry, found, access):
                 return Hit(entry, found, "name")
         return None
+
+    def _is_in_copy(self, name: str, entry: Entry, relation: Relation, access: Access) -> bool:
+        """Whether an entry of the runner's own does not count for `name`, because that is in the copy."""
+        if not self._copy or entry.origin != "runner" or relation != "below" or access != "read":
+            return False
+        return contains(self._copy, name)
 
     def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
         """Every entry that the name is, lies below, or lies above."""
@@ -223,6 +243,8 @@ class Denylist:
             if not found.denied.applies(found.relation, access):
                 continue
             if own_state and found.denied.origin == "runner" and found.relation == "below":
+                continue
+            if all(self._is_in_copy(name, found.denied, found.relation, access) for name in place.names):
                 continue
             return found
         return None

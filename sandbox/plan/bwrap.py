@@ -18,6 +18,7 @@ from sandbox.plan.plan import (
     Text,
     Tmpfs,
 )
+from sandbox.spec import MemoryFile
 from sandbox.value import NamedTuple
 
 
@@ -25,7 +26,7 @@ class Slots(NamedTuple):
     """The descriptors of one launch, by what they are for."""
 
     sources: Mapping[str, int]  # by destination
-    texts: Mapping[str, int]  # by destination
+    texts: Mapping[str, int]  # by destination, with the files that exist only in memory
     folders: Mapping[str, str]  # by destination: where temporary folders and idmapped mounts are already
     filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
     status: int
@@ -58,6 +59,8 @@ def command_line(
     try. A path can be swapped between two looks; that is why the runner itself does not use it. What the
     runner mounts idmapped is a plain bind here.
 
+    What exists only in memory is read from a file here, named after the secret.
+
     A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
     line that is read is also pasted.
     """
@@ -69,7 +72,8 @@ def command_line(
         # A stranger's file names go to a terminal: use bash's own notation for unprintable characters.
         return "$'" + "".join(c if c.isprintable() and c not in "'\\" else _escaped(c) for c in word) + "'"
 
-    texts = {op.dest: fd for fd, op in enumerate((op for op in plan.operations if isinstance(op, Text)), 11)}
+    files = [op for op in plan.operations if isinstance(op, Text | MemoryFile)]
+    texts = {op.dest: fd for fd, op in enumerate(files, 11)}
     options = [
         bwrap,
         *_head(plan),
@@ -82,10 +86,12 @@ def command_line(
     ]
     rest = [*(("--seccomp", "10") if plan.layers.seccomp_filter else ()), "--", *plan.argv]
     redirections = [f"10<{quote(seccomp_file)}"] if plan.layers.seccomp_filter else []
-    for op in plan.operations:
+    for op in files:
         if isinstance(op, Text):
             content = op.content.decode(errors="replace")
             redirections.append(f"{texts[op.dest]}< <(printf %s {quote(content)})")
+        else:  # a file that whoever tries the line has to bring
+            redirections.append(f"{texts[op.dest]}<{quote(op.secret or os.path.basename(op.dest))}")
     return " ".join((*map(quote, options), *variables, *map(quote, rest), *redirections))
 
 
@@ -153,6 +159,10 @@ def _plain(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
     match op:
         case Text(dest, _):
             return ("--perms", "0444", "--file", str(texts[dest]), dest)
+        case MemoryFile(dest, mode, _):
+            # A file of the plugin's own. On the cage's root, which becomes read-only, not even its mode can
+            # be changed afterwards.
+            return ("--perms", f"{mode:04o}", "--file", str(texts[dest]), dest)
         case Tmpfs(dest, size, mode, _):
             return ("--perms", f"{mode:04o}", "--size", str(size), "--tmpfs", dest)
         case Symlink(dest, target):

@@ -19,8 +19,8 @@ from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, ope
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, require_enforceable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
+from sandbox.plan.places import ShownPlace, require_directory, require_safe_places, working_directory
 from sandbox.plan.plan import (
-    OWN_PLACES,
     Bind,
     Idmapped,
     LaunchPlan,
@@ -31,6 +31,7 @@ from sandbox.plan.plan import (
     Symlink,
     missing_note,
 )
+from sandbox.plan.relocation import relocate
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
 from sandbox.value import NamedTuple
@@ -76,12 +77,19 @@ class _Wanted(NamedTuple):
     trusted: bool = False
     where: KeyPath = ()
     file: bool = False  # and no folder
+    moved_to: str = ""  # where it is in the cage, if not under its own name
+    within: str = ""  # the real path it may not lead out of
+
+    @property
+    def dest(self) -> str:
+        return self.moved_to or self.path
 
 
 class _Opened(NamedTuple):
     source: OpenSource
     access: Access
     where: KeyPath
+    moved_from: str = ""
 
 
 def _compile(
@@ -96,8 +104,10 @@ def _compile(
     require_enforceable(grant.network)
     wanted = list(_runtime())
     links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
-    if request.root is not None:
-        wanted.append(_Wanted(request.root, "read", True, _PLUGIN_FOLDER))
+    relocation = relocate(request)
+    for part in relocation.parts:
+        want = _Wanted(part.path, "read", True, _PLUGIN_FOLDER, within=relocation.real)
+        wanted.append(want._replace(moved_to="" if part.dest == part.path else part.dest))
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
         covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
@@ -115,17 +125,24 @@ def _compile(
         wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
     state = _state_wanted(request, grant)
 
-    found = _resolve_program(request, wanted, policy, denylist, environ)
+    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ))
     links += [Symlink(link.path, link.target) for link in found.links]
-    wanted += [_Wanted(tree, "read", True, "the program", tree.startswith("/usr/")) for tree in found.trees]
+    for tree in found.trees:
+        want = _Wanted(tree, "read", True, "the program", tree.startswith("/usr/"))
+        wanted.append(want._replace(moved_to=relocation.place(tree)) if relocation.moves(tree) else want)
 
     notes = [Note("program", note) for note in found.notes]
     shown = tuple(_open_all(wanted, policy, denylist, opened, notes))
     _judge_state(state, denylist)
-    _refuse_unsafe_places(opened, state)
-    _require_directory(request, opened, state)
+    places = [
+        ShownPlace(dest, held.access, held.where, bool(held.moved_from)) for dest, held in opened.items()
+    ]
+    places += [ShownPlace(want.path, want.access, want.where) for want in state]
+    require_safe_places(places, links, request, grant)
+    require_directory(request, [place.dest for place in places])
     owners = _owners(request, policy, layers, opened)
-    _require_readable(_binds(opened), request.root, found, layers, owners)
+    own = {request.root, *(_real(part.path) for part in relocation.parts)}
+    _require_readable(_binds(opened), own, found, layers, owners)
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
@@ -139,7 +156,8 @@ def _compile(
     binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
     mounted = operations(request, grant, binds, links)
     env = _environment(request, grant, found)
-    directory = _directory(request, binds)
+    directory = working_directory(request, binds, relocation)
+    whole = () if project is None else (project.path,)
     return LaunchPlan(
         argv=found.argv,
         directory=directory,
@@ -160,7 +178,7 @@ def _compile(
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),
-                visible=sight_of(mounted, () if project is None else (project.path,)),
+                visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
             ),
         ),
         program_files=found.files,
@@ -212,7 +230,7 @@ def _idmapped(
 
 def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
     return [
-        Bind(dest, held.source.real, held.access == "write", held.source.identity)
+        Bind(dest, held.source.real, held.access == "write", held.source.identity, held.moved_from)
         for dest, held in opened.items()
     ]
 
@@ -294,7 +312,7 @@ def _open_all(
     """Open each path once; if one is wanted twice, writing wins. All refusals are raised together."""
     refusals: list[Denial] = []
     for want in wanted:
-        known = opened.get(want.path)
+        known = opened.get(want.dest)
         if known is not None and (known.access == "write" or want.access == "read"):
             continue
         try:
@@ -335,10 +353,16 @@ def _open_all(
                 reason = f"{want.path} is a folder, and a program was asked for"
                 refusals.append(Denial("not_a_file", want.path, reason, "name the file", where=want.where))
                 continue
+            if want.within and not contains(want.within, source.real):
+                source.close()
+                reason = f"{want.path} leads to {source.real}, out of the plugin's folder"
+                hint = "put the files themselves into the folder instead of a link"
+                refusals.append(Denial("root_part", want.path, reason, hint, origin=want.origin))
+                continue
             if known is not None:
                 known.source.close()
-            opened[want.path] = _Opened(source, want.access, want.where)
-            yield ShownPath(want.path, want.access, want.origin, "bound")
+            opened[want.dest] = _Opened(source, want.access, want.where, want.path if want.moved_to else "")
+            yield ShownPath(want.path, want.access, want.origin, "bound", want.moved_to)
     if refusals:
         raise PlanRefused(refusals)
 
@@ -347,19 +371,6 @@ def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
         if path.state == "missing" and path.origin != _PROJECT:
             yield missing_note(path.path, path.origin)
-
-
-def _require_directory(request: PlanRequest, opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
-    """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
-    write other files than it was meant to."""
-    project = request.project
-    if project is None or not project.named or request.directory in OWN_PLACES:
-        return
-    places = (*opened, *(want.path for want in state), *RUNTIME_LINKS)
-    if any(contains(place, request.directory) for place in places):
-        return
-    reason = f"it is the working directory, and the plugin is not shown it: {project.refusal}"
-    raise PlanRefused([Denial("project", project.path, reason, project.hint, where=project.where)])
 
 
 def _refusal(want: _Wanted, refused: Refused) -> Denial:
@@ -380,38 +391,6 @@ def _refusal(want: _Wanted, refused: Refused) -> Denial:
     return denial
 
 
-def _refuse_unsafe_places(opened: Mapping[str, _Opened], state: Iterable[_Wanted]) -> None:
-    """No mount point below a writable bind: bwrap before 0.12 follows links there, and an earlier run may
-    have planted some."""
-    refusals = []
-    places = [(dest, held.access, held.where) for dest, held in opened.items()]
-    places += [(want.path, want.access, want.where) for want in state]
-    for above, access, where in places:
-        if access == "read":
-            continue
-        for dest, _, asked_at in places:
-            if dest != above and contains(above, dest):
-                refusals.append(
-                    Denial(
-                        "below_writable",
-                        dest,
-                        f"{dest} would be mounted below {above}, which the plugin can write",
-                        "ask for a writable folder that contains no other path of the manifest",
-                        where=asked_at or where,
-                    )
-                )
-    if refusals:
-        raise PlanRefused(refusals)
-
-
-def _directory(request: PlanRequest, binds: Iterable[Bind]) -> str:
-    inside = any(contains(bind.dest, request.directory) for bind in binds)
-    if request.project is not None and request.project.named:
-        linked = any(contains(place, request.directory) for place in RUNTIME_LINKS)
-        inside = inside or linked or request.directory in OWN_PLACES
-    return request.directory if inside else "/tmp"
-
-
 def _environment(request: PlanRequest, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:
     env: dict[str, str] = {}
     path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
@@ -426,9 +405,13 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
 
 
 def _require_readable(
-    binds: Sequence[Bind], root: str | None, found: programs.Program, layers: Layers, owners: Decision | None
+    binds: Sequence[Bind],
+    own: Collection[str | None],
+    found: programs.Program,
+    layers: Layers,
+    owners: Decision | None,
 ) -> None:
-    """Raise Unreadable unless the plugin's uid can read its files.
+    """Raise Unreadable unless the plugin's uid can read its files. `own`: its folder, or the parts of it.
 
     All uids of the range have the same rights on files that are not theirs: the first one stands for all.
     """
@@ -445,4 +428,4 @@ def _require_readable(
     ]
     needed += [(path, 0o5) for path in found.files]
     needed += [(path, 0o4) for path in found.scripts]
-    require_access(needed, uid, gid, own={root, *found.trees, *found.files, *found.scripts})
+    require_access(needed, uid, gid, own={*own, *found.trees, *found.files, *found.scripts})

@@ -79,18 +79,21 @@ def _effect(word: str, directory: str, inside: str, home: str, visible: Callable
         return ""
     # No shell expands a ~. A program that does it by itself takes the HOME of its cage.
     private = path == "~" or path.startswith("~/")
+    exists = False
     if private:
         path = home + path[1:] if home.startswith("/") else "/home"
     elif not path.startswith("/"):
         if "/" not in path or not _leads_somewhere(os.path.normpath(os.path.join(directory, path))):
             return ""
-        path = os.path.join(directory, path)
         private = inside != directory and inside in _PRIVATE  # from there it is another one
+        # The program's folder may have another name in the cage.
+        path, exists = os.path.join(directory if private else inside, path), True
     path = "/" + os.path.normpath(path).lstrip("/")
     if path in ("/", *_PRIVATE) or (visible(path) and not private):
         return ""
     private = private or any(contains(place, path) for place in _PRIVATE)
-    if not private and (any(contains(place, path) for place in _KERNELS) or not _leads_somewhere(path)):
+    exists = exists or _leads_somewhere(path)
+    if not private and (any(contains(place, path) for place in _KERNELS) or not exists):
         return ""
     return "what is written there is lost" if private else "the plugin can neither read nor write it"
 

@@ -19,7 +19,7 @@ from sandbox.plan.plan import (
     Tmpfs,
 )
 from sandbox.spawn.order import FOLDERS_ROOT
-from sandbox.spec import Grant
+from sandbox.spec import Grant, MemoryFile
 
 DEFAULT_TMP_BYTES = 64 << 20
 
@@ -92,6 +92,8 @@ def operations(
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
         *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
+        *_scratch(grant),
+        *grant.memory_files,  # after the scratch folder, which some are in
         ReadOnly("/"),
     )
 
@@ -106,9 +108,15 @@ _BYTES_PER_INODE = 4096  # an empty file takes a kilobyte of the kernel's memory
 _FEWEST_INODES = 1024
 
 
-def _folder(dest: str, size: int) -> Tmpfs:
+def _folder(dest: str, size: int, mode: int = 0o1777) -> Tmpfs:
     bounded = os.path.isdir(FOLDERS_ROOT)  # not in a chroot that somebody made by hand
-    return Tmpfs(dest, size, 0o1777, max(_FEWEST_INODES, size // _BYTES_PER_INODE) if bounded else 0)
+    return Tmpfs(dest, size, mode, max(_FEWEST_INODES, size // _BYTES_PER_INODE) if bounded else 0)
+
+
+def _scratch(grant: Grant) -> Iterator[Tmpfs]:
+    size = grant.scratch_bytes
+    if grant.scratch is not None and size is not None:
+        yield _folder(grant.scratch.dest, size, 0o700)
 
 
 def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
@@ -127,13 +135,21 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
             continue
 
 
+_FIXED_FOLDERS = ("/tmp", "/dev/shm", "/dev/pts")  # under names that the host has too
+
+
 def sight_of(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
     """A function that tells whether an absolute path of the host leads to the same file in the cage.
 
+    A place that only the cage has counts as shown: who names it means the cage's. A folder of the host that
+    has another name in the cage is not shown under its own.
     `roots`: folders that count as shown if a part of them is. Not below /tmp: what a plugin writes there
     beside the part would be gone with its cage.
     """
+    operations = tuple(operations)
     places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
+    places += [os.path.dirname(op.dest) for op in operations if isinstance(op, MemoryFile)]
+    places += [op.dest for op in operations if isinstance(op, Tmpfs) and op.dest not in _FIXED_FOLDERS]
     parts = [
         root
         for root in roots

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sandbox.paths.source import FileIdentity
 from sandbox.plan.layers import Layers
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Access, Denial, Limits, Note, Project, SeccompProfile
+from sandbox.spec import Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ class Bind(NamedTuple):
     real: str
     writable: bool
     identity: FileIdentity
+    moved_from: str = ""  # its name on the host, if that is not `dest`
+
+    @property
+    def path(self) -> str:
+        """Its name on the host, as asked."""
+        return self.moved_from or self.dest
 
 
 class Tmpfs(NamedTuple):
@@ -69,7 +75,8 @@ class ReadOnly(NamedTuple):
     dest: str
 
 
-Operation = Bind | Tmpfs | Text | Symlink | Mask | Proc | Dev | ReadOnly
+# A MemoryFile is an operation too: its content comes with the launch (sandbox/cell/contents.py).
+Operation = Bind | Tmpfs | Text | MemoryFile | Symlink | Mask | Proc | Dev | ReadOnly
 
 
 class ShownPath(NamedTuple):
@@ -79,6 +86,7 @@ class ShownPath(NamedTuple):
     access: Access
     origin: str
     state: str  # "bound" | "missing" | "made at launch"
+    inside: str = ""  # where it is in the cage, if not under its own name
 
 
 class Idmapped(NamedTuple):
@@ -104,6 +112,10 @@ class LaunchPlan(NamedTuple):
     scripts: tuple[str, ...]
     owners: Decision | None = None  # of what it writes to folders of the host, where no owner is the caller
     idmapped: tuple[Idmapped, ...] = ()
+
+    @property
+    def memory_files(self) -> tuple[MemoryFile, ...]:
+        return tuple(op for op in self.operations if isinstance(op, MemoryFile))
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:
@@ -155,6 +167,9 @@ class PlanRequest(NamedTuple):
     reserved_for: str = (
         ""  # the state directory it would have, if it has none: a uid can be reserved for that
     )
+    root_inside: str = ""  # where `root` is in the cage; empty: under its own name
+    root_is_copy: bool = False  # of the folder `root_inside` of the host, whose place it takes
+    root_parts: tuple[str, ...] = ()  # only these files and folders of `root` are shown; empty: all of it
 
 
 class OpenPlan(NamedTuple):

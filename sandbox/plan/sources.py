@@ -32,7 +32,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
     same real path, device, inode and mode, and the same owner where an owner is mapped. The change time is
     not compared, because every new file in a folder changes it.
     """
-    origins = {shown.path: shown.origin for shown in plan.shown}
+    origins = {shown.inside or shown.path: shown.origin for shown in plan.shown}
     mapped = {each.dest: each.uid for each in plan.idmapped}
     descriptors: dict[str, int] = {}
     refusals: list[Denial] = []
@@ -43,16 +43,16 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             origin = origins.get(bind.dest, "")
             try:
                 source = open_source(
-                    bind.dest,
+                    bind.path,
                     access="write" if bind.writable else "read",
                     denylist=denylist,
                     scan_limit=scan_limit,
-                    trusted=_is_trusted(bind.dest, origin),
+                    trusted=_is_trusted(bind.path, origin),
                     own_state=origin == _STATE,
                 )
             except Missing:
                 if origin != _STATE:
-                    refusals.append(_changed(bind.dest, f"{bind.dest} does not exist any more"))
+                    refusals.append(_changed(bind.path, f"{bind.path} does not exist any more"))
                 continue
             except Refused as refused:
                 refusals.append(Denial(refused.rule, refused.asked, refused.reason, refused.hint))
@@ -61,9 +61,9 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             if origin == _STATE:
                 continue  # judged before it is claimed; opened for the launch after that
             if (source.real, *source.identity[:3]) != (bind.real, *bind.identity[:3]):
-                refusals.append(_changed(bind.dest, f"{bind.dest} is not the file the plan was made for"))
+                refusals.append(_changed(bind.path, f"{bind.path} is not the file the plan was made for"))
             elif source.uid != mapped.get(bind.dest, source.uid):
-                refusals.append(_changed(bind.dest, f"{bind.dest} has another owner than in the plan"))
+                refusals.append(_changed(bind.path, f"{bind.path} has another owner than in the plan"))
             descriptors[bind.dest] = source.fd
         if refusals:
             raise PlanRefused(refusals)

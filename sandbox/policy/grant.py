@@ -21,6 +21,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    POLICY_HOSTS,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -71,6 +72,7 @@ def grant(
     """
     said = overrides or Overrides()
     where = dict(spec.where)
+    scratch, memory_files = spec.scratch, spec.memory_files
     denials: list[Denial] = []
     if not spec.enabled:
         if sandbox_required_by:
@@ -103,6 +105,8 @@ def grant(
         limits=limits,
         decided_by=decided_by,
         denials=tuple(denials),
+        scratch=scratch,
+        memory_files=memory_files,
     )
 
 
@@ -194,6 +198,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
         return Network("none", where=asked.where)
+    if asked.mode == "allowlist" and asked.hosts == POLICY_HOSTS:
+        return _policy_hosts(asked, policy, ceiling, denials)
     if asked.mode != "allowlist" or ceiling in ("open", "host"):
         return asked
     granted = []
@@ -211,6 +217,24 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
     return asked._replace(hosts=tuple(granted))
+
+
+def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
+    """The plugin asks for egress and names no host: the policy's list says which."""
+    if ceiling != "allowlist":
+        return asked._replace(mode="open", hosts=())
+    if not policy.network.hosts:
+        denials.append(
+            Denial(
+                "network_hosts",
+                "network egress",
+                f"policy {policy.name} lists no host",
+                'the operator can list them under [network] in the policy, as in hosts = ["example.com:443"]',
+                where=asked.where,
+            )
+        )
+        return Network("none", where=asked.where)
+    return asked._replace(hosts=policy.network.hosts)
 
 
 def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:

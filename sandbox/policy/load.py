@@ -18,6 +18,7 @@ from sandbox.policy.policy import (
     EnvRule,
     LimitRule,
     NetworkRule,
+    PackageRule,
     PathRule,
     Policy,
     SeccompRule,
@@ -30,7 +31,7 @@ DEFAULT_NAME = "default"
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
-_FORMAT = b"policy.4"
+_FORMAT = b"policy.5"
 _CLASSES = (
     Policy,
     PathRule,
@@ -39,6 +40,7 @@ _CLASSES = (
     SeccompRule,
     LimitRule,
     CapabilityRule,
+    PackageRule,
     cache.CodeMark,
 )
 
@@ -128,8 +130,9 @@ def _unknown_name(told: str) -> Diagnostic:
     return Diagnostic(told, 0, 0, "policy_unknown", f"no policy is called {quoted(told)}", hint)
 
 
-def untrustworthy(path: str) -> tuple[str, str] | None:
+def untrustworthy(path: str, name: str = "the policy file") -> tuple[str, str] | None:
     """Why users other than root and the runner's own could change the file at `path`: (reason, remedy).
+    `name`: what the file is.
 
     Every directory above counts, since a user who may write to one can put another tree in its place. So does
     every link on the way, with the directories above it. In a sticky directory such as /tmp nobody can
@@ -139,7 +142,7 @@ def untrustworthy(path: str) -> tuple[str, str] | None:
         real, links = follow(path)
         for end in (*(link.path for link in links), real):
             for place in ancestry(end):
-                fault = _weak_spot(place, os.lstat(place), _part(place, end, real))
+                fault = _weak_spot(place, os.lstat(place), _part(place, end, real, name))
                 if fault is not None:
                     return fault
     except (OSError, ProgramFault):
@@ -147,15 +150,15 @@ def untrustworthy(path: str) -> tuple[str, str] | None:
     return None
 
 
-def _part(place: str, end: str, real: str) -> str:
+def _part(place: str, end: str, real: str, name: str) -> str:
     if place != end:
         return f"its directory {place}"
-    return "the policy file" if end == real else f"the link {place} that leads to it"
+    return name if end == real else f"the link {place} that leads to it"
 
 
 def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str] | None:
     if status.st_uid not in (0, os.geteuid()):
-        remedy = f"chown -h {os.geteuid()} {place}, or copy the policy to a directory of your own"
+        remedy = f"chown -h {os.geteuid()} {place}, or copy it to a directory of your own"
         return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
     if stat.S_ISLNK(status.st_mode):
         return None  # the mode of a link means nothing

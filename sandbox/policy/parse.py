@@ -17,6 +17,7 @@ from sandbox.policy.policy import (
     LAYERS,
     LIMIT_MODES,
     LIMIT_NAMES,
+    TRUST_FILE,
     CapabilityRule,
     EnvRule,
     HookFailure,
@@ -24,6 +25,7 @@ from sandbox.policy.policy import (
     LimitRule,
     Mode,
     NetworkRule,
+    PackageRule,
     PathRule,
     Policy,
     ProjectAccess,
@@ -155,6 +157,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         capabilities=_capability_rule(top.table("capabilities")),
         on_hook_failure=_hook_failure(top.table("hooks")),
         run_as=run_as,
+        packages=_package_rule(top.table("packages")),
     )
     top.finish()
     if faults:
@@ -293,6 +296,16 @@ def _hook_failure(table: _PolicyTable) -> HookFailure:
     choice = table.choice("on_failure", ("continue", "abort"), "continue")
     table.finish()
     return "abort" if choice == "abort" else "continue"
+
+
+def _package_rule(table: _PolicyTable) -> PackageRule:
+    required = table.choice("signature", ("optional", "required"), "optional") == "required"
+    trust = table.text("trust") or TRUST_FILE
+    fault = lexical_fault(trust)
+    if fault is not None:
+        table.fault(("trust",), "policy_value", fault)
+    table.finish()
+    return PackageRule("required" if required else "optional", trust)
 
 
 def _limit_rules(table: _PolicyTable) -> Iterator[tuple[str, LimitRule]]:

@@ -113,9 +113,13 @@ NOT_STEERING = frozenset(
     )
 )
 
+# The keys whose signatures count, where a policy does not name another file.
+TRUST_FILE = "/etc/runner/trusted-keys"
+
 Mode = Literal["require", "prefer"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 HookFailure = Literal["continue", "abort"]
+SignatureMode = Literal["optional", "required"]
 LimitMode = Literal["require", "prefer", "delegated"]
 LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
@@ -161,6 +165,13 @@ class CapabilityRule(NamedTuple):
     host: tuple[str, ...] = ()  # methods that it may call on its host
 
 
+class PackageRule(NamedTuple):
+    """Whose plugins are started. The sandbox does not interpret it."""
+
+    signature: SignatureMode = "optional"
+    trust: str = TRUST_FILE  # the file of the keys whose signatures count
+
+
 class LimitRule(NamedTuple):
     default: float | None = None
     ceiling: float | None = None
@@ -196,6 +207,7 @@ class Policy(NamedTuple):
     run_as: str = (
         ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
     )
+    packages: PackageRule = PackageRule()
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

@@ -96,6 +96,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     import os
     import shutil
 
+    from sandbox.cell.contents import Contents
     from sandbox.cell.launch import launch
     from sandbox.cell.unsandboxed import start_unsandboxed
     from sandbox.identity.state import Owner
@@ -105,7 +106,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.plan.layers import available_layers
     from sandbox.plan.plan import PlanRequest
     from sandbox.policy.policy import Policy
-    from sandbox.spec import Grant, GrantedPath, Limits, Network
+    from sandbox.spec import Grant, GrantedPath, Limits, MemoryFile, Network, Scratch
 
     asked: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given["request"].items()
@@ -117,9 +118,14 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         network=Network("none"),
         env=tuple(given["env"].items()),
         seccomp="default",
-        limits=Limits(),
+        limits=Limits(**given.get("limits", {})),
         decided_by=(),
         denials=(),
+        scratch=Scratch(given["scratch"]) if given.get("scratch") else None,
+        memory_files=tuple(MemoryFile(*file) for file in given.get("memory_files", ())),
+    )
+    contents = Contents(
+        *({name: os.fsencode(text) for name, text in part.items()} for part in given.get("contents", ()))
     )
     # As conftest.SPARE_UID, which is out of reach where this runs.
     own = 2_100_000_026 + os.getpid() % 1_000_000 * 32 if os.geteuid() == 0 else os.geteuid()
@@ -131,7 +137,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     environ = {"PATH": given["search_path"]}
     with (
         open_plan(PlanRequest(**asked), grant, policy, layers, Denylist(read_mounts()), environ) as plan,
-        start_unsandboxed(plan.plan) if given["bare"] else launch(plan, owner, bwrap) as cell,
+        start_unsandboxed(plan.plan) if given["bare"] else launch(plan, owner, bwrap, None, contents) as cell,
     ):
         yield cell
 
@@ -170,9 +176,11 @@ def order(
     env: Mapping[str, str] | None = None,
     search_path: str = SYSTEM_PATH,
     bare: bool = False,
+    **more: Any,
 ) -> dict[str, Any]:
-    """The input of `cage`, as JSON."""
+    """The input of `cage`, as JSON. `more`: limits, scratch, memory_files, contents."""
     return {
+        **more,
         "request": asked._asdict(),
         "paths": list(paths),
         "env": dict(env or {}),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.contracts.contract import Contract, ContractOption
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import Prepared
+    from runner.contracts.contract import LaunchFault, Prepared
     from runner.plugin import Plugin
     from runner.protocol.dialect import Call, CallEnd, Dialect, Setting
     from runner.protocol.host_services import Delegation
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PROTOCOL = "vai.rpc.v1"
 
 HELLO_SECONDS = 10.0
+SHUTDOWN_SECONDS = 5.0
 
 # Where things are in the cage.
 PACKAGE = "/sandbox/package"
@@ -47,7 +48,8 @@ class VaiContract(Contract):
         "compactor": (*IDENTITIES, "compaction_id"),
         "harness": IDENTITIES,
     }
-    declared = ("tools", "hooks", "compactors", "harnesses")
+    declared = ("hooks", "compactors", "harnesses")
+    example_namespace = "example/"
     prepares_calls = True
     options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
@@ -85,9 +87,29 @@ class VaiContract(Contract):
         return read(document, options=options)
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.manifest import check_files
+        from runner.contracts.vai.files import check_files
 
         return check_files(document, plugin)
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        from runner.contracts.vai.machine import launch_fault
+
+        return launch_fault(plugin)
+
+    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
+        from runner.contracts.vai.cage import choice_fault
+
+        return choice_fault(plugin)
+
+    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
+        from runner.contracts.vai.catalogue import catalogue
+
+        return catalogue(plugin)
+
+    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
+        from runner.contracts.vai.cage import exports_asked
+
+        return exports_asked(plugin)
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         from runner.contracts.vai.lint import lint

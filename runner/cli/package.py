@@ -1,0 +1,217 @@
+"""`runner package`: check the folder of a plugin before it is published, sign it, verify its signature."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from runner.cli.text import print_diagnostics, say, warn
+from runner.manifest.load import lint as lint_manifest
+from runner.outcome import EXIT, USAGE_ERROR
+from runner.package.fault import PackageFault
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
+from sandbox.paths.mounts import contains
+
+NAME = "package"
+HELP = "check a plugin's folder for publication, sign it, or verify its signature"
+EXAMPLE = "runner package verify ./my-plugin --trust /etc/runner/trusted-keys"
+MIXES_ARGUMENTS = True  # options may stand between the action and the folder
+
+SCHEMA = "runner.package.v1"
+
+_NOT_WRITTEN = 1
+
+
+class _Refused(Exception):
+    """The message for people, and the exit status."""
+
+    def __init__(self, message: str, hint: str, status: int, rule: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.status = status
+        self.rule = rule
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("lint", "sign", "verify"),
+        help="lint: all that check finds, and what is unwise to publish; sign: lint, then sign; "
+        "verify: whether a trusted key signed exactly these files",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the plugin's folder, with its manifest")
+    parser.add_argument("--key", metavar="FILE", help="for sign: the private key that runner keygen made")
+    parser.add_argument(
+        "--key-id", metavar="ID", default="", help="for sign: the key's name; default: that in FILE.pub"
+    )
+    parser.add_argument("--trust", metavar="FILE", help="for verify: the keys that are trusted, one a line")
+    parser.add_argument("--contract", help="of the manifest, if its name does not tell")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def advice(message: str) -> str:
+    known = "use runner package lint DIR, sign DIR --key FILE, or verify DIR --trust FILE"
+    return known if "action" in message or "folder" in message or "DIR" in message else ""
+
+
+def run(args: argparse.Namespace) -> int:
+    for option, value, action in (("--key", args.key, "sign"), ("--trust", args.trust, "verify")):
+        if (value is not None) != (args.action == action):
+            told = (
+                f"{action} needs {option} FILE" if args.action == action else f"{option} belongs to {action}"
+            )
+            say(f"runner package: {told}; use runner package {action} DIR {option} FILE")
+            return USAGE_ERROR
+    if args.key_id and args.action != "sign":
+        say("runner package: --key-id belongs to sign; use runner package sign DIR --key FILE --key-id ID")
+        return USAGE_ERROR
+    found, plugin = _lint(args)
+    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    document: dict[str, Any] = {"schema": SCHEMA, "action": args.action, "folder": args.folder, "ok": True}
+    lines: list[str] = []
+    status = EXIT["ok"]
+    try:
+        if args.action != "verify" and errors:
+            told = "errors" if errors > 1 else "error"
+            hint = "correct what is listed" + ("; nothing was signed" if args.action == "sign" else "")
+            raise _Refused(f"the package has {errors} {told}", hint, EXIT["manifest_invalid"], "lint")
+        if args.action == "sign":
+            lines = _sign(args, plugin, document)
+        elif args.action == "verify":
+            lines = _verify(args, plugin, found, document)
+        else:
+            lines = [f"{printable(args.folder)}: ok: {_named(plugin)}"]
+    except _Refused as refused:
+        status = refused.status
+        document |= {"ok": False, "rule": refused.rule, "message": str(refused), "hint": refused.hint}
+        lines = [
+            f"{printable(args.folder)}: NOT ok: {printable(str(refused))}",
+            f"    {printable(refused.hint)}",
+        ]
+    if args.format == "json":
+        shown = [] if args.action == "verify" else [diagnostic._asdict() for diagnostic in found]
+        print(json.dumps({**document, "diagnostics": shown}, indent=2))
+        return status
+    if args.action != "verify":
+        print_diagnostics(found, sys.stdout)
+    say("\n".join(filter(None, map(str.rstrip, lines))), sys.stdout)
+    return status
+
+
+def _lint(args: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], Plugin | None]:
+    """Everything that is wrong with the package, and its plugin if there is exactly one."""
+    from runner.package.findings import find_faults
+
+    reads = lint_manifest(args.folder, contract=args.contract)
+    plugin = reads[0].plugin if len(reads) == 1 else None
+    found = tuple(diagnostic for read in reads for diagnostic in read.diagnostics)
+    if len(reads) > 1:
+        message = "a package is one plugin, and here are several"
+        found += (
+            Diagnostic(args.folder, 0, 0, "package_several", message, "give the folder of one of them"),
+        )
+    elif plugin is not None and plugin.root is None:
+        message = "the manifest is a configuration for other people's programs, and no part of a package"
+        found += (
+            Diagnostic(plugin.manifest, 0, 0, "package_none", message, "there is nothing to sign here"),
+        )
+    root = args.folder if plugin is None else plugin.root
+    if args.action != "verify" and root is not None and os.path.isdir(root):
+        found += find_faults(root)
+    return found, plugin
+
+
+def _require_package(plugin: Plugin | None, found: tuple[Diagnostic, ...]) -> tuple[Plugin, str]:
+    if plugin is None or plugin.root is None:
+        errors = [diagnostic for diagnostic in found if diagnostic.severity == "error"]
+        reason = errors[0].text() if errors else "there is no plugin with a folder of its own"
+        hint = "runner package lint DIR lists everything"
+        raise _Refused(reason, hint, EXIT["manifest_invalid"], "manifest")
+    return plugin, plugin.root
+
+
+def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
+    from runner.package.keys import load_key
+    from runner.package.listing import list_package
+    from runner.package.signature import sign, write_signature
+
+    plugin, root = _require_package(plugin, ())
+    try:
+        key = load_key(args.key, args.key_id)
+    except PackageFault as fault:
+        raise _Refused(str(fault), fault.hint, USAGE_ERROR, fault.rule) from None
+    if contains(os.path.realpath(root), os.path.realpath(args.key)):
+        message = f"the private key {args.key} lies in the package, and everybody who has it could sign"
+        raise _Refused(message, f"move it out of {root}", USAGE_ERROR, "key_exposed")
+    try:
+        listing = list_package(root)
+        signature = sign(listing, plugin.id, plugin.version, key, time.time())
+        write_signature(root, signature)
+    except PackageFault as fault:
+        raise _Refused(str(fault), fault.hint, EXIT["manifest_invalid"], fault.rule) from None
+    except OSError as error:
+        message = f"the signature cannot be written to {root}: {error.strerror}"
+        raise _Refused(
+            message, "let the user who signs write there", _NOT_WRITTEN, "signature_unwritten"
+        ) from None
+    document |= {"signature": signature._asdict(), "files": len(listing.files), "bytes": listing.size}
+    return [
+        f"{printable(args.folder)}: signed: {_named(plugin)}",
+        f"  files      {len(listing.files)}, {listing.size} bytes",
+        f"  digest     {signature.digest}",
+        f"  key        {signature.key_id}",
+        f"  signed at  {signature.signed_at}",
+    ]
+
+
+def _verify(
+    args: argparse.Namespace,
+    plugin: Plugin | None,
+    found: tuple[Diagnostic, ...],
+    document: dict[str, Any],
+) -> list[str]:
+    from runner.package.keys import load_trusted
+    from runner.package.listing import list_package
+    from runner.package.signature import read_signature, verify
+
+    plugin, root = _require_package(plugin, found)
+    try:
+        trusted = load_trusted(args.trust)
+    except DocumentError as error:
+        first = error.diagnostics[0]
+        more = f" (and {len(error.diagnostics) - 1} more)" if len(error.diagnostics) > 1 else ""
+        raise _Refused(first.text() + more, first.hint, EXIT["policy_invalid"], first.rule) from None
+    try:
+        signed = verify(
+            read_signature(root),
+            plugin.id,
+            plugin.version,
+            trusted,
+            args.trust,
+            time.time(),
+            lambda: list_package(root),
+        )
+    except PackageFault as fault:
+        raise _Refused(str(fault), fault.hint, EXIT["policy_denied"], fault.rule) from None
+    if signed.warning:
+        warn(signed.warning)
+    document |= {"signed": signed._asdict()}
+    comment = f" ({printable(signed.comment)})" if signed.comment else ""
+    return [
+        f"{printable(args.folder)}: ok: {_named(plugin)}",
+        "  signature  present, schema 1",
+        f"  key        {signed.key_id}{comment}, trusted by {printable(args.trust)}",
+        "  identity   the manifest's",
+        f"  files      {signed.files}, {signed.digest}",
+        f"  signed at  {signed.signed_at}",
+    ]
+
+
+def _named(plugin: Plugin | None) -> str:
+    assert plugin is not None  # or there would be an error
+    return printable(f"{plugin.id} {plugin.version}".rstrip() + f" ({plugin.contract})")

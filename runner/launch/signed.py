@@ -1,0 +1,172 @@
+"""A policy that requires signatures: the package is copied, the copy is checked, and the copy is mounted.
+
+Only launches under such a policy import this. `rehearse_check` checks the files where they are, and changes
+nothing on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from runner.launch.stages import Decided
+from runner.launch.verdict import failing
+from runner.manifest.load import load as load_manifest
+from runner.outcome import EXEC_REFUSED, Failure, Outcome
+from runner.package.fault import PackageFault
+from runner.package.keys import load_trusted
+from runner.package.listing import FileList, list_package
+from runner.package.signature import read_signature, verify
+from runner.package.snapshot import PackageCopy, take_snapshot
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import DocumentError
+from sandbox.document.read import read_bounded
+from sandbox.paths.denied_paths import normal
+from sandbox.paths.mounts import contains, join, relative
+from sandbox.plan.plan import Bind, LaunchPlan
+from sandbox.policy.policy import RUNTIME_PATHS
+
+RULE = "signature"
+_HINT = 'or set signature = "optional" under [packages] in a policy of your own'
+
+
+@contextmanager
+def check_package(decided: Decided, environ: Mapping[str, str]) -> Iterator[Decided]:
+    """The same decision about a copy of the package, whose signature is valid and whose key is trusted. The
+    copy is removed when the context ends. Raises Failure."""
+    with ExitStack() as stack:
+        with _refusing(decided):
+            checked = _check(decided, environ, stack)
+        yield checked
+
+
+def rehearse_check(decided: Decided) -> Decided:
+    """Raises Failure, as `check_package` does. The plan is then made for the files where they are."""
+    with _refusing(decided):
+        root = _require_coverable(decided)
+        trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
+        raw = read_signature(root)
+        now = time.time()
+        signed = verify(
+            raw, plugin.id, plugin.version, load_trusted(trust), trust, now, lambda: list_package(root)
+        )
+        return decided._replace(signed=signed)
+
+
+@contextmanager
+def _refusing(decided: Decided) -> Iterator[None]:
+    with failing(decided):  # faults of the trust file are faults of the policy
+        try:
+            yield
+        except PackageFault as fault:
+            raise Failure(_refusal(decided, str(fault), fault.hint), EXEC_REFUSED) from None
+
+
+def _refusal(decided: Decided, reason: str, hint: str) -> Outcome:
+    message = f"policy {decided.policy.name} requires a signed package: {reason}"
+    return Outcome("policy_denied", "policy", message, RULE, "; ".join(filter(None, (hint, _HINT))))
+
+
+def _check(decided: Decided, environ: Mapping[str, str], stack: ExitStack) -> Decided:
+    root = _require_coverable(decided)
+    trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
+    trusted = load_trusted(trust)
+    raw = read_signature(root)
+    taken: list[PackageCopy] = []
+
+    def copy_package() -> FileList:
+        taken.append(stack.enter_context(take_snapshot(root, environ)))
+        return taken[-1].listing
+
+    signed = verify(raw, plugin.id, plugin.version, trusted, trust, time.time(), copy_package)
+    [copy] = taken
+    if read_signature(copy.path) != raw:
+        raise PackageFault(RULE, "its signature changed while it was checked", "try again")
+    _require_same_manifest(decided, copy.path, root)
+    return decided._replace(
+        loaded=decided.loaded._replace(plugin=_at_copy(plugin, root, copy.path)),
+        signed=signed,
+        copy=copy.path,
+        original=root,
+    )
+
+
+def _require_coverable(decided: Decided) -> str:
+    """The plugin's own folder. Raises PackageFault if the plugin would use code from elsewhere."""
+    plugin = decided.loaded.plugin
+    root, entrypoint = plugin.root, plugin.entrypoint
+    if root is None:
+        message = "the plugin has no folder of its own that could be signed: its manifest is a configuration"
+        raise PackageFault(RULE, message, "choose another policy for it")
+    if decided.grant.unsandboxed:
+        message = "without a cage nothing keeps the plugin to the files that were checked"
+        raise PackageFault(RULE, message, 'set unsandboxed = "deny" in the policy')
+    if not contains(root, plugin.manifest):
+        message = f"the manifest {plugin.manifest} is not in the plugin's folder {root}"
+        raise PackageFault(RULE, message, "move it there and sign the package again")
+    assert entrypoint is not None  # `load` has refused it
+    command = os.path.normpath(os.path.join(entrypoint.directory, entrypoint.command))
+    outside = "" if contains(root, entrypoint.directory) else entrypoint.directory
+    if "/" in entrypoint.command and not any(contains(place, command) for place in (root, *RUNTIME_PATHS)):
+        outside = command
+    if outside:
+        message = f"it starts {outside}, which is neither in the plugin's folder {root} nor of the system"
+        raise PackageFault(RULE, message, "put the program into the package and sign it again")
+    for asked in decided.grant.paths:
+        if contains(root, normal(asked.path)):
+            message = f"it asks for {asked.path} of its own folder, and gets only what was checked of it"
+            raise PackageFault(RULE, message, "take that path out of the manifest and sign the package again")
+    return root
+
+
+def _require_same_manifest(decided: Decided, copy: str, root: str) -> None:
+    """Everything so far was decided by the text that was signed. Raises PackageFault."""
+    invocation, plugin = decided.loaded.invocation, decided.loaded.plugin
+    try:
+        text = read_bounded(join(copy, relative(plugin.manifest, root)))
+    except DocumentError as error:
+        raise PackageFault(RULE, error.diagnostics[0].message, "sign the package again") from None
+    read = load_manifest(
+        invocation.manifest,
+        contract=invocation.contract,
+        server=invocation.server,
+        options=dict(invocation.options),
+        config=invocation.config,
+        text=text,
+    )
+    if read.plugin != plugin:
+        raise PackageFault(RULE, "its manifest changed while it was checked", "try again")
+
+
+def _at_copy(plugin: Plugin, root: str, copy: str) -> Plugin:
+    """The plugin with the copy in place of its folder. In the cage the copy has the folder's name."""
+    entrypoint = plugin.entrypoint
+    assert entrypoint is not None
+    command = entrypoint.command
+    if command.startswith("/") and contains(root, os.path.normpath(command)):
+        command = join(copy, relative(os.path.normpath(command), root))
+    # An empty folder is not in the copy.
+    parts = tuple(part for part in plugin.root_parts if os.path.lexists(join(copy, part)))
+    return plugin._replace(
+        root=copy,
+        root_inside=plugin.root_inside or root,
+        root_parts=parts or plugin.root_parts,
+        entrypoint=entrypoint._replace(
+            command=command, directory=join(copy, relative(entrypoint.directory, root))
+        ),
+    )
+
+
+def require_copy_mounted(decided: Decided, plan: LaunchPlan) -> None:
+    """The last look at a plan: at the place of the plugin's folder there is the copy, and no file of the
+    original is shown elsewhere. Raises Failure."""
+    inside = decided.loaded.plugin.root_inside
+    for bind in plan.operations:
+        if not isinstance(bind, Bind) or contains(decided.copy, bind.real):
+            continue
+        if contains(inside, bind.dest) or contains(decided.original, bind.real):
+            reason = f"{bind.real} would be shown at {bind.dest}, and it was not checked"
+            hint = "let manifest and scripts name files of the package by relative paths"
+            raise Failure(_refusal(decided, reason, hint), EXEC_REFUSED)

@@ -1,0 +1,96 @@
+"""What a launch writes into the memory files of its cage.
+
+It goes from process to process in sealed memory files, and is in no plan, cache, argument, variable or
+report.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from sandbox.files import write_all
+from sandbox.spec import MemoryFile
+
+MOST_SECRET_BYTES = 1 << 20  # of all secrets together. They are keys and tokens
+MOST_FILE_BYTES = 64 << 20  # of all other files together
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Contents:
+    """Secrets by their name, and other files by their path in the cage. Its text, in a traceback or a log,
+    shows none of them."""
+
+    def __init__(
+        self, secrets: Mapping[str, bytes] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Raises ValueError if it is too much."""
+        self.secrets = dict(secrets or {})
+        self.files = dict(files or {})
+        for what, given, most in (
+            ("the secrets", self.secrets, MOST_SECRET_BYTES),
+            ("the files in memory", self.files, MOST_FILE_BYTES),
+        ):
+            if sum(map(len, given.values())) > most:
+                raise ValueError(f"{what} are more than {most >> 20} MiB together")
+
+    def __bool__(self) -> bool:
+        return bool(self.secrets or self.files)
+
+    def __repr__(self) -> str:
+        return f"<contents of {len(self.secrets)} secrets and {len(self.files)} files>"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("the contents of memory files are not stored")
+
+    def of(self, file: MemoryFile) -> bytes | None:
+        return self.secrets.get(file.secret) if file.secret else self.files.get(file.dest)
+
+    def strays(self, files: Sequence[MemoryFile]) -> list[str]:
+        """The names of what was given and no file has."""
+        known = {file.secret or file.dest for file in files}
+        return [name for name in (*self.secrets, *self.files) if name not in known]
+
+    def share(self) -> int:
+        """A sealed memory file for another process, which gets it back with `read_contents`."""
+        if not self:
+            return sealed_file(b"")
+        sizes = [{name: len(value) for name, value in part.items()} for part in (self.secrets, self.files)]
+        head = json.dumps(sizes).encode()
+        return sealed_file(b"".join((head, b"\n", *self.secrets.values(), *self.files.values())))
+
+
+def read_contents(fd: int) -> Contents:
+    """What `share` wrote. Raises ValueError if it did not. Closes the descriptor."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        head, _, body = file.read().partition(b"\n")
+    if not head:
+        return Contents()
+    parts: list[dict[str, bytes]] = []
+    at = 0
+    for sizes in json.loads(head):
+        part = {}
+        for name, size in sizes.items():
+            part[name] = body[at : at + size]
+            at += size
+        parts.append(part)
+    if at != len(body) or len(parts) != 2:
+        raise ValueError("the contents of memory files are cut short")
+    return Contents(*parts)
+
+
+def sealed_file(content: bytes) -> int:
+    """A file in memory that nobody can change any more, at its beginning. Closed on exec."""
+    fd = os.memfd_create("runner-contents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,98 @@
+"""The program's own folder under another name in the cage.
+
+All other paths of the host have the same name in the cage. For this one folder, what was found below it on
+the host (the program, its script, folders of its PATH) is translated to where it is in the cage.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.paths.executable import ProgramFault
+from sandbox.paths.mounts import contains, join, relative
+from sandbox.paths.program import Program, follow
+from sandbox.paths.walk import Link
+from sandbox.plan.plan import PlanRefused, PlanRequest
+from sandbox.spec import Denial
+from sandbox.value import NamedTuple
+
+
+class RootPart(NamedTuple):
+    """The folder, or a part of it that is shown."""
+
+    path: str  # on the host
+    dest: str  # in the cage
+
+
+class Relocation(NamedTuple):
+    parts: tuple[RootPart, ...] = ()
+    inside: str = ""  # the place of the folder in the cage; empty: its own name
+    # Names of the folder and its parts on the host, each with its place in the cage. The longest first.
+    names: tuple[tuple[str, str], ...] = ()
+    real: str = ""  # the folder's real path: no part may lead out of it
+
+    def place(self, path: str) -> str:
+        """Where an absolute path of the host is in the cage."""
+        for name, dest in self.names:
+            if contains(name, path):
+                return join(dest, relative(path, name))
+        return path
+
+    def moves(self, path: str) -> bool:
+        return any(contains(name, path) for name, _ in self.names)
+
+    def program(self, found: Program) -> Program:
+        """The program as it is started in the cage. `files` and `scripts` are still names of the host. Raises
+        ProgramFault for what is found only under its name on the host."""
+        if not self.names:
+            return found
+        self._require_movable(found)
+        scripts = frozenset(found.scripts)
+        args = (self.place(arg) if _is_script(arg, scripts) else arg for arg in found.argv[1:])
+        return found._replace(
+            argv=(self.place(found.argv[0]), *args),
+            links=tuple(Link(self.place(link.path), self.place(link.target)) for link in found.links),
+            path_dirs=tuple(map(self.place, found.path_dirs)),
+        )
+
+    def _require_movable(self, found: Program) -> None:
+        program = found.argv[0]
+        for link in follow(program)[1]:
+            if link.target.startswith("/") and self.moves(link.target):
+                raise ProgramFault(
+                    f"{link.path} is a link to {link.target}, which has another name in the cage",
+                    "make it a relative link",
+                    found=True,
+                )
+        for file in found.files[1:]:
+            if self.moves(file) and not any(map(self.moves, found.path_dirs)):  # else PATH leads to it
+                raise ProgramFault(
+                    f"{program} needs {file} under this name, and in the cage it is {self.place(file)}",
+                    "let its #! line name an interpreter of the system, for example #!/usr/bin/env python3",
+                    found=True,
+                )
+
+
+def _is_script(arg: str, scripts: frozenset[str]) -> bool:
+    return arg.startswith("/") and os.path.realpath(arg) in scripts
+
+
+def relocate(request: PlanRequest) -> Relocation:
+    """Which parts of the program's folder are shown, and where. Raises PlanRefused for a part that is no
+    plain name in it."""
+    root, inside = request.root, request.root_inside
+    if root is None:
+        return Relocation()
+    if not inside and not request.root_parts:
+        return Relocation((RootPart(root, root),))
+    for part in request.root_parts:
+        if part.startswith("/") or any(word in ("", ".", "..") for word in part.split("/")):
+            reason = "a part of the plugin's folder is named relative to it, without '.' and '..'"
+            raise PlanRefused([Denial("root_part", part, reason)])
+    inside = inside or root
+    real = os.path.realpath(root)
+    parts = tuple(RootPart(join(root, part), join(inside, part)) for part in request.root_parts)
+    names = {root: inside, real: inside}
+    names |= {os.path.realpath(part.path): part.dest for part in parts}
+    moved = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True) if inside != root else ()
+    return Relocation(parts or (RootPart(root, inside),), inside, tuple(moved), real)

@@ -1,0 +1,97 @@
+"""Places that only the cage has never meet a path of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.plan.bwrap import command_line
+from sandbox.plan.plan import PlanRefused, ReadOnly, Tmpfs
+from sandbox.spec import DEFAULT_SCRATCH_BYTES, Grant, Limits, MemoryFile, Scratch
+from tests.sandbox import cages
+
+KEY = MemoryFile("/box/secrets/key", secret="key")
+
+
+def grant(*, paths: Any = (), **changes: Any) -> Grant:
+    limits = changes.pop("limits", Limits())
+    return cages.grant(paths, limits=limits)._replace(**changes)
+
+
+def compiled(given: Grant, **changes: Any) -> Any:
+    return cages.compiled(cages.request("/bin/true", **changes), given)
+
+
+def test_a_scratch_folder_and_memory_files() -> None:
+    inner = MemoryFile("/box/scratch/1/big", 0o400)
+    plan = compiled(grant(scratch=Scratch("/box/scratch/1"), memory_files=(KEY, inner)))
+    scratch = next(op for op in plan.operations if isinstance(op, Tmpfs) and op.dest == "/box/scratch/1")
+    assert (scratch.size, scratch.mode) == (DEFAULT_SCRATCH_BYTES, 0o700) and scratch.inodes == 16384
+    order = plan.operations
+    assert order.index(scratch) < order.index(inner) < order.index(ReadOnly("/"))
+    assert plan.memory_files == (KEY, inner)
+    line = command_line(plan, "bwrap", "/filter")
+    assert "--perms 0400 --file" in line and "<key" in line
+
+
+def test_its_size_is_the_disk_limit() -> None:
+    plan = compiled(grant(scratch=Scratch("/box/scratch"), limits=Limits(disk=1 << 20)))
+    [scratch] = [op for op in plan.operations if isinstance(op, Tmpfs) and op.dest == "/box/scratch"]
+    assert (scratch.size, scratch.inodes) == (1 << 20, 1024)
+
+
+def test_variables_may_name_such_places() -> None:
+    env = (("KEYS", "/box/secrets"), ("OUT", "/box/scratch"), ("KEY", "/box/secrets/key"))
+    assert compiled(grant(scratch=Scratch("/box/scratch"), memory_files=(KEY,), env=env)).notes == ()
+
+
+@pytest.mark.parametrize(
+    "dest",
+    ["/", "/tmp/x", "/usr/x", "/etc", "/proc/x", "/dev/shm", "/bin", "relative", "/box/../etc/x", "/box//x"],
+)
+@pytest.mark.parametrize("kind", ["scratch", "file", "root"])
+def test_places_that_every_cage_has(dest: str, kind: str, plugin_dir: Path) -> None:
+    given, changes = grant(), {}
+    if kind == "scratch":
+        given = grant(scratch=Scratch(dest))
+    elif kind == "file":
+        given = grant(memory_files=(MemoryFile(dest),))
+    else:
+        changes = {"directory": str(plugin_dir), "root_inside": dest}
+    with pytest.raises(PlanRefused) as refused:
+        compiled(given, **changes)
+    assert {denial.rule for denial in refused.value.denials} == {"cage_place"}
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_a_host_path_at_such_a_place(plugin_dir: Path, access: Any) -> None:
+    """A memory file would be written into the folder of the host."""
+    inside = str(plugin_dir)
+    for own in (
+        {"memory_files": (MemoryFile(f"{inside}/key"),)},
+        {"scratch": Scratch(f"{inside}/scratch")},
+        {"scratch": Scratch(str(plugin_dir.parent))},
+    ):
+        with pytest.raises(PlanRefused) as refused:
+            compiled(grant(paths=[cages.granted(inside, access)], **own))
+        assert any(denial.rule == "cage_place" for denial in refused.value.denials)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"memory_files": (KEY, KEY)},
+        {"memory_files": (KEY, MemoryFile("/box/secrets/key/below"))},
+        {"memory_files": (MemoryFile("/box"),), "scratch": Scratch("/box/scratch")},
+        {"memory_files": (MemoryFile("/box/package/key"),)},
+        {"scratch": Scratch("/box/package/scratch")},
+        {"scratch": Scratch("/box")},
+    ],
+)
+def test_places_in_each_other(plugin_dir: Path, own: dict[str, Any]) -> None:
+    (plugin_dir / "part").mkdir()
+    with pytest.raises(PlanRefused) as refused:
+        compiled(grant(**own), directory=str(plugin_dir), root_inside="/box/package")
+    assert {denial.rule for denial in refused.value.denials} == {"cage_place"}
