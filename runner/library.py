@@ -28,7 +28,7 @@ from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
-from runner.session.delegation import prepare_call
+from runner.session.delegation import open_prepared, prepare_call
 from runner.session.open import bare_report, open_session
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall
@@ -257,13 +257,11 @@ class _SessionSettings(NamedTuple):
     def prepared_session(
         self, prepared: PreparedCall, on_made: Callable[[Session], None]
     ) -> AbstractAsyncContextManager[Session]:
-        return open_session(
-            prepared.invocation,
+        return open_prepared(
+            prepared,
             environ=self.environ,
             services=self.services,
             config=self.config,
-            secrets=prepared.secrets,
-            deadline=prepared.deadline,
             on_made=on_made,
         )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runner.launch.forkserver import LaunchTicket
     from runner.launch.stages import Invocation
     from runner.protocol.secrets import Secrets
+    from sandbox.cell.contents import Contents
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -172,7 +173,7 @@ def _run_prepared(
     """A call that is complete, or refused, before anything is started. `said`: its input and its context."""
     from runner.exceptions import PluginError, PluginFailure
     from runner.protocol.dialect import Call
-    from runner.session.prepared import complete_call
+    from runner.session.prepared import complete_call, contents_of
 
     call = Call(args.kind, args.name, *said)
     if args.repeat is not None:
@@ -185,19 +186,20 @@ def _run_prepared(
         return call_many(request, output, args.repeat, args.concurrency or 1, prepares=True)
     try:
         prepared = complete_call(invocation, call, seconds=seconds, secrets=secrets, config=config)
+        contents = contents_of(prepared)
     except (PluginError, PluginFailure) as error:
         from runner.cli.live.output import Output
         from runner.cli.live.session import tell_refused
 
         output = Output("call", as_json=args.json, events=args.events)
         return tell_refused(invocation, error, output, sink)
-    sent = request_launch(prepared.invocation)
+    sent = request_launch(prepared.invocation, contents)
     from runner.cli.live.call_once import call_once
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
 
     request = SessionRequest(
-        prepared.invocation, prepared.call, seconds, config, prepared.secrets, sink, sent, prepared
+        prepared.invocation, prepared.call, seconds, config, prepared.secrets, sink, sent, prepared, contents
     )
     return call_once(request, Output("call", as_json=args.json, events=args.events))
 
@@ -303,16 +305,16 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     return Secrets(value)
 
 
-def request_launch(invocation: Invocation) -> LaunchTicket | None:
+def request_launch(invocation: Invocation, contents: Contents | None = None) -> LaunchTicket | None:
     """Have a fork of this process launch the plugin while this one imports the rest. None: the session will
-    launch it later, which is slower."""
+    launch it later, which is slower. `contents`: of the cage's files in memory."""
     from runner.launch import forkserver
 
     try:
         maker = forkserver.start_by_fork()
         if maker is None:
             return None
-        ticket = forkserver.LaunchTicket(invocation, environ=os.environ)
+        ticket = forkserver.LaunchTicket(invocation, environ=os.environ, contents=contents)
         ticket.send(maker)
     except OSError:
         return None  # the session tries again and reports why

@@ -217,7 +217,8 @@ class Contract(Protocol):
         """How many calls may run at once where each process serves one; 0: any number."""
         return 0
 
-    # The options of a prepared call that say nothing about its cage and differ from call to call.
+    prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
+    # Names of options that differ from call to call, and say nothing about a cage that serves several.
     options_of_one_call: tuple[str, ...] = ()
 
     def record(

@@ -254,7 +254,8 @@ def _read(
     name: str, document: Document, server: str | None, home: str, options: Mapping[str, str], config: str
 ) -> ManifestRead:
     contract = find_contract(name)
-    own = {option.name for option in contract.options}
+    own = {option.name for option in contract.options} | set(contract.prepared_options)
+    own |= {f"{option.name}_file" for option in contract.options if option.reads_file}
     for option in options:
         if option not in own:
             flag = "--" + option.replace("_", "-")

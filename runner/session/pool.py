@@ -135,7 +135,7 @@ class Pool:
             plugin = await _read(prepared.invocation)
             contract = prepared.contract
             # Files that one call brings along are in its cage only.
-            reuses = contract.reuses(plugin) if not prepared.contents else 0
+            reuses = contract.reuses(plugin) if not prepared.prepared.contents else 0
             self._shares[key] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
         share = self._shares[key]
         while not self._closed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -217,6 +218,7 @@ class Session:
             self.state.verdict or self.state.doom or GIVEN_UP,
             written=self.state.has_sent(waiter),
             late=waiter.late,
+            ended=time.time(),
             events=waiter.events,
             dropped_events=dropped,
         )

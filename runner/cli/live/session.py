@@ -25,9 +25,11 @@ from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
 from runner.session import settlement
 from runner.session.deadline import Deadline
+from runner.session.delegation import open_prepared
 from runner.session.open import bare_report, open_session
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session
+from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 
 _T = TypeVar("_T")
@@ -42,6 +44,7 @@ class SessionRequest(NamedTuple):
     sink: ReportFile
     sent: LaunchTicket | None
     prepared: PreparedCall | None = None  # the call, where its contract prepares calls
+    contents: Contents | None = None  # of its cage's files in memory; a ticket that was sent has them too
 
     def on_trio(self) -> SessionRequest:
         """The same, with its deadline on trio's clock."""
@@ -64,6 +67,7 @@ class SessionRequest(NamedTuple):
             config=self.config,
             secrets=self.secrets,
             sent=self.sent,
+            contents=self.contents,
             deadline=self.deadline,
             on_made=on_made,
         )
@@ -72,14 +76,7 @@ class SessionRequest(NamedTuple):
         self, prepared: PreparedCall, on_made: Callable[[Session], None]
     ) -> AbstractAsyncContextManager[Session]:
         """A process for one call of many."""
-        return open_session(
-            prepared.invocation,
-            environ=os.environ,
-            config=self.config,
-            secrets=prepared.secrets,
-            deadline=prepared.deadline,
-            on_made=on_made,
-        )
+        return open_prepared(prepared, environ=os.environ, config=self.config, on_made=on_made)
 
 
 def run_on_trio(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:

@@ -51,6 +51,7 @@ class VaiContract(Contract):
     declared = ("hooks", "compactors", "harnesses")
     example_namespace = "example/"
     prepares_calls = True
+    prepared_options = ("timeout", "output_schema", "artifact")
     options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (

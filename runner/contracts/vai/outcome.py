@@ -64,7 +64,7 @@ def concurrent(plugin: Plugin) -> int:
 
 
 def _chosen(declared: Declared) -> DeclaredExport | None:
-    return declared.find(declared.chosen)
+    return declared.effective or declared.find(declared.chosen)
 
 
 # --- status and code ----------------------------------------------------------------------------------------
