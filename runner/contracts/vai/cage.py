@@ -125,14 +125,11 @@ def _spec(
         env += [EnvRequest(name, scratch.dest, where=at_files) for name in ("HOME", "TMPDIR")]
     if permissions.slots:
         env.append(EnvRequest("VAI_SECRETS_DIR", SECRETS, where=at_slots))
-    files = [MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots]
-    if artifact := options.get("artifact"):  # what was too long for the request
-        files.append(MemoryFile(artifact))
     return SandboxSpec(
         network=_network(export, place, hosts, options.get("gateway_url", "")),
         env=tuple(env),
         scratch=scratch,
-        memory_files=tuple(files),
+        memory_files=tuple(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
     )
 
 
