@@ -19,7 +19,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import with_config
+from runner.launch.prepare import secret_contents, with_config, with_files
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
@@ -34,6 +34,7 @@ from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
+from sandbox.cell.contents import Contents
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
@@ -224,6 +225,7 @@ class _SessionSettings(NamedTuple):
     services: Services | None
     config: Any
     secrets: Secrets | None
+    contents: Contents | None = None  # the secrets that the cage delivers
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -234,6 +236,7 @@ class _SessionSettings(NamedTuple):
             services=self.services,
             config=self.config,
             secrets=self.secrets,
+            contents=self.contents,
             call=call,
             seconds=seconds,
         )
@@ -295,7 +298,8 @@ async def open_plugin(
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of this program, where the policy allows it. `config`: for plugins that take one. `secrets`: for
-    plugins whose contract sends them; they are never shown, logged or reported. `server`: which one
+    plugins whose contract sends them, or has them as files (text or bytes); they are never shown, logged or
+    reported. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
     {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
     environment, if it is not this process's.
@@ -318,6 +322,7 @@ async def open_plugin(
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
         options=tuple((options or {}).items()),
     )
+    invocation = await trio.to_thread.run_sync(with_files, invocation)
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
         dict(os.environ if environ is None else environ),
@@ -329,8 +334,10 @@ async def open_plugin(
     loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)
     plugin = loaded.plugin
     known = None if plugin is None else find_contract(plugin.contract)
-    if secrets and known is not None and not (known.takes_secrets or known.secret_files):
-        raise ValueError(f"secrets: the contract {known.name} gives its plugins none")
+    if secrets and known is not None:
+        if not known.takes_secrets and not known.secret_files:
+            raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
+        settings = settings._replace(contents=secret_contents(known, secrets))
     one_shot = known is not None and known.one_shot
     async with AsyncExitStack() as stack:
         session: Session | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.json_option import read_json_option
-from runner.cli.options import add_invocation, invocation_of
+from runner.cli.options import add_invocation, invocation_of, secrets_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
 from runner.contracts.registry import all_kinds, find_contract
@@ -110,7 +110,7 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
         " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
-        " more are replaced by [secret]; not in the result of a call, and not in an encoding such as base64",
+        " more are replaced by [secret], also in base64, hex and percent signs; not in the result of a call",
     )
 
 
@@ -132,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
             invocation = invocation._replace(args=())
         invocation, config = configured(invocation)
         secrets = read_secrets(args)
+        contents = None if _prepares(args) else contents_of(args, secrets)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner call: {printable(str(error))}")
@@ -139,13 +140,20 @@ def run(args: argparse.Namespace) -> int:
     if _prepares(args):
         return _run_prepared(args, invocation, (given, context or {}), seconds, config, secrets, sink)
     # The cage is built while this process imports the session.
-    sent = request_launch(invocation) if args.repeat is None else None
+    sent = request_launch(invocation, contents) if args.repeat is None else None
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
     request = SessionRequest(
-        invocation, Call(args.kind, args.name, given, context or {}), seconds, config, secrets, sink, sent
+        invocation,
+        Call(args.kind, args.name, given, context or {}),
+        seconds,
+        config,
+        secrets,
+        sink,
+        sent,
+        contents,
     )
     output = Output("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
@@ -173,7 +181,7 @@ def _run_prepared(
     """A call that is complete, or refused, before anything is started. `said`: its input and its context."""
     from runner.exceptions import PluginError, PluginFailure
     from runner.protocol.dialect import Call
-    from runner.session.prepared import complete_call, contents_of
+    from runner.session.prepared import cage_contents, complete_call
 
     call = Call(args.kind, args.name, *said)
     if args.repeat is not None:
@@ -186,7 +194,7 @@ def _run_prepared(
         return call_many(request, output, args.repeat, args.concurrency or 1, prepares=True)
     try:
         prepared = complete_call(invocation, call, seconds=seconds, secrets=secrets, config=config)
-        contents = contents_of(prepared)
+        contents = cage_contents(prepared)
     except (PluginError, PluginFailure) as error:
         from runner.cli.live.output import Output
         from runner.cli.live.session import tell_refused
@@ -199,7 +207,7 @@ def _run_prepared(
     from runner.cli.live.session import SessionRequest
 
     request = SessionRequest(
-        prepared.invocation, prepared.call, seconds, config, prepared.secrets, sink, sent, prepared, contents
+        prepared.invocation, prepared.call, seconds, config, prepared.secrets, sink, sent, contents, prepared
     )
     return call_once(request, Output("call", as_json=args.json, events=args.events))
 
@@ -283,11 +291,14 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets | None:
-    """ValueError says what is wrong with --secrets, and nothing that the file says."""
-    if args.secrets is None:
+    """ValueError says what is wrong with --secrets or --secret, and nothing of a secret."""
+    given = secrets_of(args)
+    if args.secrets is None and not given:
         return None
     from runner.protocol.secrets import Secrets
 
+    if args.secrets is None:
+        return Secrets({name: _as_text(value) for name, value in given.items()})
     word = args.secrets if args.secrets == "-" else f"@{args.secrets}"
     try:
         value = read_json_option("--secrets", word)
@@ -302,7 +313,24 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
         raise ValueError(
             f"--secrets: the contract {contract.name} sends its plugins no secrets; leave it out"
         )
-    return Secrets(value)
+    return Secrets({**value, **{name: _as_text(secret) for name, secret in given.items()}})
+
+
+def _as_text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents | None:
+    """The secrets that the cage delivers as files."""
+    contract = None if secrets is None else _contract(args)
+    if contract is None:
+        return None
+    from runner.launch.prepare import secret_contents
+
+    return secret_contents(contract, secrets)
 
 
 def request_launch(invocation: Invocation, contents: Contents | None = None) -> LaunchTicket | None:

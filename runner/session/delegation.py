@@ -15,7 +15,7 @@ from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal
 from runner.protocol.host_services import DelegationRequest, Gateway, HostError, Services
 from runner.protocol.secrets import Secrets
 from runner.session.open import open_session
-from runner.session.prepared import PreparedCall, complete_call, contents_of
+from runner.session.prepared import PreparedCall, cage_contents, complete_call
 from runner.session.session import Session
 
 FAILED = "auth.delegation_failed"  # the code of a call that got no credentials
@@ -56,7 +56,7 @@ async def open_prepared(
     on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
     """A session in a process that is started for this call. Raises PluginFailure."""
-    contents = await trio.to_thread.run_sync(contents_of, prepared)
+    contents = await trio.to_thread.run_sync(cage_contents, prepared)
     async with open_session(
         prepared.invocation,
         environ=environ,

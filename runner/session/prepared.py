@@ -14,6 +14,7 @@ from typing import Any
 from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.launch.prepare import secret_contents
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_diagnostics
 from runner.manifest.load import load
@@ -147,15 +148,14 @@ def _refused(
     return error
 
 
-def contents_of(prepared: PreparedCall) -> Contents:
+def cage_contents(prepared: PreparedCall) -> Contents:
     """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
     reads the manifest. Raises PluginFailure."""
     wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
     given = {name: prepared.secrets[name] for name in wanted if name in prepared.secrets}
     try:
-        return Contents(
-            {name: str(text).encode() for name, text in given.items()}, prepared.prepared.contents
-        )
+        held = secret_contents(prepared.contract, given)
+        return Contents(None if held is None else held.secrets, prepared.prepared.contents)
     except ValueError as error:
         hint = "give shorter secrets, or a call with less"
         raise PluginFailure(Outcome("launch_failed", "launch", str(error), "contents", hint)) from None

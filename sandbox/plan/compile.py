@@ -125,7 +125,7 @@ def _compile(
         wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
     state = _state_wanted(request, grant)
 
-    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ))
+    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
     links += [Symlink(link.path, link.target) for link in found.links]
     for tree in found.trees:
         want = _Wanted(tree, "read", True, "the program", tree.startswith("/usr/"))

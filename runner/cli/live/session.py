@@ -43,8 +43,8 @@ class SessionRequest(NamedTuple):
     secrets: Secrets | None
     sink: ReportFile
     sent: LaunchTicket | None
+    contents: Contents | None = None  # of the cage's memory files
     prepared: PreparedCall | None = None  # the call, where its contract prepares calls
-    contents: Contents | None = None  # of its cage's files in memory; a ticket that was sent has them too
 
     def on_trio(self) -> SessionRequest:
         """The same, with its deadline on trio's clock."""

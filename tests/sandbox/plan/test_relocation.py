@@ -65,9 +65,9 @@ def test_parts_under_their_own_name(package: Path) -> None:
 
 def test_the_script_of_an_interpreter(package: Path, write_file: Write) -> None:
     write_file(package / "bin" / "run.py", "print()\n")
-    for name in ("bin/run.py", f"{package}/bin/run.py"):
+    for name, inside in (("bin/run.py",) * 2, (f"{package}/bin/run.py", f"{INSIDE}/bin/run.py")):
         plan = cages.compiled(moved(package, "-I", name, command="/usr/bin/python3"))
-        assert plan.argv == ("/usr/bin/python3", "-I", f"{INSIDE}/bin/run.py") and plan.notes == ()
+        assert plan.argv == ("/usr/bin/python3", "-I", inside) and plan.notes == ()
 
 
 def test_words_that_name_files(package: Path) -> None:
