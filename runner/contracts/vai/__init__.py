@@ -52,7 +52,7 @@ class VaiContract(Contract):
     example_namespace = "example/"
     prepares_calls = True
     options_shape_plugin = True
-    further_options = ("timeout", "output_schema")
+    further_options = ("timeout", "output_schema", "artifact")
     options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (
@@ -141,14 +141,14 @@ class VaiContract(Contract):
         config: Any,
         now: float,
     ) -> Prepared:
-        from runner.contracts.vai.prepare import prepare
+        from runner.contracts.vai.call.prepare import prepare
 
         return prepare(
             plugin, call, seconds=seconds, options=options, secrets=secrets, config=config, now=now
         )
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
-        from runner.contracts.vai.prepare import with_delegation
+        from runner.contracts.vai.call.prepare import with_delegation
 
         return with_delegation(prepared, delegation)
 

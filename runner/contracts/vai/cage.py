@@ -11,7 +11,6 @@ from runner.contracts.vai import SCRATCH, SECRETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
-from sandbox.network.rules import parse_authority
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _ALWAYS_SHOWN = ("bin", "schemas")
 _LISTED_BY_POLICY = ("*",)
 
 _INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
-_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _MOST_SHOWN = 20  # exports in a message
 
 
@@ -140,8 +138,22 @@ def _spec(
         network=_network(export, place, hosts, options.get("gateway_url", "")),
         env=tuple(env),
         scratch=scratch,
-        memory_files=tuple(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+        memory_files=(
+            *(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+            *_artifacts(scratch, options.get("artifact", "")),
+        ),
     )
+
+
+def _artifacts(scratch: Scratch | None, path: str) -> tuple[MemoryFile, ...]:
+    """The file that a call brings along, which is in its scratch folder. Raises Misfit."""
+    if not path:
+        return ()
+    folder, _, name = path.rpartition("/")
+    if scratch is None or folder != scratch.dest or name in ("", ".", ".."):
+        message = f"the file {quoted(path)} of the call is not in the scratch folder of the export"
+        raise Misfit("artifact", message, "only the runner itself names this file: leave the option out")
+    return (MemoryFile(path, 0o600),)
 
 
 def scratch_dir(invocation_id: str) -> str:
@@ -161,26 +173,21 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
     if export.permissions.network == "egress":
         allowed = _LISTED_BY_POLICY if hosts is None else hosts
     if gateway and export.permissions.scopes:
-        allowed = (*allowed, gateway_host(gateway))
+        allowed = (*allowed, _gateway_host(gateway))
     allowed = tuple(dict.fromkeys(allowed))
     return Network("allowlist", allowed, where) if allowed else Network("none", where=where)
 
 
-def gateway_host(url: str) -> str:
+def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
-    scheme, slashes, rest = url.partition("://")
-    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
-    port = _PORTS.get(scheme.lower())
+    # Imported here: few launches have a gateway.
+    from runner.contracts.vai.call.context import gateway_host
+
     try:
-        if not slashes or port is None:
-            raise ValueError("is not an https:// URL")
-        if "@" in authority:
-            raise ValueError("has a user name in it")
-        host, port = parse_authority(authority, port)
+        return gateway_host(url)
     except ValueError as error:
-        message = f"the gateway's URL {quoted(url)} {error}"
-        raise Misfit("gateway_url", message, "give --gateway-url https://HOST") from None
-    return f"{host}:{port}"
+        hint = "give --gateway-url https://HOST"
+        raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
 
 
 def choice_fault(plugin: Plugin) -> LaunchFault | None:

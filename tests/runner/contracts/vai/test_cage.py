@@ -16,7 +16,7 @@ from runner.contracts.registry import find_contract
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai import manifest
 from runner.contracts.vai.binding import Binding
-from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, gateway_host, scratch_dir
+from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
 from runner.launch.prepare import load as load_stage
 from runner.launch.stages import Invocation, Stopwatch
@@ -108,27 +108,8 @@ def test_network(permissions: str, options: dict[str, str], expected: tuple[str,
     assert caged(permissions, **options).spec.network == wanted
 
 
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("https://api.example.com", "api.example.com:443"),
-        ("HTTPS://API.example.com:8443/a?b#c", "api.example.com:8443"),
-        ("http://gateway.internal", "gateway.internal:80"),
-        ("https://[2001:db8::7]/", "[2001:db8::7]:443"),
-        ("https://api.example.com\\@evil.example", "api.example.com:443"),
-    ],
-)
-def test_the_host_of_a_gateway(url: str, host: str) -> None:
-    assert gateway_host(url) == host
-
-
-@pytest.mark.parametrize("url", ["api.example.com", "ftp://a.example", "https://", "https://u@a.example", ""])
-def test_a_gateway_without_a_host_is_refused(url: str) -> None:
-    with pytest.raises(Misfit):
-        gateway_host(url)
-
-
 def test_a_wrong_gateway_refuses_the_launch() -> None:
+    """test_context.py has the table of URLs."""
     found, [fault] = read(LEAST + PERMISSIONS + SCOPES, gateway_url="nonsense")
     assert found is None and fault.rule == "gateway_url" and "--gateway-url" in fault.hint
 
@@ -318,6 +299,32 @@ def test_explain_and_check_need_none(runner_as_user: Caller, plugin_dir: Path) -
     assert {row["asked"] for row in chosen["asked"]} >= {"none", "VAI_SECRETS_DIR=…"}
 
 
+# --- files that a call brings along -------------------------------------------------------------------------
+
+
+def test_the_file_of_a_call_is_in_its_scratch_folder() -> None:
+    path = "/sandbox/scratch/inv_1/projection.json"
+    found = caged('filesystem = "scratch"\n', invocation_id="inv_1", artifact=path)
+    assert found.spec.memory_files == (MemoryFile(path, 0o600),)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "path"),
+    [
+        ("", "/sandbox/scratch/inv_1/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_2/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/../x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/.."),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/"),
+        ('filesystem = "scratch"\n', "/etc/passwd"),
+    ],
+)
+def test_a_file_of_a_call_elsewhere_is_refused(permissions: str, path: str) -> None:
+    found, diagnostics = read(LEAST + PERMISSIONS + permissions, invocation_id="inv_1", artifact=path)
+    assert found is None
+    assert diagnostics[-1].rule == "artifact"
+
+
 # --- options and the cache ----------------------------------------------------------------------------------
 
 
@@ -375,7 +382,7 @@ def test_an_option_of_another_contract_is_refused(tmp_path: Path) -> None:
     for _ in range(2):  # read, and from the cache
         refused = load(str(tmp_path), options={"project": "/srv"})
         assert refused.plugin is None and [d.rule for d in refused.diagnostics] == ["option_foreign"]
-        further = {"timeout": "3", "output_schema": "", "binding_file": "a.json"}
+        further = {"timeout": "3", "output_schema": "", "artifact": "", "binding_file": "a.json"}
         assert load(str(tmp_path), options=further).plugin is not None
 
 
