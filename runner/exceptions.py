@@ -32,16 +32,17 @@ class PluginError(Exception):
         super().__init__(refusal.message)
         self.outcome = Outcome(self._code, "call", refusal.message, refusal.code)
         self.report: dict[str, Any] | None = None
+        self.invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
         self.stderr = ""
         self.code = refusal.code
         self.message = refusal.message
         self.kind = refusal.kind
         self.data = refusal.data
-        self._refusal = refusal
+        self.refusal = refusal
 
     def __reduce__(self) -> tuple[object, ...]:
         """A worker process can hand it back to its parent."""
-        return type(self), (self._refusal,), self.__dict__
+        return type(self), (self.refusal,), self.__dict__
 
 
 class InvalidCall(PluginError):
@@ -59,6 +60,7 @@ class PluginFailure(Exception):
         self.outcome = outcome
         self.explanation = explanation  # lines for people, where there is more to say
         self.report: dict[str, Any] | None = None
+        self.invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
         self.stderr = ""
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -42,8 +42,13 @@ class PathRequest(NamedTuple):
 
 class Network(NamedTuple):
     mode: NetworkMode = "none"
-    hosts: tuple[str, ...] = ()  # "name:port" or "name:*", for mode allowlist
+    # "name:port" or "name:*", for mode allowlist. POLICY_HOSTS: the plugin names none, and asks for those of
+    # the policy.
+    hosts: tuple[str, ...] = ()
     where: KeyPath = ()
+
+
+POLICY_HOSTS = ("*",)
 
 
 class EnvRequest(NamedTuple):

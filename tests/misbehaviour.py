@@ -11,16 +11,19 @@ from typing import Any, Literal
 
 from tests.conftest import ROOT
 
-Contract = Literal["rune", "nexo", "mcp", "kaged", "ainb"]
+Contract = Literal["rune", "nexo", "mcp", "kaged", "ainb", "vai"]
 Moment = Literal["start", "hello", "call"]
 
-CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged", "ainb")
+CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged", "ainb", "vai")
+# Those whose messages are frames with a header.
+WITH_HEADERS: tuple[Contract, ...] = ("ainb", "vai")
 PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"
 
 _program: Mapping[str, Any] = runpy.run_path(str(PLUGIN))
 # Its behaviours, each with its default moment.
 BEHAVIOURS: Mapping[str, Moment] = {name: row[1] for name, row in _program["BEHAVIOURS"].items()}
 ID: str = _program["ID"]
+PACKAGE: str = _program["PACKAGE"]
 # The name of its tool in each contract.
 TOOL: Mapping[str, str] = _program["TOOL"]
 # The number of messages in a burst and in a storm.
@@ -65,9 +68,31 @@ sys.argv[1:] = {args}
 runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugin.py"), run_name="__main__")
 """
 
+_VAI = """\
+api_version = "vai.plugin.v1"
+package_id = "{id}"
+version = "1.0.0"
+name = "Misbehaving"
+
+[runtime]
+protocol = "vai.rpc.v1"
+entrypoint = {command}
+
+[[exports]]
+id = "{tool}"
+kind = "tool"
+default_timeout_ms = 60000
+
+[exports.tool]
+effect_class = "read_only"
+input_schema = "schemas/input.json"
+"""
+
 
 def given_to(contract: Contract, value: Any) -> Any:
     """The input of a call of its tool that makes it echo the value."""
+    if contract == "vai":  # the body of the request: a call is prepared before its session is opened
+        return {"export_id": TOOL["vai"], "context": {"invocation_id": "inv_1"}, "input": value}
     return {"argv": [json.dumps(value)]} if contract == "ainb" else value
 
 
@@ -75,6 +100,8 @@ def echoed(contract: Contract, answer: Any) -> Any:
     """The echo in the answer to such a call."""
     if contract == "ainb":
         return json.loads(answer["stdout"])
+    if contract == "vai":
+        return answer["structured_output"]
     return answer["structuredContent"] if contract == "mcp" else answer
 
 
@@ -88,8 +115,17 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
         folder = folder / ID
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
-    shutil.copy(PLUGIN, folder)
-    (folder / PLUGIN.name).chmod(0o755)
+    place = folder
+    if contract == "vai":  # the cage shows only these folders of a package
+        place = folder / "bin"
+        for each, name in ((place, ""), (folder / "schemas", "input.json")):
+            each.mkdir(exist_ok=True)
+            each.chmod(0o755)
+            if name:
+                (each / name).write_text(json.dumps({"type": "object"}))
+                (each / name).chmod(0o644)
+    shutil.copy(PLUGIN, place)
+    (place / PLUGIN.name).chmod(0o755)
     args = [behaviour, contract, *([moment] if moment else [])]
     if contract == "nexo":
         path = folder / "nexo-plugin.toml"
@@ -123,6 +159,9 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
         program = folder / ID  # it gets no arguments
         program.write_text(_AINB_PROGRAM.format(args=args))
         program.chmod(0o755)
+    elif contract == "vai":
+        path = folder / "vai-plugin.toml"
+        text = _VAI.format(id=PACKAGE, command=json.dumps(["./bin/plugin.py", *args]), tool=TOOL["vai"])
     else:
         path = folder / "mcp.json"
         text = json.dumps({"mcpServers": {ID: {"command": "./plugin.py", "args": args}}})

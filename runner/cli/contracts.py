@@ -59,6 +59,8 @@ def _describe(contract: Contract) -> dict[str, Any]:
         "several_plugins": contract.several_plugins,
         "config_shapes_cage": contract.config_shapes_cage,
         "takes_secrets": contract.takes_secrets,
+        "secret_files": contract.secret_files,
+        "call_shapes_cage": contract.prepares_calls,
         "calls": list(contract.kinds),
         "context": {kind: list(keys) for kind, keys in contract.context.items()},
         "lists": [*([listing.what for listing in contract.lists] or ["tools"]), *contract.declared],
@@ -85,8 +87,8 @@ def _lines(contract: Mapping[str, Any]) -> list[str]:
         ("context", "; ".join(f"{', '.join(kinds)}: {keys}" for keys, kinds in context.items())),
         ("lists", ", ".join(contract["lists"])),
         ("cage", f"as {asking} and the policy allows"),
-        ("secrets", "--secrets" if contract["takes_secrets"] else ""),
-        ("process", "one for each call" if contract["one_call_per_process"] else "one for many calls"),
+        ("secrets", _secrets(contract)),
+        ("process", _process(contract)),
         ("may ask", ", ".join(contract["host_methods"])),
         ("options", ", ".join(f"{option['flag']} {option['metavar']}" for option in contract["options"])),
         ("verbs", ", ".join(verb["name"] for verb in contract["verbs"])),
@@ -95,3 +97,15 @@ def _lines(contract: Mapping[str, Any]) -> list[str]:
         f"{contract['name']}: {contract['about']}",
         *(f"  {what:<9} {value or 'none'}" for what, value in rows),
     ]
+
+
+def _secrets(contract: Mapping[str, Any]) -> str:
+    if contract["secret_files"]:
+        return "--secret, as files in the cage"
+    return "--secrets" if contract["takes_secrets"] else ""
+
+
+def _process(contract: Mapping[str, Any]) -> str:
+    if contract["call_shapes_cage"]:
+        return "one for each call, or for calls that share a cage"
+    return "one for each call" if contract["one_call_per_process"] else "one for many calls"

@@ -110,7 +110,7 @@ def _example_id(contract: str) -> str:
         raise NotWritten(
             f"the example of {contract} has a fault: {read.diagnostics[0].message}", _NOT_WRITTEN
         )
-    return read.plugin.id
+    return read.plugin.id.removeprefix(find_contract(contract).example_namespace)
 
 
 def _plugin_id(contract: str, files: Files, name: str) -> str:
@@ -122,7 +122,7 @@ def _plugin_id(contract: str, files: Files, name: str) -> str:
     if read.plugin is None or read.diagnostics:
         fault = read.diagnostics[0]
         raise NotWritten("; ".join(text for text in (fault.message, fault.hint) if text))
-    return read.plugin.id
+    return read.plugin.id.removeprefix(find_contract(contract).example_namespace)
 
 
 def _choose_name(contract: str, example: Files, own_name: str, asked: str | None, folder: str) -> str:

@@ -6,16 +6,19 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runner.cli.call import add_talking, configured, read_secrets, request_launch
+from runner.cli.call import add_talking, configured, contents_of, read_secrets, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import print_diagnostics, say
-from runner.manifest.load import load_all, plugins_in
-from runner.outcome import EXIT, USAGE_ERROR
+from runner.contracts.registry import find_contract
+from runner.manifest.load import load, load_all, plugins_in
+from runner.outcome import EXIT, USAGE_ERROR, Outcome
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
     import argparse
+
+    from runner.launch.stages import Invocation
 
 NAME = "tools"
 HELP = "start a plugin in its cage and list what it exposes; with --json also the schemas"
@@ -69,12 +72,39 @@ def _list(args: argparse.Namespace) -> int:
     """Raises ReportFileError or ValueError."""
     invocation, config = configured(invocation_of(args))
     secrets = read_secrets(args)
+    contents = contents_of(args, secrets)
     sink = ReportFile(args.report)
-    sent = request_launch(invocation)
+    if (listed := _list_declared(args, invocation, sink)) is not None:
+        return listed
+    sent = request_launch(invocation, contents)
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
-    request = SessionRequest(invocation, Call("list", "tools"), None, config, secrets, sink, sent)
+    request = SessionRequest(invocation, Call("list", "tools"), None, config, secrets, sink, sent, contents)
     return list_all(request, Output("tools", as_json=args.json, events=args.events))
+
+
+def _list_declared(args: argparse.Namespace, invocation: Invocation, sink: ReportFile) -> int | None:
+    """List what the manifest declares, if it declares everything. None: the plugin has to be started, or the
+    launch will say what is wrong with the manifest."""
+    read = load(
+        invocation.manifest,
+        contract=invocation.contract,
+        server=invocation.server,
+        options=dict(invocation.options),
+        config=invocation.config,
+    )
+    if read.plugin is None or not find_contract(read.plugin.contract).prepares_calls:
+        return None
+    from runner.cli.live.list_tools import tell_declared
+    from runner.cli.live.output import Output
+    from runner.launch.report import report
+    from runner.launch.stages import Loaded
+
+    tell_declared(read.plugin, Output("tools", as_json=args.json, events=args.events))
+    if sink.wanted:
+        outcome = Outcome("ok", "manifest", "the manifest says it all; nothing was started")
+        sink.write(report(Loaded(invocation, read.plugin, read.diagnostics), outcome, EXIT["ok"]))
+    return EXIT["ok"]

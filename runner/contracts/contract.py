@@ -95,6 +95,14 @@ class Prepared(NamedTuple):
     delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
 
 
+class LaunchFault(NamedTuple):
+    """Why a plugin is not launched, although nothing is wrong with its manifest."""
+
+    cause: str  # stable id
+    message: str
+    hint: str
+
+
 class CommandOutput(NamedTuple):
     stdout: bytes
     stderr: bytes
@@ -139,6 +147,16 @@ class Contract(Protocol):
         if there is none."""
         ...
 
+    # Whether options only choose from what the manifest says, and narrow it. Then the plugin without options
+    # is cached, and `shape` applies the options to it.
+    options_shape_plugin: bool = False
+
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """What `read` with these options gives, from what it gives without any."""
+        raise AssertionError(f"the options of the contract {self.name} need its manifest")
+
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from, where `several_plugins` is set."""
         return ()
@@ -154,6 +172,14 @@ class Contract(Protocol):
     def switches(self, environ: Mapping[str, str]) -> Switches:
         """What the operator says through the contract's own environment variables."""
         return Switches()
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Why the plugin cannot run on this machine, as far as the manifest says it."""
+        return None
+
+    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Why `runner exec` does not know which cage to make: an option has to choose, and was not given."""
+        return None
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What is allowed and unwise, for `runner package lint`."""
@@ -183,6 +209,11 @@ class Contract(Protocol):
         """
         raise AssertionError(f"the contract {self.name} prepares no calls")
 
+    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
+        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. There is
+        no cage before there is a call, so `runner tools` starts nothing."""
+        raise AssertionError(f"the contract {self.name} prepares no calls")
+
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
         """The call with the credentials that it asked for. Raises CallRefused if they are not usable."""
         raise AssertionError(f"the contract {self.name} delegates no credentials")
@@ -191,6 +222,14 @@ class Contract(Protocol):
         """How many processes may live at once and serve one prepared call after the other; 0: each process
         serves one call."""
         return 0
+
+    def concurrent(self, plugin: Plugin) -> int:
+        """How many calls may run at once where each process serves one; 0: any number."""
+        return 0
+
+    prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
+    # Names of options that differ from call to call, and say nothing about a cage that serves several.
+    options_of_one_call: tuple[str, ...] = ()
 
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
@@ -247,6 +286,7 @@ class Contract(Protocol):
     # The folder example/ beside the contract's modules is a small plugin, which `runner new` copies. The new
     # plugin's name takes the place of the id in the example's manifest, wherever that word stands in a file.
     example_call: ExampleCall = ExampleCall()  # what `runner new` tells people to try
+    example_namespace: str = ""  # how the ids of the example, and of what `runner new` makes of it, begin
 
     # --- its command line ---------------------------------------------------------------------------------
 

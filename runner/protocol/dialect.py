@@ -285,7 +285,11 @@ class Dialect(Protocol):
         ...
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The caller no longer waits: a late answer is dropped and counted."""
+        """The caller no longer waits: a late answer is dropped and counted.
+
+        A call with a `grace` is still awaited: its answer, a Reply or a Refusal to `token`, is passed on.
+        `reason` is then "deadline_exceeded", "user_cancelled" or "shutdown". The plugin ends with the call.
+        """
         ...
 
     def expired(self, token: int, why: str) -> Events:
@@ -332,6 +336,6 @@ class Dialect(Protocol):
         return ()
 
     def grace(self, call: Call) -> float:
-        """Seconds for the plugin to answer a call that was cancelled, before it is killed. 0: the call is
-        given up at once, and the plugin lives on."""
+        """Seconds for the plugin to answer a call that was cancelled, before it is killed (see `cancel`). 0:
+        the call is given up at once, and the plugin lives on."""
         return 0.0

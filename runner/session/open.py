@@ -14,10 +14,11 @@ from runner.launch.forkserver import LaunchTicket
 from runner.launch.monitor import MonitorEnd
 from runner.launch.remote_cell import open_cage
 from runner.launch.stages import Invocation
-from runner.outcome import EXIT, Failure, Outcome, with_outcome
+from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.protocol.secrets import Secrets
+from runner.session.deadline import Deadline
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 
@@ -34,24 +35,31 @@ async def open_session(
     secrets: Mapping[str, Any] | None = None,
     sent: LaunchTicket | None = None,
     contents: Contents | None = None,
+    deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
     """A plugin that is launched and ready. Raises PluginFailure.
 
     `call`, `seconds`: for contracts of one call per process, that call, and the time for everything together.
     `contents`: of the cage's memory files; with `sent`, the ticket has them.
+    `deadline`: of the call that the plugin is launched for.
     `on_made`: called with the session before the handshake, so that its events and its report can be had also
     if the handshake fails.
     """
     services = services or Services()
+    clock = deadline or Deadline()
     failure: BaseException | None = None
     session: Session | None = None
     try:
         async with open_cage(invocation, environ=environ, sent=sent, contents=contents) as cell:
             try:
-                terms = await cell.prepared()
+                with trio.move_on_at(clock.at) as waiting:
+                    terms = await cell.prepared()
             except Failure as failed:
                 raise _unprepared(invocation, failed, cell.has_ended) from None
+            if waiting.cancelled_caught:
+                late = Failure(clock.passed("launch"), EXEC_NO_CAGE)
+                raise _unprepared(invocation, late, None)
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.allowance)
@@ -72,6 +80,7 @@ async def open_session(
             dialect = contract.dialect(setting)
             session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
+            session.deadline = deadline
             if on_made is not None:
                 on_made(session)
             gate.attach(session.tell, session.ask)
@@ -80,7 +89,7 @@ async def open_session(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(session.tasks.run)
                     try:
-                        await session.tasks.start()
+                        await session.tasks.start(deadline)
                         yield session
                     except BaseException as error:  # noqa: BLE001 -- raised again below
                         failure = error

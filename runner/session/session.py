@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
     NEVER_SENT,
     Call,
+    CallEnd,
     CallRefused,
     Dialect,
     Events,
@@ -36,12 +38,19 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from runner.protocol.secrets import Secrets
 from runner.session import settlement
+from runner.session.cancellation import await_answer
+from runner.session.deadline import Deadline
 from runner.session.outbox import Letter
+from runner.session.prepared import GIVEN_UP
 from runner.session.shutdown import Shutdown
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
 from runner.session.waiter import OnProgress, Waiter
+
+# The counter of a dialect for events about a call that it did not pass on.
+DROPPED_EVENTS = "dropped_events"
 
 
 class Session:
@@ -54,6 +63,8 @@ class Session:
         self.report: dict[str, Any] | None = None  # when it is over
         # Why the last answer was not the plugin's own but the policy's substitute. Empty: it was its own.
         self.substituted = ""
+        self.deadline: Deadline | None = None  # of the call that it was opened for
+        self.end: CallEnd | None = None  # how the last call ended, if the plugin was asked
         self.state = SessionState(cell, terms, dialect, gate)
         self.tasks = SessionTasks(self.state, seconds)
         self.shutdown = Shutdown(self.state)
@@ -84,6 +95,10 @@ class Session:
         """Whether nothing more can be asked of it."""
         return self.state.is_over
 
+    def hide(self, secrets: Mapping[str, Any]) -> None:
+        """Show none of these texts from now on, instead of those before."""
+        self.state.record.secrets = Secrets(secrets)
+
     @property
     def stderr(self) -> str:
         """The end of what the plugin wrote there."""
@@ -92,12 +107,21 @@ class Session:
     # --- calls ------------------------------------------------------------------------------------------
 
     async def call(
-        self, call: Call, *, seconds: float | None = None, on_progress: OnProgress | None = None
+        self,
+        call: Call,
+        *,
+        seconds: float | None = None,
+        deadline: Deadline | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
-        """The plugin's answer. Raises PluginError if that is "no", PluginFailure if there is none."""
+        """The plugin's answer. Raises PluginError if that is "no", PluginFailure if there is none.
+
+        `deadline`: of a call that was accepted before its session was opened, instead of `seconds`.
+        """
         state = self.state
         self._tokens += 1
         token = self._tokens
+        self.end = None
         if state.is_over:
             await trio.lowlevel.checkpoint()
             return self._substitute(token, call)
@@ -106,19 +130,26 @@ class Session:
         except CallRefused as refused:
             await trio.lowlevel.checkpoint()
             raise self._error(refused.event, asked=False) from None
-        waiter = state.waiters[token] = Waiter(on_progress)
+        waiter = state.waiters[token] = Waiter(on_progress, state.dialect.grace(call))
         state.phase = "call"
         most = self._call_seconds(call, seconds)
-        letters: list[Letter] = []
         began = trio.current_time()
         try:
+            if waiter.grace > 0:
+                dropped = state.dialect.counters.get(DROPPED_EVENTS, 0)
+                try:
+                    await await_answer(state, token, waiter, events, *self._clock(deadline, most))
+                    return self._result(waiter)
+                finally:
+                    dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
+                    self.end = self._end_of(waiter, dropped)
             with trio.move_on_after(most):
-                letters = state.act_all(events)
+                waiter.letters = state.act_all(events)
                 await waiter.woken.wait()
             if waiter.fault is not None:
                 raise waiter.fault
             if waiter.answer is None:
-                self._expire(token, waiter, letters, most)
+                self._expire(token, waiter, waiter.letters, most)
             return self._result(waiter)
         finally:
             state.record.took("call", trio.current_time() - began)
@@ -129,7 +160,7 @@ class Session:
                 state.phase = "run"
             if waiter.answer is None and not state.over.is_set():
                 # Our caller was cancelled. The plugin is told, and nothing else changes.
-                withdrawn = [state.outbox.withdraw(letter) for letter in letters]
+                withdrawn = [state.outbox.withdraw(letter) for letter in waiter.letters]
                 if not any(withdrawn):
                     state.owe(token, began)
                 reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
@@ -171,6 +202,37 @@ class Session:
         granted = self.terms.limits.call
         return seconds if granted is None else min(seconds, granted)
 
+    def _clock(self, deadline: Deadline | None, seconds: float) -> tuple[Deadline, Outcome]:
+        """The clock of a call whose plugin has a grace, and the outcome if it passes."""
+        now, limit = trio.current_time(), self.terms.limits.call
+        if deadline is not None and (limit is None or deadline.at <= now + limit):
+            return deadline, deadline.passed("call")
+        limited = limit is not None and (deadline is not None or seconds >= limit)
+        most = limit if limited and limit is not None else seconds
+        outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
+        return Deadline(now + most, most), outcome
+
+    def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
+        """How a call ended, for the contract's own record of it."""
+        end = CallEnd(
+            self.state.verdict or self.state.doom or GIVEN_UP,
+            written=self.state.has_sent(waiter),
+            late=waiter.late,
+            ended=time.time(),
+            events=waiter.events,
+            dropped_events=dropped,
+        )
+        match waiter.answer:
+            case Reply():
+                return end._replace(
+                    outcome=Outcome("ok", "call", "the plugin answered"), value=waiter.answer.value
+                )
+            case Refusal():
+                return end._replace(outcome=PluginError(waiter.answer).outcome, refusal=waiter.answer)
+            case Violation():
+                return end._replace(outcome=self._outcome_of(waiter.answer))
+        return end
+
     def _expire(self, token: int, waiter: Waiter, letters: list[Letter], seconds: float) -> None:
         """The call's time is up."""
         state = self.state
@@ -209,9 +271,13 @@ class Session:
             state.record.calls["refused"] += 1
             return PluginError(event) if asked else InvalidCall(event)
         state.record.calls["failed"] += 1
-        if state.verdict is not None and state.verdict.message == event.message:
-            return PluginFailure(state.verdict)
-        return PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint))
+        return PluginFailure(self._outcome_of(event))
+
+    def _outcome_of(self, event: Violation) -> Outcome:
+        known = self.state.verdict
+        if known is not None and known.message == event.message:
+            return known
+        return Outcome(event.code, "call", event.message, event.cause, event.hint)
 
     # --- without an answer ------------------------------------------------------------------------------
 

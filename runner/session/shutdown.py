@@ -7,7 +7,8 @@ import math
 import trio
 
 from runner.protocol.dialect import Farewell
-from runner.session.state import SessionState
+from runner.session.cancellation import SHUTDOWN, tell_and_wait
+from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import LINGER_SECONDS
 from runner.session.waiter import first_of
 from sandbox.cell.cell import KILL_SECONDS
@@ -37,8 +38,12 @@ class Shutdown:
             state.closing = True
             with trio.CancelScope(shield=True):
                 if state.ready.is_set() and not state.over.is_set() and state.cell.has_ended is None:
-                    state.phase = "teardown"
-                    await self._end_gracefully(state.dialect.farewell())
+                    if await self._ends_open_calls():
+                        state.phase = "teardown"
+                        await self._end_gracefully(state.dialect.farewell())
+                    elif state.cell.has_ended is None:
+                        state.record.forced = True
+                        state.cell.kill()
                 else:
                     state.given_up = not state.over.is_set()
                     state.cell.kill()
@@ -50,6 +55,19 @@ class Shutdown:
             state.record.took("teardown", trio.current_time() - began)
             state.end_waiting()
             self._done.set()
+
+    async def _ends_open_calls(self) -> bool:
+        """Cancel the calls whose plugin has a grace. Returns whether all were answered."""
+        state = self._state
+        waiting = {
+            token: waiter
+            for token, waiter in state.waiters.items()
+            if waiter.grace > 0 and waiter.answer is None and state.has_sent(waiter)
+        }
+        if waiting:
+            state.doom = state.doom or CLOSED
+            await tell_and_wait(state, waiting, SHUTDOWN)  # no second time, if its caller has given it up
+        return all(waiter.answer is not None for waiter in waiting.values())
 
     async def _end_gracefully(self, farewell: Farewell) -> None:
         """The contract's own goodbye, then stdin is closed, then SIGTERM, then SIGKILL."""

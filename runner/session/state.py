@@ -33,6 +33,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate
 from runner.protocol.memory import QUESTIONS, Charge, Share
+from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
 from runner.session.outbox import Letter, Outbox
 from runner.session.record import SessionRecord
@@ -40,6 +41,26 @@ from runner.session.waiter import Waiter
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
 CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
+
+
+def without_secrets(event: Event, secrets: Secrets) -> Event:
+    """What is shown of an event. The answer to a call is its caller's, and stays as it is."""
+    hide, hide_in = secrets.hide, secrets.hide_in
+    match event:
+        case Refusal():
+            return event._replace(
+                code=hide(event.code), message=hide(event.message), data=hide_in(event.data)
+            )
+        case Violation():
+            claimed = None if event.plugin_id is None else hide(event.plugin_id)
+            return event._replace(message=hide(event.message), hint=hide(event.hint), plugin_id=claimed)
+        case Progress() | Notice():
+            return event._replace(value=hide_in(event.value))
+        case Reply(failure=str(failure)) if failure:
+            return event._replace(failure=hide(failure))
+        case Farewelled(error):
+            return event._replace(error=hide(error))
+    return event
 
 
 class SessionState:
@@ -58,6 +79,8 @@ class SessionState:
         self.charged: Charge | None = None  # the backlog's charge for the frame that is being handled
         self.phase: Phase = "launch"
         self.verdict: Outcome | None = None
+        # The verdict to come: a call was cancelled, and the plugin has a moment to answer before it is ended.
+        self.doom: Outcome | None = None
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
         self.closing = False
@@ -131,6 +154,8 @@ class SessionState:
         return self.outbox.post(send)
 
     def act(self, event: Event) -> None:
+        if self.record.secrets:
+            event = without_secrets(event, self.record.secrets)
         match event:
             case Send():
                 self._post(event)
@@ -174,12 +199,19 @@ class SessionState:
             waiter.answer = answer
             waiter.woken.set()
 
+    def has_sent(self, waiter: Waiter) -> bool:
+        """Whether a byte of its request may have reached the plugin. If not, it will not be sent."""
+        waiter.letters = [letter for letter in waiter.letters if not self.outbox.withdraw(letter)]
+        return bool(waiter.letters)
+
     # --- the end ----------------------------------------------------------------------------------------
 
     def fail(self, outcome: Outcome) -> None:
         """The session is over. Only the first cause counts."""
         if self.verdict is None:
-            self.verdict = outcome
+            hide = self.record.secrets.hide
+            outcome = outcome._replace(message=hide(outcome.message), hint=hide(outcome.hint))
+            self.verdict = self.doom or outcome
             self.cell.kill()
             self.end_waiting()
             # Answers to the plugin would go nowhere, so their services stop. Publications are completed.

@@ -18,6 +18,7 @@ from runner.outcome import Failure, Outcome
 from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
+from runner.session.deadline import Deadline
 from runner.session.state import SessionState
 from runner.session.waiter import first_of
 
@@ -54,8 +55,9 @@ class SessionTasks:
     def stop(self) -> None:
         self._scope.cancel()
 
-    async def start(self) -> None:
-        """Start the tasks and wait until the plugin is ready. Raises PluginFailure."""
+    async def start(self, deadline: Deadline | None = None) -> None:
+        """Start the tasks and wait until the plugin is ready. Raises PluginFailure. `deadline`: of the call
+        that it is started for."""
         await self._running.wait()
         nursery, state = self._nursery, self._state
         assert nursery is not None
@@ -69,8 +71,13 @@ class SessionTasks:
         if state.dialect.one_shot and self._one_shot_seconds is not None:
             nursery.start_soon(self._watch_clock, self._one_shot_seconds)
         timeouts = dict(state.terms.plugin.timeouts)
-        await self._launch(timeouts.get("launch", math.inf))
-        await self._shake_hands(nursery)
+        deadline = deadline or Deadline()
+        with trio.move_on_at(deadline.at) as clock:
+            await self._launch(timeouts.get("launch", math.inf))
+            await self._shake_hands(nursery)
+        if clock.cancelled_caught:
+            state.fail(deadline.passed(state.phase))
+            self._require_no_verdict()
         if state.terms.limits.idle is not None:
             nursery.start_soon(self._watch_idleness, state.terms.limits.idle)
         if state.dialect.pulse is not None:
@@ -285,7 +292,7 @@ class SessionTasks:
         if state.verdict is not None or state.closing:
             return
         if state.is_awaited:
-            state.verdict = verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
+            state.verdict = state.doom or verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
         elif state.dialect.one_shot:
             state.left = ended.outcome  # a one-shot plugin is expected to end after its answer
         else:

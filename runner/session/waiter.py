@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from runner.protocol.dialect import Refusal, Reply, Violation
+from runner.session.outbox import Letter
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -15,13 +16,20 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 class Waiter:
     """One call that waits for its answer."""
 
-    def __init__(self, on_progress: OnProgress | None) -> None:
+    def __init__(self, on_progress: OnProgress | None, grace: float = 0.0) -> None:
+        """`grace`: seconds that the plugin has to answer after the call was cancelled."""
+        self.grace = grace
+        self.letters: list[Letter] = []  # the request, on its way
+        self.told = False  # the plugin knows that the call was cancelled
+        self.late: Any = None  # what was answered after the time was up
+        self.events = 0  # that came about the call
         self.answer: Reply | Refusal | Violation | None = None
         self.fault: Exception | None = None  # raised by the caller's own callback
         self.woken = trio.Event()
         self._on_progress = on_progress
 
     def progress(self, value: Mapping[str, Any]) -> None:
+        self.events += 1
         if self._on_progress is not None and self.fault is None:
             try:
                 self._on_progress(value)

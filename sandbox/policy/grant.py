@@ -21,6 +21,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    POLICY_HOSTS,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     Access,
@@ -197,6 +198,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
         return Network("none", where=asked.where)
+    if asked.mode == "allowlist" and asked.hosts == POLICY_HOSTS:
+        return _policy_hosts(asked, policy, ceiling, denials)
     if asked.mode != "allowlist" or ceiling in ("open", "host"):
         return asked
     granted = []
@@ -214,6 +217,24 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
     return asked._replace(hosts=tuple(granted))
+
+
+def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
+    """The plugin asks for egress and names no host: the policy's list says which."""
+    if ceiling != "allowlist":
+        return asked._replace(mode="open", hosts=())
+    if not policy.network.hosts:
+        denials.append(
+            Denial(
+                "network_hosts",
+                "network egress",
+                f"policy {policy.name} lists no host",
+                'the operator can list them under [network] in the policy, as in hosts = ["example.com:443"]',
+                where=asked.where,
+            )
+        )
+        return Network("none", where=asked.where)
+    return asked._replace(hosts=policy.network.hosts)
 
 
 def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:

@@ -25,9 +25,11 @@ from tests.misbehaviour import (
     BEHAVIOURS,
     CONTRACTS,
     ID,
+    PACKAGE,
     PLUGIN,
     REQUESTS,
     TOOL,
+    WITH_HEADERS,
     Contract,
     Moment,
     given_to,
@@ -61,6 +63,12 @@ HELLO: Mapping[Contract, Mapping[str, Any]] = {
     },
     "kaged": {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"api_version": 1}},
     "ainb": {"jsonrpc": "2.0", "id": 1, "method": "plugin/init", "params": {"abi_version": 2}},
+    "vai": {
+        "protocol": "vai.rpc.v1",
+        "type": "hello",
+        "role": "host",
+        "host": {"name": "test", "version": "1"},
+    },
 }
 CALL: Mapping[Contract, Mapping[str, Any]] = {
     "rune": {
@@ -94,6 +102,13 @@ CALL: Mapping[Contract, Mapping[str, Any]] = {
         "method": "plugin/cli_dispatch",
         "params": {"namespace": TOOL["ainb"], **given_to("ainb", INPUT)},
     },
+    "vai": {
+        "protocol": "vai.rpc.v1",
+        "type": "request",
+        "id": f"req_{_CALL_ID}",
+        "op": "tool.invoke",
+        "body": given_to("vai", INPUT),
+    },
 }
 # The request to shut down and its answer, in contracts that have one.
 SHUTDOWN: Mapping[Contract, tuple[str, Any]] = {
@@ -106,7 +121,7 @@ _HEADER = b"Content-Length: "
 
 def pack(contract: Contract, message: Mapping[str, Any]) -> bytes:
     line = json.dumps(message).encode() + b"\n"
-    return b"%b%d\r\n\r\n%b" % (_HEADER, len(line), line) if contract == "ainb" else line
+    return b"%b%d\r\n\r\n%b" % (_HEADER, len(line), line) if contract in WITH_HEADERS else line
 
 
 class Talk:
@@ -241,6 +256,8 @@ def is_hello(contract: Contract, message: Mapping[str, Any]) -> bool:
         return message["type"] == "handshake" and bool(message["manifest"]["plugin_id"] == ID)
     if contract == "nexo":
         return message["id"] == 1 and bool(message["result"]["manifest"]["plugin"]["id"] == ID)
+    if contract == "vai":
+        return message["type"] == "hello" and bool(message["plugin"]["package_id"] == PACKAGE)
     result = message["result"]
     return message["id"] == 1 and bool((result["serverInfo"] if contract == "mcp" else result)["name"] == ID)
 
@@ -249,6 +266,9 @@ def is_answer(contract: Contract, message: Mapping[str, Any]) -> bool:
     if contract == "rune":
         right = message["request_id"] == CALL["rune"]["request_id"] and message["status"] == "ok"
         return right and bool(message["output"]["input"] == INPUT)
+    if contract == "vai":
+        right = message["id"] == CALL["vai"]["id"] and message["ok"] is True
+        return right and bool(message["body"]["result"]["structured_output"]["input"] == INPUT)
     right = message["id"] == _CALL_ID
     result = message["result"]
     return right and bool((result["structuredContent"] if contract == "mcp" else result)["input"] == INPUT)
@@ -280,6 +300,8 @@ def shuts_down_correctly(talk: Talk) -> None:
         method, result = SHUTDOWN[talk.contract]
         talk.send({"jsonrpc": "2.0", "id": 9, "method": method, "params": {"reason": "host requested"}})
         assert talk.message() == {"jsonrpc": "2.0", "id": 9, "result": result}
+    if talk.contract == "vai":  # without an answer
+        talk.send({"protocol": "vai.rpc.v1", "type": "shutdown"})
     if talk.one_shot and talk.moment == "call":
         assert talk.rest() == b""  # it ends by itself
     assert (talk.end(), talk.rest()) == (0, b"")
@@ -333,7 +355,7 @@ def blank(talk: Talk) -> None:
     first = talk.line()
     assert first.startswith(b"\n")
     # In a frame with a header the blank line stands before the message in the same body.
-    assert is_right(talk, json.loads(first) if talk.contract == "ainb" else talk.message())
+    assert is_right(talk, json.loads(first) if talk.contract in WITH_HEADERS else talk.message())
     shuts_down_correctly(talk)
 
 
@@ -484,9 +506,13 @@ def late(talk: Talk) -> None:
         assert is_right(talk, json.loads(talk.rest()))
         assert talk.process.wait(_SECONDS) == 0
         return
-    talk.send({"jsonrpc": "2.0", "id": 8, "method": "no/such"})
-    assert is_right(talk, talk.message())
-    assert talk.message()["error"]["code"] == -32601
+    if talk.contract == "vai":
+        talk.send({"protocol": "vai.rpc.v1", "type": "cancel", "request_id": CALL["vai"]["id"]})
+        assert is_right(talk, talk.message())
+    else:
+        talk.send({"jsonrpc": "2.0", "id": 8, "method": "no/such"})
+        assert is_right(talk, talk.message())
+        assert talk.message()["error"]["code"] == -32601
     shuts_down_correctly(talk)
 
 
@@ -550,6 +576,8 @@ def stubborn(talk: Talk) -> None:
     assert is_right(talk, talk.message())
     if talk.contract in SHUTDOWN:
         talk.send({"jsonrpc": "2.0", "id": 9, "method": SHUTDOWN[talk.contract][0]})
+    if talk.contract == "vai":
+        talk.send({"protocol": "vai.rpc.v1", "type": "shutdown"})
     talk.stdin.close()
     talk.process.terminate()
     talk.process.send_signal(signal.SIGINT)
@@ -655,6 +683,5 @@ def test_in_the_cage(runner_as: Caller, plugin_dir: Path, contract: Contract, mo
     asked = [HELLO[contract], CALL[contract]]
     done = runner_as("exec", manifest, input=b"".join(pack(contract, message) for message in asked))
     assert (done.returncode, done.stderr) == (3, "cannot open the database\n")
-    assert done.stdout.count("jsonrpc" if contract != "rune" else "handshake") == (
-        1 if moment == "call" else 0
-    )
+    word = {"rune": "handshake", "vai": "package_id"}.get(contract, "jsonrpc")
+    assert done.stdout.count(word) == (1 if moment == "call" else 0)

@@ -12,6 +12,7 @@ from runner.cli.live.session import SessionRequest, run_session, write_in_thread
 from runner.cli.text import fit
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
+from runner.plugin import Plugin
 from runner.protocol.dialect import Call
 from runner.session.session import Session
 from sandbox.document.diagnostic import printable
@@ -33,6 +34,17 @@ def list_all(request: SessionRequest, output: Output) -> int:
             await write_in_thread(output.tell, text)
 
     return run_session(request, output, "tools", work)
+
+
+def tell_declared(plugin: Plugin, output: Output) -> None:
+    """What the manifest says, without a session."""
+    found = find_contract(plugin.contract).catalogue(plugin)
+    if output.as_json:
+        about = {"id": plugin.id, "version": plugin.version, "contract": plugin.contract}
+        output.result({"plugin": about, **found})
+    else:
+        title = printable(f"{plugin.id} {plugin.version} ({plugin.contract})")
+        output.tell(fit("\n".join((title, *_listing(found))), sys.stdout))
 
 
 async def _everything(session: Session) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.contracts.contract import Contract, ContractOption
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import Prepared
+    from runner.contracts.contract import LaunchFault, Prepared
     from runner.plugin import Plugin
     from runner.protocol.dialect import Call, CallEnd, Dialect, Setting
     from runner.protocol.host_services import Delegation
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PROTOCOL = "vai.rpc.v1"
 
 HELLO_SECONDS = 10.0
+SHUTDOWN_SECONDS = 5.0
 
 # Where things are in the cage.
 PACKAGE = "/sandbox/package"
@@ -47,8 +48,12 @@ class VaiContract(Contract):
         "compactor": (*IDENTITIES, "compaction_id"),
         "harness": IDENTITIES,
     }
-    declared = ("tools", "hooks", "compactors", "harnesses")
+    declared = ("hooks", "compactors", "harnesses")
+    example_namespace = "example/"
     prepares_calls = True
+    options_shape_plugin = True
+    prepared_options = ("timeout", "output_schema", "artifact")
+    options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
@@ -83,13 +88,40 @@ class VaiContract(Contract):
 
         return read(document, options=options)
 
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.vai.cage import choose_export
+
+        return choose_export(plugin, options)
+
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.manifest import check_files
+        from runner.contracts.vai.package.files import check_files
 
         return check_files(document, plugin)
 
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        from runner.contracts.vai.package.machine import launch_fault
+
+        return launch_fault(plugin)
+
+    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
+        from runner.contracts.vai.cage import choice_fault
+
+        return choice_fault(plugin)
+
+    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
+        from runner.contracts.vai.package.catalogue import catalogue
+
+        return catalogue(plugin)
+
+    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
+        from runner.contracts.vai.cage import exports_asked
+
+        return exports_asked(plugin)
+
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.lint import lint
+        from runner.contracts.vai.package.lint import lint
 
         return lint(document, plugin)
 
@@ -109,14 +141,14 @@ class VaiContract(Contract):
         config: Any,
         now: float,
     ) -> Prepared:
-        from runner.contracts.vai.prepare import prepare
+        from runner.contracts.vai.call.prepare import prepare
 
         return prepare(
             plugin, call, seconds=seconds, options=options, secrets=secrets, config=config, now=now
         )
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
-        from runner.contracts.vai.prepare import with_delegation
+        from runner.contracts.vai.call.prepare import with_delegation
 
         return with_delegation(prepared, delegation)
 
@@ -124,6 +156,11 @@ class VaiContract(Contract):
         from runner.contracts.vai.outcome import reuses
 
         return reuses(plugin)
+
+    def concurrent(self, plugin: Plugin) -> int:
+        from runner.contracts.vai.outcome import concurrent
+
+        return concurrent(plugin)
 
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]

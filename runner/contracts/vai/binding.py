@@ -1,14 +1,45 @@
-"""A binding record: ties one export to a scope, with its configuration and narrower permissions."""
+"""A binding record: ties one export to a scope, with its configuration and narrower permissions.
+
+    {"binding_id": "bind_1", "package_id": "acme/devkit", "package_version": "0.1.0", "export_id": "search",
+     "scope": {"org_id": "org_1", "project_id": "proj_1"},
+     "config": {…}, "secrets": {"token": "secret://org_1/token", "other": null},
+     "status": "active", "rollout": {"traffic_percent": 100},
+     "policy": {"timeout_ms": 5000, "network": "egress", "egress": ["api.example.com:443"], …}}
+
+It is checked in this order, and the first step with a fault is the last: package, version, export, scope,
+configuration, secrets, status, rollout, policy. A policy only narrows: a wider value is not used, and a
+warning says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.contracts.vai.declared import DeclaredExport, Permissions
+from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
+from runner.manifest.faults import Faults
+from runner.manifest.table import Table
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.read import parse
+from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
+
+# Rules of diagnostics that mean something other than an unusable binding.
+SECRET_MISSING = "binding_secret_missing"
+INACTIVE = "binding_inactive"
+
+MOST_ID_CHARACTERS = 256
+MOST_HOSTS = 256  # of `egress`
+HTTPS_PORT = 443  # of a host in `egress` without a port
+
+_KEYS = (
+    *("binding_id", "package_id", "package_version", "export_id", "scope"),
+    *("config", "secrets", "status", "rollout", "policy"),
+)
+_POLICY_KEYS = ("timeout_ms", "max_concurrency", "network", "egress", "filesystem", "gateway_api_scopes")
+_SECRET = re.compile(r"secret://(?P<org>[^/\s]+)/(?P<name>[^\s]+)\Z")
 
 
 class Binding(NamedTuple):
@@ -27,11 +58,314 @@ class Binding(NamedTuple):
     max_concurrency: int | None = None
 
 
-def read_binding(text: str, file: str, plugin: Plugin) -> tuple[Binding | None, tuple[Diagnostic, ...]]:
-    """The binding in `text`, checked against the package. `file`: for messages. None: it has an error."""
-    raise NotImplementedError
+def read_binding(
+    text: str, file: str, plugin: Plugin, *, files: bool = False, context: Mapping[str, Any] | None = None
+) -> tuple[Binding | None, tuple[Diagnostic, ...]]:
+    """The binding in `text`, checked against the package. `file`: for messages. None: it has an error.
+
+    `files`: the configuration is checked against the schema in the package, and gets its defaults. `context`:
+    the identities of a call that is about to be made, with its export_id. Another export or scope, a disabled
+    binding and a rollout that leaves the call out are errors then.
+    """
+    try:
+        document = parse(file or "the binding", text.encode("utf-8", "surrogatepass"), "json")
+    except DocumentError as error:
+        return None, error.diagnostics
+    faults = Faults(document)
+    record = _Record(faults, Table(document.data), plugin)
+    _warn_unknown(faults, record.table, _KEYS, "a binding")
+    binding = record.read(files, context)
+    return binding, faults.diagnostics()
 
 
 def effective(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
-    """The export as its binding narrows it: permissions, timeout, max_concurrency."""
-    raise NotImplementedError
+    """The export as its binding narrows it: permissions, timeout, max_concurrency. Slots that the binding
+    leaves empty are gone."""
+    if binding is None:
+        return export
+    permissions = export.permissions
+    if binding.permissions is not None:
+        permissions = _narrowed(permissions, binding.permissions)
+    kept = tuple(slot for slot in permissions.slots if binding.slots.get(slot) is not None)
+    most = binding.max_concurrency or 0
+    return export._replace(
+        permissions=permissions._replace(slots=kept),
+        timeout=min(export.timeout, binding.timeout) if binding.timeout else export.timeout,
+        max_concurrency=min(export.max_concurrency or most, most or export.max_concurrency),
+    )
+
+
+def is_selected(binding: str, context: Mapping[str, Any], percent: int) -> bool:
+    """Whether a rollout includes a call. The same session always gets the same answer; without a session the
+    run decides, then the delivery, then the invocation."""
+    import hashlib
+
+    keys = ("session_id", "run_id", "delivery_id", "invocation_id")
+    key = next((str(context[name]) for name in keys if context.get(name)), "")
+    digest = hashlib.sha256(f"{binding}\0{key}".encode("utf-8", "replace")).digest()
+    return int.from_bytes(digest[:8], "big") % 100 < percent
+
+
+def _narrowed(declared: Permissions, wanted: Permissions) -> Permissions:
+    """What both allow."""
+    return Permissions(
+        network=declared.network if declared.network == wanted.network else "none",
+        filesystem=declared.filesystem if declared.filesystem == wanted.filesystem else "none",
+        scopes=tuple(scope for scope in declared.scopes if scope in wanted.scopes),
+        slots=tuple(slot for slot in declared.slots if slot in wanted.slots),
+    )
+
+
+class _Record:
+    """One binding while it is read. Each step may add faults."""
+
+    def __init__(self, faults: Faults, table: Table, plugin: Plugin) -> None:
+        self.faults, self.table, self.plugin = faults, table, plugin
+
+    def read(self, files: bool, context: Mapping[str, Any] | None) -> Binding | None:
+        binding = self._identity(context)
+        export = None if binding is None else declared_by(self.plugin).find(binding.export)
+        if binding is None or export is None:
+            return None
+        for fields in self._steps(binding.id, export, files, context):
+            if self.faults.failed:
+                return None
+            binding = binding._replace(**fields)
+        return binding
+
+    def _steps(
+        self, name: str, export: DeclaredExport, files: bool, context: Mapping[str, Any] | None
+    ) -> Iterator[dict[str, Any]]:
+        """Fields of the binding. A step runs only if the one before has found no fault."""
+        yield self._scope(context)
+        yield self._config(export, files)
+        yield self._secrets(export)
+        yield self._status(calling=context is not None)
+        yield self._rollout(name, context)
+        yield self._policy(export)
+
+    def _identity(self, context: Mapping[str, Any] | None) -> Binding | None:
+        """The binding's own id, the package, its version and the export."""
+        plugin = self.plugin
+        own = self._text("binding_id")
+        known = (("package_id", plugin.id, "the package is"), ("package_version", plugin.version, "it has"))
+        for key, expected, fact in known:
+            found = self._text(key)
+            if not self.faults.failed and found != expected:
+                message = f"{key} is {quoted(found)}, and {fact} {quoted(expected)}"
+                self._error((key,), message, "use the binding of this package and version")
+            if self.faults.failed:
+                return None
+        name = self._text("export_id")
+        if self.faults.failed:
+            return None
+        exports = [export.id for export in declared_by(plugin).exports]
+        if name not in exports:
+            hint = did_you_mean(name, exports) or f"it exports {', '.join(exports[:10])}"
+            self._error(("export_id",), f"the package has no export {quoted(name)}", hint)
+            return None
+        if context is not None and context.get("export_id", name) != name:
+            message = f"the binding is for the export {quoted(name)}"
+            hint = f"the call is for {quoted(str(context['export_id']))}: give the --binding of that export"
+            self._error(("export_id",), message, hint)
+            return None
+        return Binding(own, name)
+
+    def _scope(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
+        scope = self._object("scope", required=True)
+        org = self._text("org_id", scope)
+        project = self._text("project_id", scope) if scope.data.get("project_id") is not None else ""
+        _warn_unknown(self.faults, scope, ("org_id", "project_id"), "a scope")
+        for key, bound in (("org_id", org), ("project_id", project)):
+            asked = (context or {}).get(key)
+            if asked and bound and asked != bound:
+                message = f"the call is for {key} {quoted(str(asked))}, and the binding for {quoted(bound)}"
+                self._error(scope.at(key), message, f"leave {key} out of --context, or use another binding")
+        return {"org": org, "project": project}
+
+    def _config(self, export: DeclaredExport, files: bool) -> dict[str, Any]:
+        config: Mapping[str, Any] = self._object("config").data
+        if files and not self.faults.failed:
+            # Imported here: a launch without a call checks no configuration.
+            from runner.contracts.vai.call.schemas import complete_config
+
+            config, found = complete_config(self.plugin, export, config)
+            for fault in found:
+                self._error(_keys_of(fault), fault)
+        return {"config": config}
+
+    def _secrets(self, export: DeclaredExport) -> dict[str, Any]:
+        table, declared = self._object("secrets"), export.permissions.slots
+        org = str(self.table.table("scope").data.get("org_id"))
+        for slot in table.data:
+            self._secret(table, slot, declared, org)
+        for slot in declared:
+            if slot not in table:
+                message = f"the binding says nothing about the secret slot {quoted(slot)} of the export"
+                hint = f'add "{slot}": "secret://{org}/NAME", or null if the plugin does without it'
+                self.faults.error(table.keys, SECRET_MISSING, message, hint)
+        return {"slots": dict(table.data)}
+
+    def _secret(self, table: Table, slot: str, declared: tuple[str, ...], org: str) -> None:
+        value = table.data[slot]
+        if slot not in declared:
+            hint = did_you_mean(slot, declared) or f"it has {', '.join(declared[:10]) or 'none'}"
+            self._error(table.at(slot), f"the export has no secret slot {quoted(slot)}", hint)
+        elif value is not None:
+            # The value itself is not shown: somebody may have written the secret there.
+            found = _SECRET.match(value) if isinstance(value, str) else None
+            if found is None:
+                message = f"the slot {quoted(slot)} has no reference of the form secret://ORG/NAME"
+                self._error(table.at(slot), message, f"write secret://{org}/{slot}, or null")
+            elif found["org"] != org:
+                message = f"the slot {quoted(slot)} refers to the org {quoted(found['org'])}"
+                self._error(table.at(slot), message, f"the scope is {quoted(org)}: use a secret of that org")
+
+    def _status(self, *, calling: bool) -> dict[str, Any]:
+        status = self._text("status")
+        if self.faults.failed:
+            return {}
+        if status not in ("active", "disabled"):
+            message = f"the status is {quoted(status)}: it is neither active nor disabled"
+            self._error(("status",), message, did_you_mean(status, ("active", "disabled")))
+        elif status == "disabled":
+            add = self.faults.error if calling else self.faults.warn
+            add(("status",), INACTIVE, "the binding is disabled", 'calls need "status": "active"')
+        return {"active": status == "active"}
+
+    def _rollout(self, binding: str, context: Mapping[str, Any] | None) -> dict[str, Any]:
+        rollout = self._object("rollout")
+        _warn_unknown(self.faults, rollout, ("traffic_percent",), "a rollout")
+        percent = rollout.data.get("traffic_percent", 100)
+        at = rollout.at("traffic_percent")
+        if isinstance(percent, bool) or not isinstance(percent, int) or not 0 <= percent <= 100:
+            self._error(at, "traffic_percent is not an integer from 0 to 100")
+        elif context is not None and not is_selected(binding, context, percent):
+            message = f"the rollout of {percent} percent leaves this call out"
+            hint = "raise traffic_percent, or call in a session that it includes"
+            self.faults.error(at, INACTIVE, message, hint)
+        return {"traffic_percent": percent}
+
+    # --- the policy -----------------------------------------------------------------------------------------
+
+    def _policy(self, export: DeclaredExport) -> dict[str, Any]:
+        policy = self._object("policy")
+        _warn_unknown(self.faults, policy, _POLICY_KEYS, "the policy of a binding")
+        declared = export.permissions
+        permissions = Permissions(
+            self._choice(policy, "network", declared.network, ("none", "egress")),
+            self._choice(policy, "filesystem", declared.filesystem, ("none", "scratch", "assets_ro")),
+            self._scopes(policy, declared.scopes),
+            declared.slots,
+        )
+        timeout = self._lower(policy, "timeout_ms", round(export.timeout * 1000))
+        return {
+            "permissions": None if permissions == declared else permissions,
+            "egress": self._egress(policy, permissions),
+            "timeout": None if timeout is None else timeout / 1000,
+            "max_concurrency": self._lower(policy, "max_concurrency", export.max_concurrency),
+        }
+
+    def _lower(self, policy: Table, key: str, declared: int) -> int | None:
+        if key not in policy:
+            return None
+        value = policy.integer(key)
+        if value is None or value < 1:
+            self._error(policy.at(key), f"{key} is not an integer above 0")
+            return None
+        if declared and value > declared:
+            self._warn_wider(policy.at(key), f"{key} is {value}, and the manifest has {declared}")
+            return None
+        return value
+
+    def _choice(self, policy: Table, key: str, declared: Any, known: tuple[str, ...]) -> Any:
+        value = policy.data.get(key, declared)
+        if value not in known:
+            self._error(policy.at(key), f"{key} is none of {', '.join(known)}")
+        elif value not in ("none", declared):
+            self._warn_wider(policy.at(key), f"{key} is {value}, and the manifest has {declared}")
+        else:
+            return value
+        return declared
+
+    def _scopes(self, policy: Table, declared: tuple[str, ...]) -> tuple[str, ...]:
+        key = "gateway_api_scopes"
+        wanted = self._texts(policy, key)
+        if wanted is None:
+            return declared
+        for index, scope in enumerate(wanted):
+            if scope not in declared:
+                at = (*policy.at(key), index)
+                self._warn_wider(at, f"the manifest does not declare the scope {quoted(scope)}")
+        return tuple(scope for scope in declared if scope in wanted)
+
+    def _egress(self, policy: Table, permissions: Permissions) -> tuple[str, ...] | None:
+        hosts = self._texts(policy, "egress")
+        if hosts is None:
+            return None
+        at = policy.at("egress")
+        if len(hosts) > MOST_HOSTS:
+            self._error(at, f"egress has {len(hosts)} hosts; {MOST_HOSTS} are the most")
+            return None
+        # Imported here: a launch that asks for no host does not pay for the rules about hosts.
+        from sandbox.network.rules import parse_rule
+
+        rules = []
+        for index, host in enumerate(hosts):
+            try:
+                rules.append(str(parse_rule(host, default_ports=(HTTPS_PORT,))))
+            except ValueError as error:
+                self._error((*at, index), f"{quoted(host)} {error}", "write example.com:443")
+        if permissions.network == "none":
+            self._warn_wider(at, "egress names hosts, and the export has no network")
+            return None
+        return tuple(dict.fromkeys(rules))
+
+    # --- values ---------------------------------------------------------------------------------------------
+
+    def _text(self, key: str, table: Table | None = None) -> str:
+        table = self.table if table is None else table
+        value = table.data.get(key)
+        if isinstance(value, str) and 0 < len(value) <= MOST_ID_CHARACTERS and value.isprintable():
+            return value
+        fault = "is missing" if key not in table else "is no text of 1 to 256 printable characters"
+        self._error(table.at(key), f"{key} {fault}", f'write "{key}": "…"')
+        return ""
+
+    def _texts(self, table: Table, key: str) -> list[str] | None:
+        if key not in table:
+            return None
+        value = table.data[key]
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return value
+        self._error(table.at(key), f"{key} is not a list of strings")
+        return None
+
+    def _object(self, key: str, *, required: bool = False) -> Table:
+        value = self.table.data.get(key, None if required else {})
+        if not isinstance(value, dict):
+            fault = "is missing" if key not in self.table else "is not an object"
+            self._error((key,), f"{key} {fault}")
+        return self.table.table(key)
+
+    def _error(self, keys: KeyPath, message: str, hint: str = "") -> None:
+        self.faults.error(keys, "binding_invalid", message, hint)
+
+    def _warn_wider(self, keys: KeyPath, message: str) -> None:
+        hint = "a binding can only narrow what the manifest declares"
+        self.faults.warn(keys, "binding_wider", f"{message}: the value is not used", hint)
+
+
+def _keys_of(fault: str) -> KeyPath:
+    """Where a fault of the configuration stands: it begins with a JSON pointer. A pointer that leads nowhere,
+    because it was cut or leads to a default, gives the place above."""
+    pointer = fault.partition(": ")[0] if fault.startswith("/") else ""
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+    return ("config", *(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts))
+
+
+def _warn_unknown(faults: Faults, table: Table, known: tuple[str, ...], what: str) -> None:
+    for key in table.data:
+        if key not in known:
+            hint = "" if faults.full else did_you_mean(key, known)
+            faults.warn(table.at(key), "unknown_key", f"{quoted(key)} is no key of {what}", hint)

@@ -21,6 +21,9 @@ KINDS: tuple[Kind, ...] = ("tool", "hook", "compactor", "harness")
 
 _EXPORT = "export."
 _CHOSEN = "chosen"
+_EFFECTIVE = "effective"
+_OS = "os"
+_ARCH = "arch"
 _PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
 
 
@@ -59,6 +62,10 @@ class DeclaredExport(NamedTuple):
 class Declared(NamedTuple):
     exports: tuple[DeclaredExport, ...]
     chosen: str = ""  # the id of the export that the cage is for; empty: none was chosen
+    # The chosen export as its binding narrows it: what its cage is made of. None: none was chosen.
+    effective: DeclaredExport | None = None
+    os: tuple[str, ...] = ()  # systems it was built for; empty: any
+    arch: tuple[str, ...] = ()  # machines it was built for; empty: any
 
     def find(self, name: str) -> DeclaredExport | None:
         return next((export for export in self.exports if export.id == name), None)
@@ -69,13 +76,23 @@ def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
         *((_PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
         *((_EXPORT + export.id, (_encoded(export),)) for export in declared.exports),
         (_CHOSEN, (declared.chosen,)),
+        (_EFFECTIVE, () if declared.effective is None else (_encoded(declared.effective),)),
+        (_OS, declared.os),
+        (_ARCH, declared.arch),
     )
 
 
 def declared_by(plugin: Plugin) -> Declared:
     found = dict(plugin.exports)
     exports = tuple(_decoded(row[0]) for kind, row in found.items() if kind.startswith(_EXPORT))
-    return Declared(exports, found.get(_CHOSEN, ("",))[0])
+    narrowed = found.get(_EFFECTIVE, ())
+    return Declared(
+        exports,
+        found.get(_CHOSEN, ("",))[0],
+        _decoded(narrowed[0]) if narrowed else None,
+        found.get(_OS, ()),
+        found.get(_ARCH, ()),
+    )
 
 
 def _encoded(export: DeclaredExport) -> str:

@@ -1,10 +1,188 @@
-"""What plugin and host say to each other, checked for `runner exec --inspect`."""
+"""Checks the frames between a plugin and a vai host: each header and body, the plugin's hello, its responses.
+
+What the host says is not judged. It is read for its hello and for the ids of its requests: a response to a
+request that the host never sent ends the plugin. A plugin may say hello before its host does. But until both
+have, it may say nothing else: the host may be about to ask, and would take that for an answer.
+
+Frames that a host has to drop are passed on and counted: a second response, an event after the response, an
+event beyond the limits. An event for a request that never was is a fault.
+"""
 
 from __future__ import annotations
 
-from runner.protocol.dialect import Setting
-from runner.protocol.inspector import Inspector
+from collections.abc import Mapping
+from typing import Any
+
+from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai.dialect import OPERATIONS
+from runner.contracts.vai.events import TYPE, fault_of_event
+from runner.contracts.vai.messages import (
+    EVENT,
+    EVENT_LIMIT,
+    HELLO,
+    KEYS,
+    RESPONSE,
+    RULES,
+    fault_of,
+    invalid,
+    read_json,
+    unexpected,
+)
+from runner.contracts.vai.results import read_response
+from runner.protocol.dialect import Setting, Violation
+from runner.protocol.framing import HeaderFraming
+from runner.protocol.header_frames import read_digits
+from runner.protocol.observer import LONGEST, MOST_OPEN, odd_key
+from sandbox.document.diagnostic import quoted
+
+_HELLO_WORDS = frozenset(("package_id", "version"))
+_BODY_WORDS = frozenset(("status", "result", "error"))
+_ERROR_WORDS = frozenset(("code", "message", "retryable"))
+_EVENT_WORDS = frozenset(("type", "message"))
+_RESULT_WORDS = frozenset(
+    (
+        *("content", "structured_output", "is_error", "retryable"),
+        *("seed_blocks", "summary", "diagnostics", "checkpoint", "artifacts"),
+    )
+)
+_KINDS = {operation: kind for kind, operation in OPERATIONS.items()}
+
+
+def _read_length(text: str) -> int | None:
+    """A length that hosts cannot read differently: some take a leading zero for octal digits."""
+    return None if text.startswith("0") else read_digits(text)
 
 
 def make(setting: Setting) -> Inspector:
-    raise NotImplementedError
+    return Inspector(setting)
+
+
+class Inspector:
+    framing = HeaderFraming(RULES._replace(read_length=_read_length))
+    handshake_seconds = HELLO_SECONDS
+
+    def __init__(self, setting: Setting) -> None:
+        self._plugin = setting.plugin
+        self._open: dict[str, str] = {}  # id of a request -> kind; empty: an operation that we do not know
+        self._closed: dict[str, None] = {}  # ids of requests that were answered
+        self._unknown = 0  # requests of the host, perhaps, whose ids we do not know
+        self._strays: dict[str, int] = {}
+        self._host_greeted = False
+        self.handshaken = False
+
+    @property
+    def awaiting(self) -> bool:
+        return self._host_greeted and not self.handshaken
+
+    @property
+    def strays(self) -> Mapping[str, int]:
+        return self._strays
+
+    # --- the host -------------------------------------------------------------------------------------------
+
+    def host_frame(self, raw: bytes | None) -> None:
+        value, cause, *_ = read_json(raw or b"")
+        if cause is not None:  # too long, or not JSON as we read it: it may have been a request
+            self._unknown += 1
+            self._host_greeted = True
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind == HELLO:
+            self._host_greeted = True
+        elif kind == "request":
+            self._host_greeted = True  # a host that does without its hello
+            self._ask(value.get("id"), value.get("op"))
+
+    def _ask(self, number: Any, operation: Any) -> None:
+        if not isinstance(number, str) or len(number) > LONGEST:
+            self._unknown += 1
+            return
+        kind = _KINDS.get(operation, "") if isinstance(operation, str) else ""
+        self._open.pop(number, None)
+        self._open[number] = kind
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+            self._unknown += 1
+
+    # --- the plugin -----------------------------------------------------------------------------------------
+
+    def plugin_frame(self, raw: bytes) -> Violation | None:
+        value, cause, detail, _ = read_json(raw, unique=True)
+        if cause is not None:
+            return Violation("malformed_response", f"a frame that breaks the protocol: {detail}", cause)
+        if (fault := fault_of(value, in_handshake=not self.handshaken)) is not None:
+            return fault
+        if odd := _odd_key(value):
+            return Violation("malformed_response", odd, "ambiguous")
+        kind = value["type"]
+        if not self.handshaken:
+            return self._greet(value)
+        if kind not in (EVENT, RESPONSE):
+            return unexpected(f"it sends {quoted(kind)}: after its hello a plugin sends events and responses")
+        if not self._host_greeted:
+            text = f"it sends {quoted(kind)} before its host has said hello"
+            return unexpected(text, "answer each request once, by its id")
+        return self._check_event(value, len(raw)) if kind == EVENT else self._check_response(value)
+
+    def _greet(self, value: Mapping[str, Any]) -> Violation | None:
+        try:
+            handshake.read_hello(value, self._plugin)
+        except handshake.HandshakeFault as fault:
+            return fault.violation
+        self.handshaken = True
+        return None
+
+    def _check_event(self, value: Mapping[str, Any], size: int) -> Violation | None:
+        if why := fault_of_event(value):
+            return invalid(f"a frame with an event breaks the protocol: {why}")
+        number = value["request_id"]
+        if number not in self._open:
+            if number in self._closed:
+                self._count("late_event")
+            elif not self._unknown:
+                return unexpected(f"it sends an event for {quoted(number)}, which is no request of its host")
+            else:
+                self._count("unasked")
+        if size > EVENT_LIMIT:
+            self._count("long_event")
+        elif TYPE.fullmatch(value["event"]["type"]) is None:
+            self._count("bad_event_type")
+        return None
+
+    def _check_response(self, value: Mapping[str, Any]) -> Violation | None:
+        number = value.get("id")
+        if not isinstance(number, str):
+            return unexpected("the id of a response is missing or not a string")
+        if number not in self._open:
+            if number in self._closed:
+                self._count("second_response")
+                return None
+            if self._unknown:  # it may answer a request that we could not read
+                self._unknown -= 1
+                self._count("unasked")
+                return None
+            return unexpected(f"it sends a response to {quoted(number)}, which is no request of its host")
+        kind = self._open.pop(number)
+        self._closed[number] = None
+        if len(self._closed) > MOST_OPEN:
+            del self._closed[next(iter(self._closed))]
+        answer = read_response(0, kind, value, None) if kind else None
+        return answer._replace(call=None) if isinstance(answer, Violation) else None
+
+    def _count(self, kind: str) -> None:
+        self._strays[kind] = self._strays.get(kind, 0) + 1
+
+
+def _odd_key(value: Mapping[str, Any]) -> str:
+    """What in a frame hosts could read differently; empty: nothing."""
+    body, event = value.get("body"), value.get("event")
+    said = body if isinstance(body, dict) else {}
+    parts = (
+        (value, KEYS),
+        (value.get("plugin"), _HELLO_WORDS),
+        (value.get("error"), _ERROR_WORDS),
+        (body, _BODY_WORDS),
+        (event, _EVENT_WORDS),
+        (said.get("result"), _RESULT_WORDS),
+        (said.get("error"), _ERROR_WORDS),
+    )
+    return next(filter(None, (odd_key(part, words) for part, words in parts)), "")

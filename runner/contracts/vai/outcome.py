@@ -2,16 +2,261 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
+from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd
+from sandbox.spec import Limits
+from sandbox.value import NamedTuple
+
+Status = Literal["succeeded", "failed", "cancelled", "retryable_failure"]
+
+# Processes at once of an export that declares no max_concurrency: where they are reused, and where each call
+# has its own.
+MOST_WORKERS = 8
+MOST_ISOLATED = 64
+
+# For whoever repeats an invocation: the runner itself repeats none.
+ATTEMPTS = 5
+BACKOFF_SECONDS = 10
+BACKOFF_FACTOR = 2
+
+# The id that stays the same when an invocation is repeated.
+_KEPT_ID = {"hook": "delivery_id", "tool": "tool_execution_id", "compactor": "compaction_id"}
+
+# The last words of codes that the dialect gives as the cause of a violation.
+_PROTOCOL_CAUSES = (
+    *("invalid_frame", "unsupported_version", "unexpected_frame"),
+    *("identity_mismatch", "frame_too_large", "invalid_response"),
+)
+# They do not heal by repetition.
+_LASTING = ("protocol.identity_mismatch", "protocol.unsupported_version", "protocol.invalid_response")
+_REFUSED = ("manifest_invalid", "policy_invalid", "policy_denied")
+_NOT_STARTED = ("launch_failed", "sandbox_unavailable", "quarantined")
+
+
+class Ending(NamedTuple):
+    status: Status
+    code: str = ""
+    unknown: bool = False  # whether the export did its work cannot be known
+
+
+# --- processes ----------------------------------------------------------------------------------------------
 
 
 def reuses(plugin: Plugin) -> int:
-    raise NotImplementedError
+    """How many processes may serve one call after the other. A scratch folder is a mount of one call's cage:
+    it cannot be changed under a process that lives."""
+    export = _chosen(declared_by(plugin))
+    if export is None or export.execution_class == "isolated" or export.permissions.filesystem == "scratch":
+        return 0
+    return export.max_concurrency or MOST_WORKERS
+
+
+def concurrent(plugin: Plugin) -> int:
+    """How many processes may live at once where each serves one call."""
+    export = _chosen(declared_by(plugin))
+    return (export.max_concurrency if export is not None else 0) or MOST_ISOLATED
+
+
+def _chosen(declared: Declared) -> DeclaredExport | None:
+    return declared.effective or declared.find(declared.chosen)
+
+
+# --- status and code ----------------------------------------------------------------------------------------
+
+
+def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
+    """The terminal status of an invocation. `export`: None if the package has none of that name."""
+    outcome, refusal = end.outcome, end.refusal
+    lost = end.written and not _is_repeatable(export)  # it may have done its work, or a part of it
+    if outcome.code == "ok":
+        return Ending("succeeded")
+    if outcome.code == "invalid_call":
+        return Ending("failed", refusal.code if refusal is not None else outcome.cause)
+    if outcome.code == "plugin_error" and refusal is not None:
+        if refusal.kind in get_args(Status) and refusal.kind != "succeeded":
+            code = "" if refusal.code == refusal.kind else refusal.code
+            return Ending(refusal.kind, code)  # type: ignore[arg-type]
+        return _by_effect(refusal.code, end.written, lost)  # ok = false: the conversation is in trouble
+    if outcome.code == "cancelled":
+        return Ending("cancelled", "runner.cancelled", lost)
+    if outcome.code in _REFUSED:
+        return Ending("failed", "runner.refused")
+    if outcome.code == "tool_not_exposed":
+        return Ending("failed", "tool.not_found")
+    if outcome.code in _NOT_STARTED:
+        return Ending("retryable_failure", "runner.launch_failed")
+    if outcome.code == "overloaded":
+        return Ending("retryable_failure", "runner.overloaded")
+    if outcome.code == "timeout":
+        hello = outcome.phase == "handshake" and outcome.cause == "deadline"
+        code = "runner.hello_timeout" if hello else "runner.deadline_exceeded"
+        return _by_effect(code, end.written, lost)
+    if outcome.code == "crashed":
+        if outcome.cause == "oom" or outcome.cause in Limits._fields:
+            return Ending("failed", "runner.resource_exhausted", lost)
+        return _by_effect("runner.crashed", end.written, lost)
+    if outcome.code == "internal":
+        return _by_effect("runner.internal", end.written, lost)
+    return _violation(outcome.code, outcome.cause, end.written, lost)
+
+
+def _violation(code: str, cause: str, written: bool, lost: bool) -> Ending:
+    if cause == "invalid_output":
+        return Ending("failed", "tool.invalid_output")
+    word = cause if cause in _PROTOCOL_CAUSES else "invalid_frame"
+    if code == "protocol_version_mismatch":
+        word = "unsupported_version"
+    named = f"protocol.{word}"
+    if not written or named in _LASTING:
+        return Ending("failed", named, lost)
+    return _by_effect(named, written, lost)
+
+
+def _by_effect(code: str, written: bool, lost: bool) -> Ending:
+    """What may be repeated is a retryable failure: all that was not sent, and all that does no harm twice."""
+    if not written and code.startswith("protocol."):
+        return Ending("failed", code)
+    return Ending("failed", code, True) if lost else Ending("retryable_failure", code)
+
+
+def _is_repeatable(export: DeclaredExport | None) -> bool:
+    if export is None or export.kind == "harness":
+        return False
+    return export.kind != "tool" or export.effect_class in ("read_only", "idempotent_write")
+
+
+# --- the record ---------------------------------------------------------------------------------------------
 
 
 def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]) -> Mapping[str, Any]:
-    raise NotImplementedError
+    """`plugin`: by its manifest alone, so that its exports are as declared."""
+    export = declared_by(plugin).find(call.name)
+    known = {**_body_of(call), **call.context}
+    found = ending(export, end)
+    attempt = known.get("attempt", 1)
+    attempt = attempt if isinstance(attempt, int) else 1
+    retry = _retry(export, end, found, known, attempt)
+    return {
+        "invocation_id": known.get("invocation_id") or options.get("invocation_id"),
+        "export": {"kind": export.kind if export is not None else call.kind, "id": call.name},
+        "binding_id": _binding_id(options),
+        "package": {"id": plugin.id, "version": plugin.version},
+        "execution_class": export.execution_class if export is not None else None,
+        "started_at": _time(end.began),
+        "ended_at": _time(end.ended),
+        "status": found.status,
+        "code": found.code or None,
+        "execution_outcome": "unknown" if found.unknown else None,
+        "retryable": retry is not None,
+        "retry": retry,
+        "retry_count": attempt - 1,
+        "org_id": known.get("org_id"),
+        "project_id": known.get("project_id"),
+        "session_id": known.get("session_id"),
+        "chain_id": known.get("chain_id"),
+        "run_id": known.get("run_id"),
+        "trace_id": known.get("trace_id"),
+        "execution_id": known.get("execution_id"),
+        "tool_execution_id": known.get("tool_execution_id"),
+        "compaction_id": known.get("compaction_id"),
+        "delivery_id": known.get("delivery_id") or options.get("delivery_id"),
+        "events": end.events,
+        "dropped_events": end.dropped_events,
+        "permissions": {
+            "declared": _permissions(export),
+            "effective": _permissions(_effective(export, plugin, options)),
+        },
+        "checkpoint": _checkpoint(export, end),
+    }
+
+
+def _retry(
+    export: DeclaredExport | None, end: CallEnd, found: Ending, known: Mapping[str, Any], attempt: int
+) -> dict[str, Any] | None:
+    """How an invocation may be repeated without asking anybody; None: it may not."""
+    if export is None or found.status != "retryable_failure" or attempt >= ATTEMPTS:
+        return None
+    if end.written and not _is_repeatable(export):
+        return None
+    kept = _KEPT_ID.get(export.kind, "invocation_id")
+    return {
+        "keep": {kept: known.get(kept)},
+        "attempt": attempt + 1,
+        "attempts": ATTEMPTS,
+        "backoff_seconds": BACKOFF_SECONDS * BACKOFF_FACTOR ** (attempt - 1),
+        "backoff_factor": BACKOFF_FACTOR,
+        "jitter": True,
+    }
+
+
+def _body_of(call: Call) -> dict[str, Any]:
+    """The ids in a request's body, which a prepared call has as its input."""
+    if not isinstance(call.input, dict):
+        return {}
+    parts = [call.input.get("target"), call.input, call.input.get("context")]
+    ids = {}
+    for part in parts:
+        if isinstance(part, dict):
+            ids.update({k: v for k, v in part.items() if k in ("attempt",) or k in _IDS})
+    return ids
+
+
+_IDS = (
+    *("invocation_id", "trace_id", "org_id", "project_id", "session_id", "chain_id", "run_id"),
+    *("execution_id", "tool_execution_id", "compaction_id", "delivery_id"),
+)
+
+
+def _binding_id(options: Mapping[str, str]) -> str | None:
+    try:
+        found = json.loads(options.get("binding") or "null")
+    except ValueError:
+        return None
+    known = found.get("binding_id") if isinstance(found, dict) else None
+    return known if isinstance(known, str) else None
+
+
+def _effective(
+    export: DeclaredExport | None, plugin: Plugin, options: Mapping[str, str]
+) -> DeclaredExport | None:
+    if export is None or not options.get("binding"):
+        return export
+    from runner.contracts.vai.binding import effective, read_binding
+
+    binding, _ = read_binding(options["binding"], options.get("binding_file", ""), plugin)
+    return effective(export, binding) if binding is not None else None
+
+
+def _permissions(export: DeclaredExport | None) -> dict[str, Any] | None:
+    if export is None:
+        return None
+    asked: Permissions = export.permissions
+    return {
+        "network": asked.network,
+        "filesystem": asked.filesystem,
+        "gateway_api_scopes": list(asked.scopes),
+        "secret_slots": list(asked.slots),
+    }
+
+
+def _checkpoint(export: DeclaredExport | None, end: CallEnd) -> Any:
+    """What a harness saved in an answer that is no success. Its caller does not get the answer itself."""
+    if export is None or export.kind != "harness":
+        return None
+    for said in (end.late, end.refusal.data if end.refusal is not None else None):
+        result = said.get("result", said) if isinstance(said, dict) else None
+        if isinstance(result, dict) and result.get("checkpoint") is not None:
+            return result["checkpoint"]
+    return None
+
+
+def _time(seconds: float) -> str:
+    """RFC 3339, in UTC."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

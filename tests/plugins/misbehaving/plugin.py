@@ -3,9 +3,9 @@
 
     plugin.py BEHAVIOUR CONTRACT [MOMENT]
 
-CONTRACT is rune, nexo, mcp (a server of the older protocol, without server/discover), kaged or ainb. MOMENT
-is when it misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer to a
-call.
+CONTRACT is rune, nexo, mcp (a server of the older protocol, without server/discover), kaged, ainb or vai.
+MOMENT is when it misbehaves: at the start, in place of the answer to the handshake (hello), or of the answer
+to a call.
 BEHAVIOURS, at the end, lists all behaviours with their default moments.
 """
 
@@ -17,9 +17,14 @@ import sys
 import time
 
 ID = "misbehaving"
-TOOL = {"rune": "echo", "nexo": "misbehaving_echo", "mcp": "echo", "kaged": "echo", "ainb": "echo"}
+PACKAGE = f"test/{ID}"  # its id where one has two parts
+TOOL = {
+    **dict.fromkeys(("rune", "mcp", "kaged", "ainb", "vai"), "echo"),
+    "nexo": "misbehaving_echo",
+}
 SCHEMA = {"type": "object"}
 REQUESTS = 2000
+SHUTDOWNS = {"shutdown", "plugin/shutdown"}
 MEBI = 1 << 20
 # A placeholder in a message, which a behaviour replaces with text that may not be JSON.
 HERE = "@here@"
@@ -52,6 +57,21 @@ class _Lines:
 
     def pack(self, line):
         return line
+
+
+class _Headers:
+    """A message is a frame with a header. What a behaviour makes of a line is the body of a frame."""
+
+    def read(self, stdin):
+        """The body of the next frame; empty at the end of the stream."""
+        length = 0
+        while (line := stdin.readline()) not in (b"\r\n", b""):
+            if line.startswith(b"Content-Length: "):
+                length = int(line.partition(b":")[2])
+        return stdin.read(length) if line else b""
+
+    def pack(self, line):
+        return b"Content-Length: %d\r\n\r\n%b" % (len(line), line)
 
 
 class Rune(_Lines):
@@ -180,20 +200,7 @@ class Kaged(_JsonRpc):
         return {"jsonrpc": "2.0", "id": number, "method": "kaged.storage.get", "params": params}
 
 
-class Ainb(_JsonRpc):
-    """A message is a frame with a header. What a behaviour makes of a line is the body of a frame."""
-
-    def read(self, stdin):
-        """The body of the next frame; empty at the end of the stream."""
-        length = 0
-        while (line := stdin.readline()) not in (b"\r\n", b""):
-            if line.startswith(b"Content-Length: "):
-                length = int(line.partition(b":")[2])
-        return stdin.read(length) if line else b""
-
-    def pack(self, line):
-        return b"Content-Length: %d\r\n\r\n%b" % (len(line), line)
-
+class Ainb(_Headers, _JsonRpc):
     def moment(self, message):
         return {"plugin/init": "hello", "plugin/cli_dispatch": "call"}.get(message.get("method"))
 
@@ -218,7 +225,46 @@ class Ainb(_JsonRpc):
         return {"jsonrpc": "2.0", "id": number, "method": "host/snapshot/get", "params": params}
 
 
-CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp, "kaged": Kaged, "ainb": Ainb}
+class Vai(_Headers):
+    def __init__(self):
+        self.request_id = "req_0"  # of the last request: events belong to one
+
+    def moment(self, message):
+        if message.get("type") == "request":
+            self.request_id = message["id"]
+        return {"hello": "hello", "request": "call"}.get(message.get("type"))
+
+    def frame(self, kind, **fields):
+        return {"protocol": "vai.rpc.v1", "type": kind, **fields}
+
+    def answer(self, message, value):
+        if message["type"] == "hello":
+            who = {"package_id": PACKAGE, "version": "1.0.0"}
+            return self.frame("hello", role="plugin", plugin=who, note=value)
+        given = message["body"]["input"]
+        content = [{"type": "text", "text": json.dumps(given)}]
+        result = {"content": content, "structured_output": {"input": given, "note": value}}
+        return self.frame(
+            "response", id=message["id"], ok=True, body={"status": "succeeded", "result": result}
+        )
+
+    def over(self, message):
+        return message.get("type") == "shutdown"
+
+    def wrong(self, answer):
+        if answer["type"] == "hello":
+            return {**answer, "plugin": {**answer["plugin"], "package_id": "test/somebody-else"}}
+        return {**answer, "id": "req_987654"}
+
+    def chatter(self):
+        event = {"type": "progress", "message": "x" * 200}
+        return self.frame("event", request_id=self.request_id, event=event)
+
+    def request(self, number):
+        return self.frame("request", id=f"r{number}", op="tool.invoke", body={"pad": "x" * 100})
+
+
+CONTRACTS = {"rune": Rune, "nexo": Nexo, "mcp": Mcp, "kaged": Kaged, "ainb": Ainb, "vai": Vai}
 
 
 class Plugin:
@@ -267,7 +313,7 @@ class Plugin:
             if moment is not None and moment == self.moment:
                 if self.behaviour(self, message) == READ_ON:
                     continue
-            elif self.stubborn and message.get("method") in ("shutdown", "plugin/shutdown"):
+            elif self.stubborn and SHUTDOWNS & {message.get("method"), message.get("type")}:
                 live_on()
             elif moment is not None or ("method" in message and "id" in message):
                 self.reply(message)

@@ -58,7 +58,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def only_plugin_id(folder: Path) -> str:
     read = load(str(folder))
     assert read.plugin is not None and read.diagnostics == ()
-    return read.plugin.id
+    return read.plugin.id.removeprefix(find_contract(read.plugin.contract).example_namespace)
 
 
 # --- what is printed works ---------------------------------------------------------------------------------
@@ -136,9 +136,10 @@ def test_programs_are_executable_even_if_the_wheel_has_forgotten_it(
         path.chmod(0o644)
     monkeypatch.setattr(new, "example_folder", lambda _: str(tmp_path / "unpacked"))
     assert main(["new", name, str(tmp_path / "hello")]) == 0
-    modes = {path.name: path.stat().st_mode & 0o111 for path in (tmp_path / "hello").iterdir()}
+    files = [path for path in (tmp_path / "hello").rglob("*") if path.is_file()]
+    modes = {path: path.stat().st_mode & 0o111 for path in files}
     for file, mode in modes.items():
-        program = (tmp_path / "hello" / file).read_bytes().startswith(b"#!")
+        program = file.read_bytes().startswith(b"#!")
         assert bool(mode) == program
     assert any(modes.values())
 

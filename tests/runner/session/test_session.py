@@ -103,64 +103,76 @@ def crashed(cause: str, phase: str = "call") -> tuple[str, str, str]:
     return ("crashed", phase, cause)
 
 
-# Behaviour -> outcome for rune, nexo, MCP, kaged and ainb, or one outcome for all. Hosts of nexo and MCP
+# Behaviour -> outcome for rune, nexo, MCP, kaged, ainb and vai, or one outcome for all. Hosts of nexo and MCP
 # ignore lines that are not messages, so such a call times out. In kaged nothing but messages may be on
-# stdout. In ainb a broken header ends the plugin, and a frame without a message in it is dropped.
+# stdout. In ainb a broken header ends the plugin, and a frame without a message in it is dropped; in vai that
+# ends the plugin too.
 TABLE: Mapping[str, Any] = {
     "good": OK,
-    "nan": [*[malformed("bad_number")] * 4, LATE],
-    "infinity": [*[malformed("bad_number")] * 4, LATE],
-    "overflow": [*[malformed("bad_number")] * 4, LATE],
-    "huge_int": [*[malformed("bad_number")] * 4, LATE],
-    "int_65_bit": [*[malformed("bad_number")] * 4, LATE],
-    "deep": [*[malformed("too_deep")] * 4, LATE],
-    "deep_129": [*[malformed("too_deep")] * 4, LATE],
+    "nan": [*[malformed("bad_number")] * 4, LATE, malformed("bad_number")],
+    "infinity": [*[malformed("bad_number")] * 4, LATE, malformed("bad_number")],
+    "overflow": [*[malformed("bad_number")] * 4, LATE, malformed("bad_number")],
+    "huge_int": [*[malformed("bad_number")] * 4, LATE, malformed("bad_number")],
+    "int_65_bit": [*[malformed("bad_number")] * 4, LATE, malformed("bad_number")],
+    "deep": [*[malformed("too_deep")] * 4, LATE, malformed("too_deep")],
+    "deep_129": [*[malformed("too_deep")] * 4, LATE, malformed("too_deep")],
     "surrogate": OK,
-    "not_utf8": [OK, OK, OK, OK, LATE],
-    "large": [malformed("frame_too_large"), malformed("frame_too_large"), OK, OK, OK],
-    "bom": [*[malformed("bom")] * 4, LATE],
-    "blank": [malformed("blank_line"), OK, OK, OK, OK],
+    "not_utf8": [OK, OK, OK, OK, LATE, malformed("bad_json")],
+    "large": [malformed("frame_too_large"), malformed("frame_too_large"), *[OK] * 4],
+    "bom": [*[malformed("bom")] * 4, LATE, malformed("bom")],
+    "blank": [malformed("blank_line"), *[OK] * 5],
     "crlf": OK,
-    "trailing": [malformed("bad_json"), LATE, LATE, malformed("bad_json"), LATE],
-    "array": [malformed("bad_type"), LATE, LATE, malformed("not_object"), LATE],
-    "duplicate_key": [OK, *[malformed("duplicate_key")] * 3, LATE],
-    "wrong_id": [malformed("request_id"), *[LATE] * 4],
+    "trailing": [malformed("bad_json"), LATE, LATE, malformed("bad_json"), LATE, malformed("bad_json")],
+    "array": [malformed("bad_type"), LATE, LATE, malformed("not_object"), LATE, malformed("invalid_frame")],
+    "duplicate_key": [OK, *[malformed("duplicate_key")] * 3, LATE, malformed("duplicate_key")],
+    "wrong_id": [malformed("request_id"), *[LATE] * 4, malformed("unexpected_frame")],
     "silent": ("timeout", "handshake", "deadline"),
     "drip": OK,
-    "trickle": [SPENT, *[LATE] * 4],
+    "trickle": [SPENT, *[LATE] * 5],
     "banner": [
         *(malformed("bad_json", "handshake"), OK, OK, malformed("bad_json", "handshake")),
-        malformed("bad_header", "handshake"),
+        *[malformed("bad_header", "handshake")] * 2,
     ],
     "half_frame": [
         *(malformed("bad_json"), crashed("exit:3"), crashed("exit:3"), malformed("bad_json")),
-        crashed("exit:3"),
+        *[crashed("exit:3")] * 2,
     ],
-    "unterminated": [OK, OK, OK, OK, malformed("cut_short")],
+    "unterminated": [OK, OK, OK, OK, malformed("cut_short"), malformed("cut_short")],
     "endless_line": malformed("frame_too_large"),
-    "flood_frames": [malformed("message_type"), *[LATE] * 4],
-    "flood_garbage": [malformed("bad_json"), LATE, LATE, malformed("bad_json"), malformed("bad_header")],
-    "flood_stderr": [SPENT, *[LATE] * 4],
+    "flood_frames": [malformed("message_type"), *[LATE] * 5],
+    "flood_garbage": [
+        malformed("bad_json"),
+        LATE,
+        LATE,
+        malformed("bad_json"),
+        *[malformed("bad_header")] * 2,
+    ],
+    "flood_stderr": [SPENT, *[LATE] * 5],
     "burst_stderr": OK,
-    "burst_frames": [malformed("message_type"), *[OK] * 4],
+    "burst_frames": [malformed("message_type"), *[OK] * 5],
     "chatter_after": OK,
-    "deaf": [SPENT, *[LATE] * 4],
+    "deaf": [SPENT, *[LATE] * 5],
     # rune: a second line comes with the handshake's, before the session returns to its caller or just after.
-    # Others: our replies fill the pipe, before the call is written or just after.
-    "storm": [{malformed("message_type", when) for when in ("handshake", "run", "call")}, *[STALLED] * 4],
+    # vai: a plugin sends no requests. Others: our replies fill the pipe, before the call is written or just
+    # after.
+    "storm": [
+        {malformed("message_type", when) for when in ("handshake", "run", "call")},
+        *[STALLED] * 4,
+        {malformed("unexpected_frame", when) for when in ("handshake", "run", "call")},
+    ],
     "twice": OK,
-    "late": [SPENT, *[LATE] * 4],
+    "late": [SPENT, *[LATE] * 5],
     "exit_failing": crashed("exit:3", "handshake"),
     "exit_zero": crashed("exit:0", "handshake"),
     "killed": crashed("signal:9"),
     "answer_and_exit": OK,
-    "answer_and_fail": [crashed("exit:3", "teardown"), *[OK] * 4],
+    "answer_and_fail": [crashed("exit:3", "teardown"), *[OK] * 5],
     "orphan": OK,
     "close_stdout": crashed("stdout_closed"),
     "close_stdin": crashed("stdin_closed"),
     "oom": crashed("oom"),
-    "stop": [SPENT, *[LATE] * 4],
-    "stubborn": [crashed("no_exit", "teardown"), *[OK] * 4],
+    "stop": [SPENT, *[LATE] * 5],
+    "stubborn": [crashed("no_exit", "teardown"), *[OK] * 5],
 }
 CASES = [(name, contract) for name in TABLE for contract in CONTRACTS]
 
@@ -359,6 +371,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         ("flood_frames", "nexo"),  # each is an event and a request to the host
         ("flood_frames", "kaged"),
         ("flood_frames", "ainb"),
+        ("flood_frames", "vai"),
         ("flood_stderr", "rune"),
     ],
 )

@@ -34,6 +34,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    POLICY_HOSTS,
     Denial,
     EnvRequest,
     Grant,
@@ -733,6 +734,23 @@ def test_each_host_outside_the_list_is_a_denial() -> None:
         ("network_hosts", "evil.com:443", True),
         ("network_hosts", "a.good.com:80", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode", "hosts", "refusals"),
+    [
+        (NetworkRule("none", "allowlist", ("*.good.com:443",)), "allowlist", ("*.good.com:443",), []),
+        (NetworkRule("none", "open"), "open", (), []),
+        (NetworkRule("none", "host", ("*.good.com:443",)), "open", (), []),
+        (NetworkRule("none", "allowlist"), "none", (), [("network_hosts", True)]),
+        (NetworkRule("none", "none", ("*.good.com:443",)), "none", (), [("network_ceiling", True)]),
+    ],
+)
+def test_a_plugin_that_names_no_host_gets_those_of_the_policy(
+    rule: NetworkRule, mode: str, hosts: tuple[str, ...], refusals: list[tuple[str, bool]]
+) -> None:
+    result = given(SandboxSpec(network=Network("allowlist", POLICY_HOSTS)), PLAIN._replace(network=rule))
+    assert (result.network.mode, result.network.hosts, rules(result)) == (mode, hosts, refusals)
 
 
 @pytest.mark.parametrize(

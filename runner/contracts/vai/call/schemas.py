@@ -1,0 +1,161 @@
+"""JSON Schemas in a package: read from inside its folder only, and compiled without asking anybody.
+
+A schema is one file. References stay inside that file: a reference to an address or to another file is
+refused. Nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+from runner.contracts.vai.declared import DeclaredExport
+from runner.plugin import Plugin
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
+from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.document.read import parse
+from sandbox.paths.beneath import Escapes, open_beneath
+from sandbox.value import NamedTuple
+
+MOST_SCHEMA_BYTES = 1 << 20
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_EXAMPLES: Mapping[str, Any] = {
+    "string": "…",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+class PackageSchema(NamedTuple):
+    name: str  # of its file in the package
+    document: Mapping[str, Any]
+    compiled: Schema
+
+    def faults(self, value: Any) -> tuple[str, ...]:
+        """One sentence each; empty: the value fits."""
+        return self.compiled.faults(value)
+
+    def example(self) -> dict[str, Any]:
+        """An object with the required members, for messages. Nobody promises that it fits."""
+        properties = self.document.get("properties")
+        required = self.document.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return {}
+        names = [name for name in required[:8] if isinstance(name, str)]
+        return {name: _example_of(properties.get(name)) for name in names}
+
+
+def load_schema(root: str, name: str) -> PackageSchema:
+    """The schema in the file `name` of the package in `root`. Raises DocumentError."""
+    path = os.path.join(root, name)
+    document = parse(path, _read_inside(root, name), "json", limit=MOST_SCHEMA_BYTES)
+    try:
+        return PackageSchema(name, document.data, Schema(document.data))
+    except SchemaFault as fault:
+        hint = "references stay inside the file and nothing is fetched: copy what it refers to into $defs"
+        outside = "outside of itself" in str(fault)
+        raise _fault(
+            path, "schema_unusable", f"it cannot be used: {fault}", hint if outside else ""
+        ) from None
+
+
+def load_of(plugin: Plugin, name: str) -> PackageSchema:
+    """The same, for a package that was read. Raises DocumentError."""
+    return load_schema(plugin.root or os.path.dirname(plugin.manifest), name)
+
+
+def complete_config(
+    plugin: Plugin, export: DeclaredExport, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The configuration with its defaults, and its faults by config_schema: one sentence each."""
+    if not export.config_schema:
+        return dict(config), ()
+    try:
+        schema = load_of(plugin, export.config_schema)
+    except DocumentError as error:
+        return dict(config), (f"config_schema cannot be used: {explained(error.diagnostics[0])}",)
+    completed = with_defaults(config, schema.document)
+    return completed, schema.faults(completed)
+
+
+def explained(fault: Diagnostic) -> str:
+    """A fault and its hint in one line."""
+    return f"{fault.text()}; {fault.hint}" if fault.hint else fault.text()
+
+
+def with_defaults(value: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with the `default` of each property that it lacks.
+
+    It looks at `properties`, and at the `properties` of objects in them that are there. It does not look
+    behind $ref, allOf and the like, nor into arrays. An object without a default of its own is not made.
+    """
+    result = dict(value)
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return result
+    for name, inner in properties.items():
+        if not isinstance(inner, dict):
+            continue
+        if name not in result and "default" in inner:
+            result[name] = copy.deepcopy(inner["default"])
+        if isinstance(result.get(name), dict):
+            # As deep as a document can be: 64 levels.
+            result[name] = with_defaults(result[name], inner)
+    return result
+
+
+def _read_inside(root: str, name: str) -> bytes:
+    """Raises DocumentError. What is read is what was judged: the name is resolved once."""
+    path = os.path.join(root, name)
+    folder = file = -1
+    try:
+        folder = os.open(root, _FOLDER)
+        inside = open_beneath(folder, name, (root, os.path.realpath(root)))
+        try:
+            if not stat.S_ISREG(os.fstat(inside).st_mode):
+                raise _fault(path, "not_a_file", "a schema is a regular file, and this is none")
+            file = os.open(f"/proc/self/fd/{inside}", _READ)
+        finally:
+            os.close(inside)
+        raw = b""
+        while len(raw) <= MOST_SCHEMA_BYTES and (block := os.read(file, MOST_SCHEMA_BYTES + 1 - len(raw))):
+            raw += block
+        return raw
+    except Escapes:
+        hint = "put the file itself into the package"
+        raise _fault(path, "link_outside", "the schema leads out of the package", hint) from None
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise _fault(path, "schema_missing", f"the schema cannot be read: {reason}") from None
+    finally:
+        for descriptor in (folder, file):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _fault(path: str, rule: str, message: str, hint: str = "") -> DocumentError:
+    return DocumentError(Diagnostic(path, 0, 0, rule, message, hint))
+
+
+def _example_of(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return "…"
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
+    for key in ("enum", "examples"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return schema[key][0]
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    return _EXAMPLES.get(kind, "…") if isinstance(kind, str) else "…"

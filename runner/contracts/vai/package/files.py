@@ -1,0 +1,160 @@
+"""The files of a package, held against its manifest: links, the program, the schemas."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
+from runner.contracts.vai.package.machine import machine_fault
+from runner.manifest.faults import Faults
+from runner.plugin import Plugin
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
+from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.read import Document, parse, read_bounded
+from sandbox.paths.mounts import contains
+from sandbox.spec import KeyPath
+from sandbox.value import NamedTuple
+
+MOST_ENTRIES = 10_000  # of a package that are looked at
+_MOST_LINKS_SHOWN = 20
+
+
+class SchemaFile(NamedTuple):
+    """A file that an export names as a schema."""
+
+    keys: KeyPath  # in the manifest
+    name: str  # in the package
+
+
+def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    """The program can be executed, the schemas can be used, and no link leads out of the package."""
+    root = os.path.dirname(document.path)
+    faults = Faults(document)
+    declared = declared_by(plugin)
+    fault = machine_fault(declared)
+    if fault is not None:
+        faults.warn(("runtime", fault.key), fault.cause, fault.message, fault.hint)
+    if plugin.entrypoint is not None:
+        _check_program(faults, root, plugin.entrypoint.command.removeprefix("./"))
+    inside: list[Diagnostic] = []
+    seen: set[str] = set()
+    for file in schema_files(declared):
+        known = file.name in seen
+        seen.add(file.name)
+        inside += _check_schema(faults, root, file, known)
+    return (*faults.diagnostics(), *inside, *_outward_links(root))
+
+
+def schema_files(declared: Declared) -> Iterator[SchemaFile]:
+    for number, export in enumerate(declared.exports):
+        yield from _schemas_of(export, ("exports", number))
+
+
+def _schemas_of(export: DeclaredExport, place: KeyPath) -> Iterator[SchemaFile]:
+    if export.config_schema:
+        yield SchemaFile((*place, "config_schema"), export.config_schema)
+    if export.input_schema:
+        yield SchemaFile((*place, "tool", "input_schema"), export.input_schema)
+    if export.output_schema:
+        yield SchemaFile((*place, "tool", "output_schema"), export.output_schema)
+
+
+def find_in_package(root: str, name: str) -> str:
+    """The real path of a file of the package. Raises FileNotFoundError, and ValueError if a link on the way
+    leads out of the package."""
+    real = os.path.realpath(os.path.join(root, name))
+    if not contains(os.path.realpath(root), real):
+        raise ValueError(real)
+    os.stat(real)
+    return real
+
+
+def read_schema(root: str, name: str) -> Any:
+    """The schema in a file of the package, as data. Raises OSError, ValueError and DocumentError."""
+    path = find_in_package(root, name)
+    return parse(os.path.join(root, name), read_bounded(path), "json").data
+
+
+def _check_program(faults: Faults, root: str, name: str) -> None:
+    keys: KeyPath = ("runtime", "entrypoint", 0)
+    try:
+        status = os.stat(find_in_package(root, name))
+    except OSError as error:
+        message = f"the program {quoted(name)} cannot be found in the package: {error.strerror}"
+        hint = "the first word of entrypoint is a file in the package, not a command on PATH"
+        faults.error(keys, "program_missing", message, hint)
+        return
+    except ValueError as error:
+        _outside(faults, keys, name, str(error))
+        return
+    if not stat.S_ISREG(status.st_mode):
+        message = f"the program {quoted(name)} is not a regular file"
+        faults.error(keys, "program_missing", message, "name the file to execute")
+    elif not status.st_mode & 0o111:
+        message = f"the program {quoted(name)} is not executable"
+        faults.error(keys, "program_not_executable", message, f"chmod +x {name}")
+
+
+def _check_schema(faults: Faults, root: str, file: SchemaFile, known: bool) -> tuple[Diagnostic, ...]:
+    """`known`: another export names the same file, whose faults were reported."""
+    try:
+        document = read_schema(root, file.name)
+    except OSError as error:
+        message = f"the schema {quoted(file.name)} cannot be read: {error.strerror}"
+        faults.error(file.keys, "schema_missing", message, "write the file, or take the key out")
+        return ()
+    except ValueError as error:
+        _outside(faults, file.keys, file.name, str(error))
+        return ()
+    except DocumentError as error:
+        return () if known else error.diagnostics
+    try:
+        schema = Schema(document)
+    except SchemaFault as fault:
+        message = f"the schema {quoted(file.name)} cannot be used: {fault}"
+        faults.error(file.keys, "schema_invalid", message, "references stay inside the file")
+        return ()
+    if schema.unchecked and not known:
+        message = f"the schema {quoted(file.name)} has regular expressions that are not checked"
+        hint = "write them without look-around and back references"
+        faults.warn(file.keys, "schema_pattern", message, hint)
+    return ()
+
+
+def _outside(faults: Faults, keys: KeyPath, name: str, real: str) -> None:
+    message = f"{quoted(name)} leads out of the package, to {quoted(real)}"
+    faults.error(keys, "link_outside", message, "put the file itself into the package")
+
+
+def _outward_links(root: str) -> Iterator[Diagnostic]:
+    shown = 0
+    for entry in walk_package(root):
+        if not entry.is_symlink() or contains(os.path.realpath(root), os.path.realpath(entry.path)):
+            continue
+        shown += 1
+        if shown > _MOST_LINKS_SHOWN:
+            return
+        message = f"the link leads out of the package, to {quoted(os.readlink(entry.path))}"
+        hint = "put the file itself into the package: the cage shows nothing else"
+        yield Diagnostic(entry.path, 0, 0, "link_outside", message, hint)
+
+
+def walk_package(root: str) -> Iterator[os.DirEntry[str]]:
+    """All files, folders and links of a package, MOST_ENTRIES at most. Links are not followed."""
+    pending, left = [root], MOST_ENTRIES
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        return
+                    yield entry
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue  # a folder that cannot be read; the launch says so

@@ -1,0 +1,178 @@
+"""A call that is prepared before its launch: its cage, its deadline and its record depend on it.
+
+The library and the command line both prepare calls here, for contracts that have `prepares_calls`. A call
+that cannot succeed is refused here, and nothing is started for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from runner.contracts.contract import Contract, Prepared
+from runner.contracts.registry import find_contract
+from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.launch.prepare import secret_contents
+from runner.launch.stages import Invocation
+from runner.launch.verdict import judge_diagnostics
+from runner.manifest.load import load
+from runner.outcome import Outcome
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation
+from runner.protocol.secrets import Secrets
+from runner.session.deadline import Deadline
+from sandbox.cell.contents import Contents
+from sandbox.value import NamedTuple
+
+# The outcome of a call that its caller gave up.
+GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
+
+
+class PreparedCall(NamedTuple):
+    invocation: Invocation  # with the options of this call
+    call: Call  # completed: what the dialect sends
+    plugin: Plugin  # by its manifest alone, with nothing chosen
+    prepared: Prepared
+    secrets: Secrets  # none of these texts may be shown
+    began: float  # when the call was accepted: seconds since 1970
+    accepted: float  # the same on the monotonic clock
+    deadline: Deadline = Deadline()  # set when trio runs
+
+    @property
+    def contract(self) -> Contract:
+        return find_contract(self.plugin.contract)
+
+    @property
+    def seconds(self) -> float:
+        """Its time limit, from its acceptance on."""
+        return float(self.prepared.options.get("timeout", math.inf))
+
+    def with_deadline(self, now: float) -> PreparedCall:
+        """The same on trio's clock, on which the session waits. `now`: what that clock shows."""
+        left = self.seconds - (time.monotonic() - self.accepted)
+        return self._replace(deadline=Deadline(now + left, self.seconds))
+
+    def refuse(self, event: Refusal | Violation, secrets: Secrets) -> PluginError | PluginFailure:
+        """What the caller gets instead of an answer, although the call was complete."""
+        options = self.prepared.options
+        return _refused(self.plugin, self.call, options, secrets, self.began, CallRefused(event))
+
+    def with_prepared(self, prepared: Prepared, secrets: Secrets) -> PreparedCall:
+        made = _complete(self.invocation, self.plugin, prepared, secrets, self.began, self.accepted)
+        return made._replace(deadline=self.deadline)
+
+    def record(self, end: CallEnd) -> dict[str, Any] | None:
+        """The contract's own record of how it ended, without secrets."""
+        return _record(self.plugin, self.call, end, self.prepared.options, self.secrets, self.began)
+
+
+def _record(
+    plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str], secrets: Secrets, began: float
+) -> dict[str, Any] | None:
+    timed = end._replace(began=began, ended=end.ended or time.time())
+    record = find_contract(plugin.contract).record(plugin, call, timed, options)
+    return None if record is None else dict(secrets.hide_in(record))
+
+
+def complete_call(
+    invocation: Invocation,
+    call: Call,
+    *,
+    seconds: float | None = None,
+    secrets: Mapping[str, Any] | None = None,
+    config: Any = None,
+) -> PreparedCall:
+    """Prepare a call, in no event loop. It reads files. Raises InvalidCall, and PluginFailure if the manifest
+    has a fault.
+
+    `secrets`: the operator's, by name, and values of secret options, by their flag.
+    """
+    began, accepted = time.time(), time.monotonic()
+    plugin = read_plugin(invocation._replace(options=()))
+    contract = find_contract(plugin.contract)
+    given = dict(secrets or {})
+    options = dict(invocation.options)
+    for option in contract.options:
+        if option.secret and option.name in options:
+            given[option.flag] = options.pop(option.name)
+    try:
+        prepared = contract.prepare(
+            plugin, call, seconds=seconds, options=options, secrets=given, config=config, now=began
+        )
+    except CallRefused as refused:
+        raise _refused(plugin, call, options, Secrets(given), began, refused) from None
+    return _complete(invocation, plugin, prepared, given, began, accepted)
+
+
+def _complete(
+    invocation: Invocation,
+    plugin: Plugin,
+    prepared: Prepared,
+    given: Mapping[str, Any],
+    began: float,
+    accepted: float,
+) -> PreparedCall:
+    return PreparedCall(
+        invocation._replace(options=tuple(prepared.options.items())),
+        prepared.call,
+        plugin,
+        prepared,
+        Secrets({**given, **prepared.secrets}),
+        began,
+        accepted,
+    )
+
+
+def _refused(
+    plugin: Plugin,
+    call: Call,
+    options: Mapping[str, str],
+    secrets: Secrets,
+    began: float,
+    refused: CallRefused,
+) -> PluginError | PluginFailure:
+    """What its caller gets, with the record of a call for which nothing was started."""
+    event = refused.event
+    error: PluginError | PluginFailure
+    if isinstance(event, Refusal):
+        event = event._replace(message=secrets.hide(event.message), data=secrets.hide_in(event.data))
+        error = InvalidCall(event)
+        end = CallEnd(error.outcome, refusal=event)
+    else:
+        outcome = Outcome(event.code, "call", secrets.hide(event.message), event.cause, event.hint)
+        error = PluginFailure(outcome)
+        end = CallEnd(error.outcome)
+    error.invocation = _record(plugin, call, end, options, secrets, began)
+    return error
+
+
+def cage_contents(prepared: PreparedCall) -> Contents:
+    """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
+    reads the manifest. Raises PluginFailure."""
+    wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
+    given = {name: prepared.secrets[name] for name in wanted if name in prepared.secrets}
+    try:
+        held = secret_contents(prepared.contract, given)
+        return Contents(None if held is None else held.secrets, prepared.prepared.contents)
+    except ValueError as error:
+        hint = "give shorter secrets, or a call with less"
+        raise PluginFailure(Outcome("launch_failed", "launch", str(error), "contents", hint)) from None
+
+
+def read_plugin(invocation: Invocation) -> Plugin:
+    """The plugin as its manifest and the options describe it. Raises PluginFailure if it has a fault."""
+    read = load(
+        invocation.manifest,
+        contract=invocation.contract,
+        server=invocation.server,
+        options=dict(invocation.options),
+        config=invocation.config,
+    )
+    if read.plugin is None:
+        outcome = judge_diagnostics(read.diagnostics, "manifest")
+        from runner.launch.report import explained
+
+        raise PluginFailure(outcome, tuple(explained(None, outcome)))
+    return read.plugin

@@ -1,0 +1,332 @@
+"""How an invocation ended: one row for each line of the contract's table, and the record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runner.contracts.vai.declared import (
+    Declared,
+    DeclaredExport,
+    EffectClass,
+    Permissions,
+    exports_of,
+)
+from runner.contracts.vai.outcome import (
+    ATTEMPTS,
+    MOST_ISOLATED,
+    MOST_WORKERS,
+    Ending,
+    Status,
+    concurrent,
+    ending,
+    record,
+    reuses,
+)
+from runner.outcome import Code, Outcome, Phase
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call, CallEnd, Refusal
+from sandbox.spec import SandboxSpec
+
+
+def tool(effect: EffectClass = "unknown", **more: Any) -> DeclaredExport:
+    return DeclaredExport("fetch", "tool", "fetch", effect_class=effect, **more)
+
+
+READ, IDEMPOTENT = tool("read_only"), tool("idempotent_write")
+WRITE, UNKNOWN = tool("non_idempotent_write"), tool()
+HOOK = DeclaredExport("on_run", "hook", "on_run", execution_class="worker")
+COMPACTOR = DeclaredExport("shrink", "compactor", "shrink", execution_class="worker")
+HARNESS = DeclaredExport("drive", "harness", "drive")
+
+REPEATABLE = (READ, IDEMPOTENT, HOOK, COMPACTOR)
+EFFECTFUL = (WRITE, UNKNOWN, HARNESS)
+ALL = (*REPEATABLE, *EFFECTFUL)
+
+
+def ended(
+    code: Code, phase: Phase = "call", cause: str = "", *, written: bool = True, **more: Any
+) -> CallEnd:
+    return CallEnd(Outcome(code, phase, "said", cause), written=written, **more)
+
+
+def no(code: str, kind: str, **more: Any) -> CallEnd:
+    return ended("plugin_error", cause=code, refusal=Refusal(1, code, "no", kind), **more)
+
+
+FAILED: Status = "failed"
+RETRYABLE: Status = "retryable_failure"
+
+# What happened, and the ending that every kind of export has of it.
+SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
+    ("succeeded", ended("ok"), Ending("succeeded")),
+    ("a tool's error is for the model", ended("ok", value={"is_error": True}), Ending("succeeded")),
+    ("it says failed", no("failed", "failed"), Ending("failed")),
+    ("it says failed, and why", no("acme.broken", "failed"), Ending("failed", "acme.broken")),
+    ("it says cancelled", no("cancelled", "cancelled"), Ending("cancelled")),
+    ("it says retryable_failure", no("acme.busy", "retryable_failure"), Ending(RETRYABLE, "acme.busy")),
+    (
+        "output schema",
+        ended("malformed_response", cause="invalid_output"),
+        Ending(FAILED, "tool.invalid_output"),
+    ),
+    *(
+        (
+            code,
+            ended("invalid_call", written=False, refusal=Refusal(0, code, "no")),
+            Ending(FAILED, code),
+        )
+        for code in (
+            *("tool.invalid_input", "binding.invalid", "binding.secret_missing", "binding.inactive"),
+            *("asset.payload_too_large", "auth.delegation_failed"),
+        )
+    ),
+    *(
+        (
+            f"{cause} before the request",
+            ended("malformed_response", "handshake", cause, written=False),
+            Ending(FAILED, code),
+        )
+        for cause, code in (
+            ("invalid_frame", "protocol.invalid_frame"),
+            ("bad_json", "protocol.invalid_frame"),
+            ("cut_short", "protocol.invalid_frame"),
+            ("unexpected_frame", "protocol.unexpected_frame"),
+            ("frame_too_large", "protocol.frame_too_large"),
+        )
+    ),
+    (
+        "hello mismatch",
+        ended("handshake_failed", "handshake", "identity_mismatch", written=False),
+        Ending(FAILED, "protocol.identity_mismatch"),
+    ),
+    (
+        "another protocol",
+        ended("protocol_version_mismatch", "handshake", "unsupported_version", written=False),
+        Ending(FAILED, "protocol.unsupported_version"),
+    ),
+    (
+        "cannot start",
+        ended("launch_failed", "launch", written=False),
+        Ending(RETRYABLE, "runner.launch_failed"),
+    ),
+    (
+        "no cage",
+        ended("sandbox_unavailable", "plan", written=False),
+        Ending(RETRYABLE, "runner.launch_failed"),
+    ),
+    ("may not start", ended("policy_denied", "policy", written=False), Ending(FAILED, "runner.refused")),
+    ("no such export", ended("tool_not_exposed", written=False), Ending(FAILED, "tool.not_found")),
+    ("overloaded", ended("overloaded", "launch", written=False), Ending(RETRYABLE, "runner.overloaded")),
+    (
+        "no hello",
+        ended("timeout", "handshake", "deadline", written=False),
+        Ending(RETRYABLE, "runner.hello_timeout"),
+    ),
+    *(
+        (
+            f"deadline in {phase}",
+            ended("timeout", phase, "deadline_exceeded", written=False),
+            Ending(RETRYABLE, "runner.deadline_exceeded"),
+        )
+        for phase in ("launch", "handshake", "call")
+    ),
+    (
+        "died before the request",
+        ended("crashed", "handshake", "exit:1", written=False),
+        Ending(RETRYABLE, "runner.crashed"),
+    ),
+    (
+        "limit before the request",
+        ended("crashed", "handshake", "oom", written=False),
+        Ending(FAILED, "runner.resource_exhausted"),
+    ),
+    (
+        "cancelled before",
+        ended("cancelled", "launch", written=False),
+        Ending("cancelled", "runner.cancelled"),
+    ),
+    ("a bug of ours", ended("internal", "launch", written=False), Ending(RETRYABLE, "runner.internal")),
+)
+
+
+@pytest.mark.parametrize(("end", "expected"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
+@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+def test_the_table(export: DeclaredExport, end: CallEnd, expected: Ending) -> None:
+    assert ending(export, end) == expected
+
+
+# What happened after the request was written, and the code. The status depends on the export.
+BY_EFFECT: tuple[tuple[CallEnd, str], ...] = (
+    (no("acme.lost", "error"), "acme.lost"),
+    (ended("malformed_response", cause="invalid_frame"), "protocol.invalid_frame"),
+    (ended("malformed_response", cause="bad_json"), "protocol.invalid_frame"),
+    (ended("malformed_response", cause="unexpected_frame"), "protocol.unexpected_frame"),
+    (ended("malformed_response", cause="frame_too_large"), "protocol.frame_too_large"),
+    (ended("crashed", cause="exit:0"), "runner.crashed"),
+    (ended("crashed", cause="stdout_closed"), "runner.crashed"),
+    (ended("timeout", cause="deadline_exceeded"), "runner.deadline_exceeded"),
+    (ended("timeout", "invocation", "deadline"), "runner.deadline_exceeded"),
+    (ended("internal", cause="monitor"), "runner.internal"),
+)
+
+
+@pytest.mark.parametrize(("end", "code"), BY_EFFECT, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+def test_after_the_request_the_effect_decides(export: DeclaredExport, end: CallEnd, code: str) -> None:
+    expected = Ending(RETRYABLE, code) if export in REPEATABLE else Ending(FAILED, code, True)
+    assert ending(export, end) == expected
+
+
+# The status is the same for all, and whether the work was done may be unknown.
+LOST: tuple[tuple[CallEnd, Ending], ...] = (
+    (ended("malformed_response", cause="invalid_response"), Ending(FAILED, "protocol.invalid_response")),
+    *(
+        (ended("crashed", cause=cause), Ending(FAILED, "runner.resource_exhausted"))
+        for cause in ("oom", "pids", "disk", "output", "cpu_time", "file_size")
+    ),
+    (ended("cancelled", cause="given_up"), Ending("cancelled", "runner.cancelled")),
+)
+
+
+@pytest.mark.parametrize(("end", "expected"), LOST)
+@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+def test_work_that_may_have_been_done(export: DeclaredExport, end: CallEnd, expected: Ending) -> None:
+    assert ending(export, end) == expected._replace(unknown=export in EFFECTFUL)
+
+
+# --- the record ---------------------------------------------------------------------------------------------
+
+
+def package(*exports: DeclaredExport, chosen: str = "") -> Plugin:
+    listed = exports_of(Declared(exports, chosen))
+    spec = SandboxSpec(enabled=True)
+    return Plugin("acme/devkit", "0.1.0", "vai", "Devkit", "", "/p/vai-plugin.toml", "/p", None, spec, listed)
+
+
+def recorded(export: DeclaredExport, end: CallEnd, **context: Any) -> dict[str, Any]:
+    call = Call(export.kind, export.id, {"context": {"trace_id": "tr_1"}}, context)
+    found = record(package(export), call, end, {"invocation_id": "inv_1"})
+    json.dumps(found)
+    return dict(found)
+
+
+def test_the_record_of_a_success() -> None:
+    end = ended("ok", began=1_000_000_000.5, ended=1_000_000_002.0, events=3, dropped_events=1)
+    asked = Permissions("egress", "scratch", ("runs:read",), ("token",))
+    found = recorded(READ._replace(permissions=asked), end, org_id="org_1", tool_execution_id="tx_1")
+    permissions = {
+        "network": "egress",
+        "filesystem": "scratch",
+        "gateway_api_scopes": ["runs:read"],
+        "secret_slots": ["token"],
+    }
+    assert found == {
+        "invocation_id": "inv_1",
+        "export": {"kind": "tool", "id": "fetch"},
+        "binding_id": None,
+        "package": {"id": "acme/devkit", "version": "0.1.0"},
+        "execution_class": "isolated",
+        "started_at": "2001-09-09T01:46:40.500Z",
+        "ended_at": "2001-09-09T01:46:42.000Z",
+        "status": "succeeded",
+        "code": None,
+        "execution_outcome": None,
+        "retryable": False,
+        "retry": None,
+        "retry_count": 0,
+        "org_id": "org_1",
+        "project_id": None,
+        "session_id": None,
+        "chain_id": None,
+        "run_id": None,
+        "trace_id": "tr_1",
+        "execution_id": None,
+        "tool_execution_id": "tx_1",
+        "compaction_id": None,
+        "delivery_id": None,
+        "events": 3,
+        "dropped_events": 1,
+        "permissions": {"declared": permissions, "effective": permissions},
+        "checkpoint": None,
+    }
+
+
+CRASHED = ended("crashed", cause="exit:1")
+NOT_SENT = ended("crashed", "handshake", "exit:1", written=False)
+
+
+@pytest.mark.parametrize(
+    ("export", "end", "context", "keep"),
+    [
+        (HOOK, CRASHED, {"delivery_id": "del_1", "attempt": 2}, {"delivery_id": "del_1"}),
+        (READ, CRASHED, {"tool_execution_id": "tx_1"}, {"tool_execution_id": "tx_1"}),
+        (IDEMPOTENT, CRASHED, {"tool_execution_id": "tx_1"}, {"tool_execution_id": "tx_1"}),
+        (COMPACTOR, CRASHED, {"compaction_id": "c_1"}, {"compaction_id": "c_1"}),
+        (WRITE, NOT_SENT, {"tool_execution_id": "tx_1"}, {"tool_execution_id": "tx_1"}),
+        (HARNESS, NOT_SENT, {"invocation_id": "inv_2"}, {"invocation_id": "inv_2"}),
+        (WRITE, CRASHED, {}, None),
+        (UNKNOWN, no("acme.busy", "retryable_failure"), {}, None),
+        (HARNESS, CRASHED, {}, None),
+        (READ, no("failed", "failed"), {}, None),
+        (HOOK, CRASHED, {"attempt": ATTEMPTS}, None),
+        (HOOK, ended("handshake_failed", "handshake", "identity_mismatch", written=False), {}, None),
+    ],
+)
+def test_what_may_be_repeated(
+    export: DeclaredExport, end: CallEnd, context: dict[str, Any], keep: dict[str, str] | None
+) -> None:
+    found = recorded(export, end, **context)
+    attempt = context.get("attempt", 1)
+    assert found["retryable"] is (keep is not None) and found["retry_count"] == attempt - 1
+    if keep is not None:
+        assert found["retry"]["keep"] == keep and found["retry"]["attempt"] == attempt + 1
+        assert found["retry"]["backoff_seconds"] == 10 * 2 ** (attempt - 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "checkpoint"),
+    [
+        (ended("timeout", late={"checkpoint": {"kind": "k"}}), {"kind": "k"}),
+        (
+            ended("timeout", late={"status": "cancelled", "result": {"checkpoint": {"kind": "k"}}}),
+            {"kind": "k"},
+        ),
+        (no("cancelled", "cancelled"), None),
+        (ended("timeout", late="no object"), None),
+        (ended("timeout", late={"result": [1]}), None),
+    ],
+)
+def test_the_checkpoint_of_a_harness_is_kept(end: CallEnd, checkpoint: object) -> None:
+    assert recorded(HARNESS, end)["checkpoint"] == checkpoint
+    assert recorded(READ, end)["checkpoint"] is None
+
+
+def test_an_export_that_does_not_exist_has_a_record() -> None:
+    refused = ended("invalid_call", written=False, refusal=Refusal(0, "tool.not_found", "no"))
+    found = record(package(READ), Call("export", "absent"), refused, {})
+    assert (found["status"], found["code"], found["execution_class"]) == ("failed", "tool.not_found", None)
+    assert found["permissions"] == {"declared": None, "effective": None}
+
+
+@pytest.mark.parametrize(
+    ("export", "workers", "isolated"),
+    [
+        (READ, 0, MOST_ISOLATED),
+        (READ._replace(max_concurrency=4), 0, 4),
+        (READ._replace(execution_class="worker"), MOST_WORKERS, MOST_ISOLATED),
+        (READ._replace(execution_class="worker", max_concurrency=2), 2, 2),
+        (READ._replace(execution_class="inline", max_concurrency=2), 2, 2),
+        (
+            READ._replace(execution_class="worker", permissions=Permissions(filesystem="scratch")),
+            0,
+            MOST_ISOLATED,
+        ),
+    ],
+)
+def test_processes_of_an_export(export: DeclaredExport, workers: int, isolated: int) -> None:
+    chosen = package(export, chosen=export.id)
+    assert (reuses(chosen), concurrent(chosen)) == (workers, isolated)
+    assert reuses(package(export)) == 0  # none was chosen
