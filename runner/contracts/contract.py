@@ -150,8 +150,6 @@ class Contract(Protocol):
     # Whether options only choose from what the manifest says, and narrow it. Then the plugin without options
     # is cached, and `shape` applies the options to it.
     options_shape_plugin: bool = False
-    # Names that options may have beside those of the command line: what `prepare` adds.
-    further_options: tuple[str, ...] = ()
 
     def shape(
         self, plugin: Plugin, options: Mapping[str, str]
@@ -229,7 +227,8 @@ class Contract(Protocol):
         """How many calls may run at once where each process serves one; 0: any number."""
         return 0
 
-    # The options of a prepared call that say nothing about its cage and differ from call to call.
+    prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
+    # Names of options that differ from call to call, and say nothing about a cage that serves several.
     options_of_one_call: tuple[str, ...] = ()
 
     def record(

@@ -289,7 +289,7 @@ def _read(
 
 def _foreign_option(contract: Contract, options: Mapping[str, str]) -> tuple[str, str] | None:
     """Message and hint about an option of another contract."""
-    own = {option.name for option in contract.options} | set(contract.further_options)
+    own = {option.name for option in contract.options} | set(contract.prepared_options)
     own |= {f"{option.name}_file" for option in contract.options if option.reads_file}
     for option in options:
         if option not in own:

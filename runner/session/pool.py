@@ -57,6 +57,7 @@ class Worker:
         self.key = key
         self.session: Session | None = None
         self.failure: Exception | None = None  # of its launch
+        self.record: dict[str, Any] | None = None  # of its last call that succeeded
         self.is_busy = True  # it belongs to a caller
         self.scope = trio.CancelScope()  # of its launch
         self.ready = trio.Event()  # or its launch has failed
@@ -100,6 +101,7 @@ class Pool:
         self._workers: list[Worker] = []
         self._closed = False
         self.invocation: dict[str, Any] | None = None  # the record of the call that ended last
+        self.report: dict[str, Any] | None = None  # of the process that ended last
 
     async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> Invoked:
         """Raises PluginError and PluginFailure, with the record of the call."""
@@ -114,7 +116,7 @@ class Pool:
             self.invocation = _complete(prepared, worker, error)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
-        self.invocation = record = prepared.record(end)
+        self.invocation = worker.record = record = prepared.record(end)
         identity = session.identity
         assert identity is not None
         if self._shares[worker.key].reuses and not worker.is_leaving and not worker.knows_enough:
@@ -133,7 +135,7 @@ class Pool:
             plugin = await _read(prepared.invocation)
             contract = prepared.contract
             # Files that one call brings along are in its cage only.
-            reuses = contract.reuses(plugin) if not prepared.contents else 0
+            reuses = contract.reuses(plugin) if not prepared.prepared.contents else 0
             self._shares[key] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
         share = self._shares[key]
         while not self._closed:
@@ -176,6 +178,8 @@ class Pool:
             worker.failure = error
         finally:
             self._workers.remove(worker)
+            if worker.session is not None:
+                self.report = _with_record(worker.session.report, worker.record)
             worker.leave.set()
             worker.ready.set()
             worker.done.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ class Session:
         self.report: dict[str, Any] | None = None  # when it is over
         # Why the last answer was not the plugin's own but the policy's substitute. Empty: it was its own.
         self.substituted = ""
+        self.deadline: Deadline | None = None  # of the call that it was opened for
         self.end: CallEnd | None = None  # how the last call ended, if the plugin was asked
         self.state = SessionState(cell, terms, dialect, gate)
         self.tasks = SessionTasks(self.state, seconds)
@@ -216,6 +218,7 @@ class Session:
             self.state.verdict or self.state.doom or GIVEN_UP,
             written=self.state.has_sent(waiter),
             late=waiter.late,
+            ended=time.time(),
             events=waiter.events,
             dropped_events=dropped,
         )

@@ -52,7 +52,7 @@ class VaiContract(Contract):
     example_namespace = "example/"
     prepares_calls = True
     options_shape_plugin = True
-    further_options = ("timeout", "output_schema")
+    prepared_options = ("timeout", "output_schema", "artifact")
     options_of_one_call = ("invocation_id", "timeout", "delivery_id")
     secret_files = True
     options = (

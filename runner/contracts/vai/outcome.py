@@ -64,7 +64,7 @@ def concurrent(plugin: Plugin) -> int:
 
 
 def _chosen(declared: Declared) -> DeclaredExport | None:
-    return declared.find(declared.chosen)
+    return declared.effective or declared.find(declared.chosen)
 
 
 # --- status and code ----------------------------------------------------------------------------------------
@@ -87,6 +87,8 @@ def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
         return Ending("cancelled", "runner.cancelled", lost)
     if outcome.code in _REFUSED:
         return Ending("failed", "runner.refused")
+    if outcome.code == "tool_not_exposed":
+        return Ending("failed", "tool.not_found")
     if outcome.code in _NOT_STARTED:
         return Ending("retryable_failure", "runner.launch_failed")
     if outcome.code == "overloaded":
