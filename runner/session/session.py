@@ -210,7 +210,7 @@ class Session:
         limited = limit is not None and (deadline is not None or seconds >= limit)
         most = limit if limited and limit is not None else seconds
         outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
-        return Deadline(now + most, most), outcome
+        return Deadline(now + most, most, limited), outcome
 
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
         """How a call ended, for the contract's own record of it."""
