@@ -147,6 +147,16 @@ class Contract(Protocol):
         if there is none."""
         ...
 
+    # Whether options only choose from what the manifest says, and narrow it. Then the plugin without options
+    # is cached, and `shape` applies the options to it.
+    options_shape_plugin: bool = False
+
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """What `read` with these options gives, from what it gives without any."""
+        raise AssertionError(f"the options of the contract {self.name} need its manifest")
+
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from, where `several_plugins` is set."""
         return ()

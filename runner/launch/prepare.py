@@ -43,7 +43,7 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     )
     if read.plugin is None:
         raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
-    loaded = Loaded(invocation, read.plugin, read.diagnostics)
+    loaded = Loaded(invocation, _with_present_parts(read.plugin), read.diagnostics)
     if read.plugin.entrypoint is None:
         outcome = Outcome(
             "launch_failed",
@@ -58,6 +58,16 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
         raise Failure(outcome, EXEC_REFUSED, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
+
+
+def _with_present_parts(plugin: Plugin) -> Plugin:
+    """The plugin without the parts of its folder that do not exist. Its manifest is cached, and says nothing
+    about them. If none exists they stay: no parts would mean the whole folder."""
+    if plugin.root is None or not plugin.root_parts:
+        return plugin
+    root = plugin.root
+    present = tuple(part for part in plugin.root_parts if os.path.lexists(os.path.join(root, part)))
+    return plugin._replace(root_parts=present or plugin.root_parts)
 
 
 def with_config(invocation: Invocation, config: Any) -> Invocation:

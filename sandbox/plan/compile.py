@@ -106,7 +106,8 @@ def _compile(
     links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
     relocation = relocate(request)
     for part in relocation.parts:
-        want = _Wanted(part.path, "read", True, _PLUGIN_FOLDER, within=relocation.real)
+        # A part that does not exist is left out: who names the parts has read the manifest, and no files.
+        want = _Wanted(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
         wanted.append(want._replace(moved_to="" if part.dest == part.path else part.dest))
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
@@ -369,7 +370,7 @@ def _open_all(
 
 def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
-        if path.state == "missing" and path.origin != _PROJECT:
+        if path.state == "missing" and path.origin not in (_PROJECT, _PLUGIN_FOLDER):
             yield missing_note(path.path, path.origin)
 
 

@@ -34,13 +34,14 @@ class Misfit(Exception):
         self.rule, self.message, self.hint = rule, message, hint
 
 
-def choose_export(
-    plugin: Plugin, declared: Declared, options: Mapping[str, str]
-) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+def choose_export(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin with the cage of the export that the options choose. Without a choice it asks for nothing.
 
-    The answer: None if the options are wrong, and what is to be said about them.
+    The answer: None if the options are wrong, and what is to be said about them. What was chosen before does
+    not count.
     """
+    plugin = _unchosen(plugin)
+    declared = declared_by(plugin)
     binding: Binding | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     if "binding" in options:
@@ -57,6 +58,16 @@ def choose_export(
     except Misfit as fault:
         refused = Diagnostic(plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
         return None, (*diagnostics, refused)
+
+
+def _unchosen(plugin: Plugin) -> Plugin:
+    declared = declared_by(plugin)._replace(chosen="", effective=None)
+    return plugin._replace(
+        spec=SandboxSpec(network=Network("none", where=("exports",))),
+        exports=exports_of(declared),
+        timeouts=tuple(pair for pair in plugin.timeouts if pair[0] != "call"),
+        root_parts=tuple(part for part in plugin.root_parts if part != ASSETS),
+    )
 
 
 def _chosen(declared: Declared, options: Mapping[str, str], binding: Binding | None) -> DeclaredExport | None:
@@ -92,7 +103,7 @@ def caged(
         narrowed = effective(export, binding)
     declared = declared_by(plugin)
     place: KeyPath = ("exports", declared.exports.index(export), "permissions")
-    parts = plugin.root_parts
+    parts = plugin.root_parts  # never with assets: no program is there
     if narrowed.permissions.filesystem == "assets_ro":
         parts = (*parts, ASSETS)
     hosts = None if binding is None else binding.egress
@@ -170,7 +181,7 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
 def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
     # Imported here: few launches have a gateway.
-    from runner.contracts.vai.context import gateway_host
+    from runner.contracts.vai.call.context import gateway_host
 
     try:
         return gateway_host(url)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
 from runner.contracts.vai.messages import (
@@ -38,7 +39,6 @@ from runner.contracts.vai.messages import (
     unexpected,
     unreadable,
 )
-from runner.contracts.vai.requests import with_pinned
 from runner.contracts.vai.results import read_response
 from runner.protocol.dialect import (
     NEVER_SENT,

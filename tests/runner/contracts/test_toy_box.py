@@ -127,7 +127,8 @@ def test_explain_shows_the_places(toy_as: Caller, box: Path) -> None:
     done = toy_as("explain", box)
     assert done.returncode == 0, done.stderr
     for text in (
-        f"/box/toy/bin (on the host {box}/bin)",
+        "  /box/toy/bin  ",
+        f"the plugin's folder; on the host {box}/bin",
         "scratch  /box/scratch",
         "the secret key: --secret key=@FILE",
         "in         /box/toy",

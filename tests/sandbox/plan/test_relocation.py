@@ -138,8 +138,12 @@ def test_a_part_is_a_plain_name(package: Path, part: str) -> None:
 
 
 def test_a_part_that_does_not_exist(package: Path) -> None:
-    with pytest.raises(PlanRefused, match="assets does not exist"):
-        cages.compiled(moved(package, root_parts=("bin", "assets")))
+    plan = cages.compiled(moved(package, root_parts=("bin", "assets")))
+    assert f"{INSIDE}/assets" not in binds(plan) and plan.notes == ()
+    with pytest.raises(ProgramFault, match="does not exist"):
+        cages.compiled(moved(package, command="gone/run", root_parts=("gone",)))
+    with pytest.raises(PlanRefused, match="does not exist"):  # the folder itself is needed
+        cages.compiled(moved(package / "gone", command="/bin/true", root_parts=()))
 
 
 def test_a_denied_part(package: Path) -> None:

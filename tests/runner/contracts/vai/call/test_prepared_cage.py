@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai import manifest, requests
-from runner.contracts.vai.prepare import with_delegation
+from runner.contracts.vai import manifest
+from runner.contracts.vai.call import requests
+from runner.contracts.vai.call.prepare import with_delegation
 from runner.plugin import Plugin
 from runner.protocol.host_services import Delegation
 from sandbox.document.read import parse

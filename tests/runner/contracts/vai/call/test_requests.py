@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai import requests
-from runner.contracts.vai.requests import with_pinned
+from runner.contracts.vai.call import requests
+from runner.contracts.vai.call.requests import with_pinned
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
 from runner.protocol.wire import encode

@@ -7,9 +7,16 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.contracts.vai.context import TOO_LARGE, invalid_input, is_id, is_timestamp, refused, timestamp
+from runner.contracts.vai.call.context import (
+    TOO_LARGE,
+    invalid_input,
+    is_id,
+    is_timestamp,
+    refused,
+    timestamp,
+)
+from runner.contracts.vai.call.schemas import PackageSchema
 from runner.contracts.vai.declared import DeclaredExport, Kind
-from runner.contracts.vai.schemas import PackageSchema
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import did_you_mean, printable, quoted

@@ -9,7 +9,7 @@ from typing import Any
 from runner.contracts.contract import Prepared
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding, effective, read_binding
-from runner.contracts.vai.context import (
+from runner.contracts.vai.call.context import (
     INACTIVE,
     INVALID_BINDING,
     INVALID_DELEGATION,
@@ -21,10 +21,10 @@ from runner.contracts.vai.context import (
     make_gateway,
     refused,
 )
+from runner.contracts.vai.call.requests import PINNED, Asked, ids_in, make_request
+from runner.contracts.vai.call.schemas import PackageSchema, complete_config, explained, load_of
 from runner.contracts.vai.declared import DeclaredExport, declared_by
 from runner.contracts.vai.dialect import GRACE_SECONDS
-from runner.contracts.vai.requests import PINNED, Asked, ids_in, make_request
-from runner.contracts.vai.schemas import PackageSchema, complete_config, explained, load_of
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Violation
 from runner.protocol.host_services import Delegation, DelegationRequest

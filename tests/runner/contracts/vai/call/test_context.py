@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.context import (
+from runner.contracts.vai.call.context import (
     INVALID_DELEGATION,
     HiddenText,
     describe,
