@@ -39,8 +39,6 @@ async def await_answer(
             keep_late(waiter)
         raise
     if waiter.answer is None:
-        if deadline.limited:
-            state.record.limits_hit.append("call")
         await _cancel(state, token, waiter, DEADLINE_EXCEEDED, passed)
         keep_late(waiter)
         waiter.answer = Violation(passed.code, passed.message, passed.cause, passed.hint, token)

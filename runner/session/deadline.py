@@ -20,7 +20,6 @@ _WHAT = {
 class Deadline(NamedTuple):
     at: float = math.inf  # on trio's clock
     seconds: float = math.inf  # from the acceptance of the call to `at`, for messages
-    limited: bool = False  # it is the granted limit for calls, and not the contract's or the caller's
 
     def passed(self, phase: Phase) -> Outcome:
         from sandbox.units import format_limit
