@@ -19,7 +19,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import secret_contents, with_config, with_files
+from runner.launch.prepare import secret_contents, with_config
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
@@ -301,7 +301,8 @@ async def open_plugin(
     plugins whose contract sends them, or has them as files (text or bytes); they are never shown, logged or
     reported. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
-    {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
+    {"memory": "256M"}. `options`: the contract's own, by name without the dashes; of one that names a file,
+    what the file says. `environ`: the operator's
     environment, if it is not this process's.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
@@ -322,7 +323,6 @@ async def open_plugin(
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
         options=tuple((options or {}).items()),
     )
-    invocation = await trio.to_thread.run_sync(with_files, invocation)
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
         dict(os.environ if environ is None else environ),

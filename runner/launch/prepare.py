@@ -17,7 +17,7 @@ from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.cache import fingerprint
-from sandbox.document.diagnostic import DocumentError, quoted
+from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
@@ -79,26 +79,6 @@ def with_config(invocation: Invocation, config: Any) -> Invocation:
     name = None if config is None else contract_at(invocation.manifest, invocation.contract)
     shapes = name is not None and find_contract(name).config_shapes_cage
     return invocation._replace(config=wire.encode(config).decode() if shapes else "")
-
-
-def with_files(invocation: Invocation) -> Invocation:
-    """The invocation, with the text of the files that options name. Raises ValueError."""
-    from runner.manifest.load import contract_at
-    from sandbox.document.read import read_bounded
-
-    name = contract_at(invocation.manifest, invocation.contract)
-    options = dict(invocation.options)
-    for option in () if name is None else find_contract(name).options:
-        path = options.get(option.name)
-        if option.reads_file and path is not None and f"{option.name}_file" not in options:
-            try:
-                options[option.name] = read_bounded(path).decode()
-            except DocumentError as error:
-                raise ValueError(f"options: {option.name}: {error.diagnostics[0].message}") from None
-            except UnicodeDecodeError:
-                raise ValueError(f"options: {option.name}: {path} is not UTF-8") from None
-            options[f"{option.name}_file"] = path
-    return invocation._replace(options=tuple(options.items()))
 
 
 def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Contents | None:

@@ -119,11 +119,12 @@ class Pool:
         self.invocation = worker.record = record = prepared.record(end)
         identity = session.identity
         assert identity is not None
-        if self._shares[worker.key].reuses and not worker.is_leaving and not worker.knows_enough:
+        shared = self._shares[worker.key].reuses and _is_like_others(prepared)
+        if shared and not worker.is_leaving and not worker.knows_enough:
             worker.is_busy = False
             return Invoked(value, identity, record, None, session.stderr)
         worker.end()
-        if not self._shares[worker.key].reuses:
+        if not shared:
             await worker.done.wait()
         return Invoked(value, identity, record, _with_record(session.report, record), session.stderr)
 
@@ -134,22 +135,22 @@ class Pool:
         if key not in self._shares:
             plugin = await _read(prepared.invocation)
             contract = prepared.contract
-            # Files that one call brings along are in its cage only.
-            reuses = contract.reuses(plugin) if not prepared.prepared.contents else 0
+            reuses = contract.reuses(plugin)
             self._shares[key] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
         share = self._shares[key]
         while not self._closed:
             alike = [worker for worker in self._workers if worker.key == key]
             idle = next((worker for worker in alike if worker.is_idle), None)
-            if idle is not None:
+            if idle is not None and _is_like_others(prepared):
                 idle.is_busy = True
                 idle.learn(prepared)
                 return idle
             if not share.most or len(alike) < share.most:
                 return self._start(key, prepared)
-            leaving = next((worker for worker in alike if worker.is_leaving), None)
+            leaving = next((worker for worker in alike if worker.is_leaving), idle)
             if leaving is None:
                 raise PluginFailure(_overloaded(share.most))
+            leaving.end()  # an idle one, if this call cannot use it
             with trio.move_on_at(prepared.deadline.at) as clock:
                 await leaving.done.wait()
             if clock.cancelled_caught:
@@ -189,6 +190,11 @@ class Pool:
         self._closed = True
         for worker in self._workers:
             worker.end()
+
+
+def _is_like_others(prepared: PreparedCall) -> bool:
+    """Files that one call brings along are in its cage only."""
+    return not prepared.prepared.contents
 
 
 async def _read(invocation: Invocation) -> Plugin:

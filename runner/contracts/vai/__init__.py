@@ -53,7 +53,7 @@ class VaiContract(Contract):
     prepares_calls = True
     options_shape_plugin = True
     prepared_options = ("timeout", "output_schema", "artifact")
-    options_of_one_call = ("invocation_id", "timeout", "delivery_id")
+    options_of_one_call = ("invocation_id", "timeout", "delivery_id", "artifact")
     secret_files = True
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),

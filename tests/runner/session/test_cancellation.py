@@ -60,6 +60,7 @@ async def test_a_deadline_gives_a_grace_and_no_success(
         assert trio.current_time() - began == pytest.approx(ended, abs=0.01)
         assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "call")
         assert [why for _, why in plugin.cancels] == ["deadline_exceeded"]
+        assert session.state.record.limits_hit == []
         assert session.end is not None
         assert (session.end.outcome.code, session.end.late, session.end.written) == ("timeout", late, True)
         assert session.is_over and plugin.cell.signals[0][0] == 9
@@ -207,6 +208,7 @@ async def test_the_limit_of_a_call_is_a_deadline_too(autojump_clock: trio.abc.Cl
         with pytest.raises(PluginFailure) as caught:
             await session.call(HANG, deadline=in_seconds(5.0))
         assert "call limit" in caught.value.outcome.hint
+        assert session.state.record.limits_hit == ["call"]
         assert [at for at, _ in plugin.cancels] == pytest.approx([1.0], abs=0.05)
 
 

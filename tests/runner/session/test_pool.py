@@ -90,10 +90,15 @@ def contract(monkeypatch: pytest.MonkeyPatch) -> PooledContract:
 
 
 def prepared(
-    name: str, given: Any = None, seconds: float = 50.0, secrets: Any = None, **options: str
+    name: str,
+    given: Any = None,
+    seconds: float = 50.0,
+    secrets: Any = None,
+    contents: Any = None,
+    **options: str,
 ) -> PreparedCall:
     call = Call("tool", name, given)
-    made = Prepared(call, {"export": "one", **options}, {}, {})
+    made = Prepared(call, {"export": "one", **options}, contents or {}, {})
     deadline = Deadline(trio.current_time() + seconds, seconds)
     invocation = Invocation("/graced.json", options=tuple(made.options.items()))
     return PreparedCall(
@@ -147,6 +152,16 @@ async def test_calls_that_were_prepared_otherwise_get_another_process(
         for binding in ("a", "b", "a", "b"):
             await pool.call(prepared("echo", 1, binding=binding))
         assert len(machine.plugins) == 2
+
+
+async def test_a_call_that_brings_files_has_a_process_of_its_own(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    contract.workers = 1
+    async with opened() as (pool, machine):
+        for contents in ({}, {"/file": b"x"}, {"/file": b"y"}, {}, {}):
+            await pool.call(prepared("echo", contents=contents))
+        assert len(machine.plugins) == 4 and machine.most == 1
 
 
 @pytest.mark.parametrize(("workers", "isolated"), [(2, 0), (0, 2)])

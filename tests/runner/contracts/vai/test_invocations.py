@@ -90,6 +90,39 @@ async def test_workers_at_once(devkit: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_a_binding_narrows(devkit: Path) -> None:
+    binding = {
+        "binding_id": "bind_1",
+        "package_id": "acme/devkit",
+        "package_version": "0.1.0",
+        "export_id": "reader",
+        "scope": {"org_id": "org_1"},
+        "status": "active",
+        "policy": {"max_concurrency": 1, "filesystem": "none"},
+    }
+    codes: list[str] = []
+
+    async def wait(plugin: OpenPlugin) -> None:
+        try:
+            await plugin.call("reader", {"do": "wait"}, seconds=4.0)
+        except PluginFailure as failure:
+            codes.append(recorded(failure)["code"])
+
+    with trio.fail_after(SECONDS):
+        async with opened(devkit, options={"binding": json.dumps(binding)}) as plugin:
+            told = await seen(plugin, "reader", {})
+            assert "assets" not in told["package"]
+            found = recorded(plugin)
+            assert (found["binding_id"], found["org_id"]) == ("bind_1", "org_1")
+            assert found["permissions"]["declared"]["filesystem"] == "assets_ro"
+            assert found["permissions"]["effective"]["filesystem"] == "none"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, plugin)
+                nursery.start_soon(wait, plugin)
+    assert sorted(codes) == ["runner.deadline_exceeded", "runner.overloaded"]
+
+
+@pytest.mark.trio
 async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
         async with opened(devkit, secrets={"api_key": SECRET}) as plugin:
