@@ -132,6 +132,11 @@ async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
                 assert told["env"]["VAI_SECRETS_DIR"] == "/sandbox/secrets" and SECRET not in str(told)
                 assert plugin.report is not None and SECRET not in json.dumps(plugin.report)
                 assert plugin.report["invocation"] == plugin.invocation
+            with pytest.raises(PluginError) as caught:
+                await plugin.call("search", {"do": "fail", "status": "retryable_failure"})
+            assert caught.value.report is not None
+            assert caught.value.report["invocation"] == recorded(caught.value) == plugin.invocation
+            assert recorded(plugin)["retryable"] and recorded(plugin)["code"] == "devkit.asked"
 
 
 @pytest.mark.trio
