@@ -284,6 +284,14 @@ def test_runner_call(runner_as: Caller, devkit: Path) -> None:
     assert {"event": "invocation", "value": report["invocation"]} in told
 
 
+def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
+    words = ("call", "--json", "--events", devkit, "search", "--input", "{}", "--report", "2")
+    done = runner_as(*words, "--secret", "api_key=env:KEY", env={"KEY": SECRET})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["structured_output"]["secrets"] == ["api_key"]  # the plugin has it
+    assert SECRET not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "status", "code"),
     [
