@@ -59,6 +59,13 @@ class Secrets(Mapping[str, Any]):
         )
         spaced = {piece.replace(b" ", b"+") for piece in pieces}  # as in a query of a URL
         self._pieces = sorted(pieces | spaced, key=len, reverse=True)
+        longest = max(
+            *(len(text) for text in self._texts[:1]),
+            *(len(found.text) + 4 for found in self._base64[:1]),  # with a letter before it, and padding
+            *(3 * len(piece) for piece in self._pieces[:1]),  # with percent signs
+            *(0, 0),
+        )
+        self._longest = longest + longest // 16  # with line ends
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -75,11 +82,7 @@ class Secrets(Mapping[str, Any]):
     @property
     def longest(self) -> int:
         """Bytes of the longest text that is replaced."""
-        lengths = [len(text) for text in self._texts]
-        lengths += [len(found.text) + 4 for found in self._base64]  # with a letter before it, and padding
-        lengths += [3 * len(piece) for piece in self._pieces]  # with percent signs
-        longest = max(lengths, default=0)
-        return longest + longest // 16  # with line ends
+        return self._longest
 
     def hide(self, text: str) -> str:
         if not self._texts:

@@ -122,6 +122,25 @@ def test_a_secret_that_is_missing_or_unknown(toy_as_user: Caller, box: Path, ver
 
 
 @pytest.mark.launches
+@pytest.mark.parametrize("part", ["secrets", "box"])
+def test_without_a_cage_there_is_no_such_file(
+    toy_as: Caller, box: Path, write_file: Write, part: str
+) -> None:
+    toy_as.give(box.parent)
+    policy = write_file(toy_as.home / "policy.toml", 'version = 1\nunsandboxed = "allow"\n', 0o600)
+    toy_as.give(policy)
+    manifest = {"toy": "bear", "run": ["/bin/true"], "wild": True}
+    write_file(box / "toy.json", json.dumps(manifest))
+    assert toy_as("exec", "--policy", policy, box).returncode == 0  # the control
+    write_file(box / "toy.json", json.dumps({**manifest, part: ["bin"]}))
+    given = ("--secret", f"bin=@{box.parent}/key") if part == "secrets" else ()
+    done = toy_as("exec", "--policy", policy, *given, box)
+    assert done.returncode != 0 and "files that exist only in a cage" in done.stderr
+    done = toy_as("exec", *given, box)  # the default policy has a cage for it
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.launches
 def test_explain_shows_the_places(toy_as: Caller, box: Path) -> None:
     toy_as.give(box.parent)
     done = toy_as("explain", box)

@@ -14,6 +14,7 @@ import pytest
 
 from runner.launch import signed
 from runner.launch.prepare import decide, load
+from runner.launch.report import notes
 from runner.launch.run import rehearse, run
 from runner.launch.signed import check_package, require_copy_mounted
 from runner.launch.stages import Decided, Invocation, Stopwatch
@@ -65,9 +66,9 @@ class Package:
         )
         return self.write_file(self.folder / f"{signature}.toml", text)
 
-    def sign(self, key: str = "key", version: str = "1.0.0") -> None:
+    def sign(self, key: str = "key", version: str = "1.0.0", later: float = 0.0) -> None:
         listing = list_package(str(self.root))
-        signature = sign(listing, "shows", version, load_key(str(self.folder / key)), time.time())
+        signature = sign(listing, "shows", version, load_key(str(self.folder / key)), time.time() + later)
         write_signature(str(self.root), signature)
 
     def invocation(self) -> Invocation:
@@ -165,6 +166,13 @@ def test_a_rehearsal_changes_nothing(package: Package, copies: Path) -> None:
     assert planned.decided.signed is not None and planned.decided.copy == ""
     assert planned.plugin.root == str(package.root)
     assert not copies.exists()
+
+
+def test_a_signature_from_the_future_is_a_note(package: Package) -> None:
+    assert [note for note in notes(rehearse(package.invocation(), ENVIRON)) if note.rule == "signature"] == []
+    package.sign(later=3600.0)
+    [note] = [note for note in notes(rehearse(package.invocation(), ENVIRON)) if note.rule == "signature"]
+    assert "in the future" in note.message
 
 
 def test_a_plugin_of_another_manifest_than_the_signed_one_is_refused(package: Package, copies: Path) -> None:

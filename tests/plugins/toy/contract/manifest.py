@@ -1,7 +1,7 @@
 """toy.json: {"toy": ID, "run": [COMMAND, ARG…], "tools": [NAME…], "box": [PART…], "secrets": [NAME…]}
 
 With a box, the toy has these parts of its folder in /box/toy, and a scratch folder /box/scratch. Its secrets
-are files in /box/secrets.
+are files in /box/secrets. "wild": true asks for no cage at all.
 """
 
 import json
@@ -40,7 +40,7 @@ def read(document, binding):
     box = tuple(item.text for item in table.strings("box"))
     secrets = [item.text for item in table.strings("secrets")]
     spec = SandboxSpec(
-        enabled=True,
+        enabled=not document.data.get("wild"),
         scratch=Scratch("/box/scratch") if box else None,
         memory_files=tuple(MemoryFile(f"/box/secrets/{name}", secret=name) for name in secrets),
     )

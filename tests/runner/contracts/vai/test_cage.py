@@ -382,7 +382,7 @@ def test_an_option_of_another_contract_is_refused(tmp_path: Path) -> None:
     for _ in range(2):  # read, and from the cache
         refused = load(str(tmp_path), options={"project": "/srv"})
         assert refused.plugin is None and [d.rule for d in refused.diagnostics] == ["option_foreign"]
-        further = {"timeout": "3", "output_schema": "", "binding_file": "a.json"}
+        further = {"timeout": "3", "output_schema": "", "artifact": "", "binding_file": "a.json"}
         assert load(str(tmp_path), options=further).plugin is not None
 
 
