@@ -67,6 +67,7 @@ async def open_prepared(
         deadline=prepared.deadline,
         on_made=on_made,
     ) as session:
+        del prepared, contents  # they may be large, and the process may live long
         yield session
 
 

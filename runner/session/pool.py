@@ -112,11 +112,12 @@ class Pool:
             value = await session.call(prepared.call, deadline=prepared.deadline, on_progress=on_progress)
         except BaseException as error:
             if worker is not None:
-                await _ended(worker, error)
+                await _ended(worker, error, told_early=self._shares[worker.key].reuses)
             self.invocation = _complete(prepared, worker, error)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
         self.invocation = worker.record = record = prepared.record(end)
+        session.end = None  # nor what it answered last
         identity = session.identity
         assert identity is not None
         shared = self._shares[worker.key].reuses and _is_like_others(prepared)
@@ -170,9 +171,11 @@ class Pool:
         def made(session: Session) -> None:
             worker.session = session
 
+        opening = self._open(prepared, made)
+        del prepared  # a process that waits does not hold what its first call said
         try:
             with worker.scope:
-                async with self._open(prepared, made) as session:
+                async with opening as session:
                     worker.ready.set()
                     await first_of(worker.leave, session.state.over)
         except Exception as error:  # noqa: BLE001 -- raised to the caller that waits for the process
@@ -211,11 +214,11 @@ async def _opened(worker: Worker) -> Session:
     return worker.session
 
 
-async def _ended(worker: Worker, error: BaseException) -> None:
-    """A call that did not succeed ends its process. The plugin's "no" is told at once, everything else when
-    nothing is left of it: then there is a report."""
+async def _ended(worker: Worker, error: BaseException, *, told_early: bool) -> None:
+    """A call that did not succeed ends its process, and is told when nothing is left of it: then there is a
+    report. `told_early`: not so if it is the plugin's "no", which the plugin may say often."""
     worker.end()
-    if not isinstance(error, PluginError):
+    if not (told_early and isinstance(error, PluginError)):
         with trio.CancelScope(shield=True):
             await worker.done.wait()
 

@@ -132,6 +132,11 @@ async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
                 assert told["env"]["VAI_SECRETS_DIR"] == "/sandbox/secrets" and SECRET not in str(told)
                 assert plugin.report is not None and SECRET not in json.dumps(plugin.report)
                 assert plugin.report["invocation"] == plugin.invocation
+            with pytest.raises(PluginError) as caught:
+                await plugin.call("search", {"do": "fail", "status": "retryable_failure"})
+            assert caught.value.report is not None
+            assert caught.value.report["invocation"] == recorded(caught.value) == plugin.invocation
+            assert recorded(plugin)["retryable"] and recorded(plugin)["code"] == "devkit.asked"
 
 
 @pytest.mark.trio
@@ -277,6 +282,14 @@ def test_runner_call(runner_as: Caller, devkit: Path) -> None:
     *told, report = map(json.loads, done.stderr.splitlines())
     assert report["invocation"]["status"] == "succeeded"
     assert {"event": "invocation", "value": report["invocation"]} in told
+
+
+def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
+    words = ("call", "--json", "--events", devkit, "search", "--input", "{}", "--report", "2")
+    done = runner_as(*words, "--secret", "api_key=env:KEY", env={"KEY": SECRET})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["structured_output"]["secrets"] == ["api_key"]  # the plugin has it
+    assert SECRET not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
