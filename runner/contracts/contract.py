@@ -228,6 +228,8 @@ class Contract(Protocol):
         return 0
 
     prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
+    # Keys of a call's context that tell callers apart. No two of them share a process.
+    caller_keys: tuple[str, ...] = ()
     # Names of options that differ from call to call, and say nothing about a cage that serves several.
     options_of_one_call: tuple[str, ...] = ()
 

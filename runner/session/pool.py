@@ -246,10 +246,12 @@ def _with_record(report: dict[str, Any] | None, record: dict[str, Any] | None) -
 
 
 def _key(prepared: PreparedCall) -> Key:
-    """Calls with the same key were prepared alike."""
-    own = prepared.contract.options_of_one_call
+    """Calls with the same key were prepared alike, for the same caller."""
+    contract, context = prepared.contract, prepared.call.context
+    own = contract.options_of_one_call
     options = {name: text for name, text in prepared.prepared.options.items() if name not in own}
-    return (("", prepared.call.kind), *sorted(options.items()))
+    callers = ((f"caller {name}", str(context.get(name, ""))) for name in contract.caller_keys)
+    return (("", prepared.call.kind), *callers, *sorted(options.items()))
 
 
 def _overloaded(most: int) -> Outcome:

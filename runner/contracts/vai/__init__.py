@@ -53,6 +53,7 @@ class VaiContract(Contract):
     prepares_calls = True
     options_shape_plugin = True
     prepared_options = ("timeout", "output_schema", "artifact")
+    caller_keys = ("org_id", "project_id")
     options_of_one_call = ("invocation_id", "timeout", "delivery_id", "artifact")
     secret_files = True
     options = (
