@@ -11,7 +11,7 @@ process starts a process for each `call`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypedDict, Unpack
 
@@ -19,7 +19,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
-from runner.launch.prepare import with_config
+from runner.launch.prepare import secret_contents, with_config
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
 from runner.outcome import Outcome
@@ -28,9 +28,13 @@ from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
-from runner.session.open import open_session
+from runner.session.delegation import open_prepared, prepare_call
+from runner.session.open import bare_report, open_session
+from runner.session.pool import Pool, open_pool
+from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
+from sandbox.cell.contents import Contents
 from sandbox.policy.grant import Overrides
 from sandbox.spec import Limits, is_variable_name
 from sandbox.units import parse_limit
@@ -68,6 +72,7 @@ class Result(NamedTuple):
     identity: Identity
     report: dict[str, Any]
     stderr: str  # the end of what the plugin wrote there
+    invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
 
 
 class Opening(TypedDict, total=False):
@@ -90,10 +95,14 @@ class Opening(TypedDict, total=False):
 class OpenPlugin:
     """A plugin to talk to. Made by `open_plugin`."""
 
-    def __init__(self, plugin: Plugin, session: Session | None, settings: _SessionSettings) -> None:
+    def __init__(
+        self, plugin: Plugin, session: Session | None, settings: _SessionSettings, pool: Pool | None
+    ) -> None:
         self._plugin = plugin
-        self._session = session  # None: each call has its own
+        self._session = session  # None: each call has its own, or one of the pool's
+        self._pool = pool  # for contracts that prepare their calls
         self._settings = settings
+        self._invocation: dict[str, Any] | None = None
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
         self._stderr = ""
@@ -119,8 +128,16 @@ class OpenPlugin:
     @property
     def report(self) -> dict[str, Any] | None:
         """The report (`runner.report.v1`), when the plugin has ended. Where each call has a process of its
-        own, it is the report of the last call."""
-        return self._session.report if self._session is not None else self._report
+        own, it is the report of the last call; where calls share processes, of the last one that ended."""
+        if self._session is not None:
+            return self._session.report
+        return self._report or (self._pool.report if self._pool is not None else None)
+
+    @property
+    def invocation(self) -> dict[str, Any] | None:
+        """The contract's own record of the call that ended last, where the contract has one. Also of a call
+        that failed, was refused or was cancelled."""
+        return self._invocation
 
     @property
     def stderr(self) -> str:
@@ -133,16 +150,20 @@ class OpenPlugin:
         name: str,
         input: Any = None,  # noqa: A002 -- what it is called everywhere else
         *,
-        kind: Kind = "tool",
+        kind: Kind | None = None,
         seconds: float | None = None,
         context: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The answer, as JSON values. `seconds` replaces the timeout of the contract; the
-        `call` limit holds all the same. Cancelling it cancels the call, not the plugin."""
+        """The answer, as JSON values. `kind`: None is the first that the contract has, mostly "tool".
+        `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
+        cancels the call, not the plugin."""
+        kind = kind or find_contract(self._plugin.contract).kinds[0]
         call = Call(kind, name, input, context or {})
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
+        if self._pool is not None:
+            return await self._call_prepared(self._pool, call, seconds, on_progress)
         try:
             result = await self._settings.once(call, seconds, on_progress)
         except (PluginError, PluginFailure) as error:
@@ -151,9 +172,30 @@ class OpenPlugin:
         self._identity, self._report, self._stderr = result.identity, result.report, result.stderr
         return result.value
 
+    async def _call_prepared(
+        self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None
+    ) -> Any:
+        try:
+            prepared = await self._settings.prepare(call, seconds)
+        except (PluginError, PluginFailure) as error:
+            self._invocation, self._report, self._stderr = error.invocation, error.report, error.stderr
+            raise
+        try:
+            invoked = await pool.call(prepared, on_progress)
+        except (PluginError, PluginFailure) as error:
+            self._report, self._stderr = error.report, error.stderr
+            raise
+        finally:
+            self._invocation = pool.invocation
+        self._identity, self._report, self._stderr = invoked.identity, invoked.report, invoked.stderr
+        return invoked.value
+
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """What the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
         entry is as the contract has it, with a name (resources: a uri)."""
+        if self._pool is not None:  # nothing runs before there is a call, and the manifest says it all
+            await trio.lowlevel.checkpoint()
+            return [{"name": name} for name in dict(self._plugin.exports).get(what, ())]
         listed: Sequence[Mapping[str, Any]] = await self.call(what, kind="list")
         return listed
 
@@ -183,6 +225,7 @@ class _SessionSettings(NamedTuple):
     services: Services | None
     config: Any
     secrets: Secrets | None
+    contents: Contents | None = None  # the secrets that the cage delivers
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -193,8 +236,36 @@ class _SessionSettings(NamedTuple):
             services=self.services,
             config=self.config,
             secrets=self.secrets,
+            contents=self.contents,
             call=call,
             seconds=seconds,
+        )
+
+    async def prepare(self, call: Call, seconds: float | None) -> PreparedCall:
+        """Raises InvalidCall and PluginFailure, with a report: nothing was started."""
+        try:
+            return await prepare_call(
+                self.invocation,
+                call,
+                seconds=seconds,
+                secrets=self.secrets,
+                config=self.config,
+                services=self.services,
+            )
+        except (PluginError, PluginFailure) as error:
+            report = bare_report(self.invocation, error.outcome)
+            error.report = report if error.invocation is None else {**report, "invocation": error.invocation}
+            raise
+
+    def prepared_session(
+        self, prepared: PreparedCall, on_made: Callable[[Session], None]
+    ) -> AbstractAsyncContextManager[Session]:
+        return open_prepared(
+            prepared,
+            environ=self.environ,
+            services=self.services,
+            config=self.config,
+            on_made=on_made,
         )
 
     async def once(self, call: Call, seconds: float | None, on_progress: OnProgress | None) -> Result:
@@ -227,9 +298,11 @@ async def open_plugin(
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of this program, where the policy allows it. `config`: for plugins that take one. `secrets`: for
-    plugins whose contract sends them; they are never shown, logged or reported. `server`: which one
+    plugins whose contract sends them, or has them as files (text or bytes); they are never shown, logged or
+    reported. `server`: which one
     of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
-    {"memory": "256M"}. `options`: the contract's own, by name without the dashes. `environ`: the operator's
+    {"memory": "256M"}. `options`: the contract's own, by name without the dashes; of one that names a file,
+    what the file says. `environ`: the operator's
     environment, if it is not this process's.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
@@ -258,30 +331,43 @@ async def open_plugin(
         None if secrets is None else Secrets(secrets),
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
-    loaded: ManifestRead = await trio.to_thread.run_sync(
-        lambda: load(
-            settings.invocation.manifest,
-            contract=contract,
-            server=server,
-            options=options,
-            config=settings.invocation.config,
-        )
-    )
+    loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)
     plugin = loaded.plugin
-    if secrets and plugin is not None and not find_contract(plugin.contract).takes_secrets:
-        raise ValueError(f"secrets: the contract {plugin.contract} sends its plugins none")
-    one_shot = plugin is not None and find_contract(plugin.contract).one_shot
+    known = None if plugin is None else find_contract(plugin.contract)
+    if secrets and known is not None:
+        if not known.takes_secrets and not known.secret_files:
+            raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
+        settings = settings._replace(contents=secret_contents(known, secrets))
+    one_shot = known is not None and known.one_shot
     async with AsyncExitStack() as stack:
-        session = None if one_shot else await stack.enter_async_context(settings.session())
+        session: Session | None = None
+        pool: Pool | None = None
+        if known is not None and known.prepares_calls:
+            pool = await stack.enter_async_context(open_pool(settings.prepared_session))
+        elif not one_shot:
+            session = await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:
             # It was changed since we read it. A one-shot plugin without a call would have no clock.
             message = "the manifest was changed while the plugin was opened"
             raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
         plugin = session.terms.plugin if session is not None else plugin
         assert plugin is not None  # else the monitor has raised what is wrong with the manifest
-        opened = OpenPlugin(plugin, session, settings)
+        opened = OpenPlugin(plugin, session, settings, pool)
         with opened._send_event:
             yield opened
+
+
+def _load(invocation: Invocation) -> ManifestRead:
+    """Where calls are prepared, the options are about a call: nothing is chosen before there is one."""
+    name = contract_at(invocation.manifest, invocation.contract)
+    prepares = name is not None and find_contract(name).prepares_calls
+    return load(
+        invocation.manifest,
+        contract=invocation.contract,
+        server=invocation.server,
+        options={} if prepares else dict(invocation.options),
+        config=invocation.config,
+    )
 
 
 async def run(
@@ -289,7 +375,7 @@ async def run(
     name: str,
     input: Any = None,  # noqa: A002
     *,
-    kind: Kind = "tool",
+    kind: Kind | None = None,
     seconds: float | None = None,
     context: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
@@ -302,12 +388,13 @@ async def run(
             name, input, kind=kind, seconds=seconds, context=context, on_progress=on_progress
         )
         stderr = plugin.stderr
-    return Result(value, plugin.identity, plugin.report or {}, plugin.stderr or stderr)
+    stderr = plugin.stderr or stderr
+    return Result(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
 
 
-def _require_kind(path: Path, kind: Kind, chosen: str | None) -> None:
+def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
     """Before anything is started, so that the plugin is not blamed for what its contract does not have."""
-    name = None if kind in ("tool", "list") else contract_at(os.fspath(path), chosen)
+    name = None if kind in (None, "tool", "list") else contract_at(os.fspath(path), chosen)
     if name is not None and kind not in find_contract(name).kinds:
         message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))

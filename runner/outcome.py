@@ -9,7 +9,9 @@ Nothing was started
   policy_denied              policy, plan            "the manifest asks for 2 things it may not have"
   sandbox_unavailable        plan, launch            "the memory limit cannot be enforced: REASON"
   launch_failed              manifest, plan, launch  "the program is not in the cage: REASON"
-  quarantined, overloaded    launch                  not produced yet
+  overloaded                 launch                  "all 4 processes that may serve this call at once are
+                                                     busy": where a contract limits them (session/pool.py)
+  quarantined                launch                  not produced yet
 The plugin broke its contract (in a session, or with `exec --inspect`)
   handshake_failed           handshake               what is wrong with its answer to the handshake
   protocol_version_mismatch  handshake               which versions it speaks, and which the contract has
@@ -18,8 +20,8 @@ The plugin broke its contract (in a session, or with `exec --inspect`)
   tool_not_exposed           handshake, call         "the plugin does not offer the tool NAME"
   malformed_response         handshake, call, run    what is wrong with the bytes
 The plugin ended, or was ended
-  timeout                    handshake, call, idle,  "there was no answer within TIME", "the deadline
-                             invocation              passed", "there was no answer to health.check within
+  timeout                    launch, handshake,      "there was no answer within TIME", "the deadline
+                             call, idle, invocation  passed", "there was no answer to health.check within
                                                      TIME". The phase names the clock
   crashed                    handshake, call, idle,  "the plugin ended with status N", "the plugin exceeded
                              run, teardown           its NAME limit of AMOUNT"

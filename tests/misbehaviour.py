@@ -14,9 +14,7 @@ from tests.conftest import ROOT
 Contract = Literal["rune", "nexo", "mcp", "kaged", "ainb", "vai"]
 Moment = Literal["start", "hello", "call"]
 
-CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged", "ainb")
-# Those that the plugin speaks. What is not in CONTRACTS is tested without a cage only.
-SPOKEN: tuple[Contract, ...] = (*CONTRACTS, "vai")
+CONTRACTS: tuple[Contract, ...] = ("rune", "nexo", "mcp", "kaged", "ainb", "vai")
 # Those whose messages are frames with a header.
 WITH_HEADERS: tuple[Contract, ...] = ("ainb", "vai")
 PLUGIN = ROOT / "tests/plugins/misbehaving/plugin.py"

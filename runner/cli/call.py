@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.json_option import read_json_option
-from runner.cli.options import add_invocation, invocation_of
+from runner.cli.options import add_invocation, invocation_of, secrets_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import say
 from runner.contracts.registry import all_kinds, find_contract
@@ -17,9 +17,11 @@ from sandbox.document.diagnostic import printable, quoted
 if TYPE_CHECKING:
     import argparse
 
+    from runner.contracts.contract import Contract
     from runner.launch.forkserver import LaunchTicket
     from runner.launch.stages import Invocation
     from runner.protocol.secrets import Secrets
+    from sandbox.cell.contents import Contents
 
 NAME = "call"
 HELP = "call a plugin's tool in its cage and print the result as JSON"
@@ -42,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind",
         metavar="KIND",
         choices=_Kinds(),
-        default="tool",
-        help="what NAME names: %(choices)s (default: %(default)s)",
+        help="what NAME names: %(choices)s (default: the first that the contract has, mostly tool)",
     )
     parser.add_argument(
         "--timeout",
@@ -109,12 +110,13 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
         " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
-        " more are replaced by [secret]; not in the result of a call, and not in an encoding such as base64",
+        " more are replaced by [secret], also in base64, hex and percent signs; not in the result of a call",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        args.kind = args.kind or _default_kind(args)
         _check(args)
         invocation = invocation_of(args)
         seconds = _seconds(args.timeout)
@@ -130,18 +132,28 @@ def run(args: argparse.Namespace) -> int:
             invocation = invocation._replace(args=())
         invocation, config = configured(invocation)
         secrets = read_secrets(args)
+        contents = None if _prepares(args) else contents_of(args, secrets)
         sink = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         say(f"runner call: {printable(str(error))}")
         return USAGE_ERROR
+    if _prepares(args):
+        return _run_prepared(args, invocation, (given, context or {}), seconds, config, secrets, sink)
     # The cage is built while this process imports the session.
-    sent = request_launch(invocation) if args.repeat is None else None
+    sent = request_launch(invocation, contents) if args.repeat is None else None
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
     request = SessionRequest(
-        invocation, Call(args.kind, args.name, given, context or {}), seconds, config, secrets, sink, sent
+        invocation,
+        Call(args.kind, args.name, given, context or {}),
+        seconds,
+        config,
+        secrets,
+        sink,
+        sent,
+        contents,
     )
     output = Output("call", as_json=args.json, events=args.events)
     if args.repeat is not None:
@@ -155,6 +167,70 @@ def run(args: argparse.Namespace) -> int:
     from runner.cli.live.call_once import call_once
 
     return call_once(request, output)
+
+
+def _run_prepared(
+    args: argparse.Namespace,
+    invocation: Invocation,
+    said: tuple[Any, dict[str, Any]],
+    seconds: float | None,
+    config: Any,
+    secrets: Secrets | None,
+    sink: ReportFile,
+) -> int:
+    """A call that is complete, or refused, before anything is started. `said`: its input and its context."""
+    from runner.exceptions import PluginError, PluginFailure
+    from runner.protocol.dialect import Call
+    from runner.session.prepared import cage_contents, complete_call
+
+    call = Call(args.kind, args.name, *said)
+    if args.repeat is not None:
+        from runner.cli.live.call_many import call_many
+        from runner.cli.live.output import Output
+        from runner.cli.live.session import SessionRequest
+
+        output = Output("call", as_json=args.json, events=args.events)
+        request = SessionRequest(invocation, call, seconds, config, secrets, sink, None)
+        return call_many(request, output, args.repeat, args.concurrency or 1, prepares=True)
+    try:
+        prepared = complete_call(invocation, call, seconds=seconds, secrets=secrets, config=config)
+        contents = cage_contents(prepared)
+    except (PluginError, PluginFailure) as error:
+        from runner.cli.live.output import Output
+        from runner.cli.live.session import tell_refused
+
+        output = Output("call", as_json=args.json, events=args.events)
+        return tell_refused(invocation, error, output, sink)
+    sent = request_launch(prepared.invocation, contents)
+    from runner.cli.live.call_once import call_once
+    from runner.cli.live.output import Output
+    from runner.cli.live.session import SessionRequest
+
+    request = SessionRequest(
+        prepared.invocation, prepared.call, seconds, config, prepared.secrets, sink, sent, contents, prepared
+    )
+    return call_once(request, Output("call", as_json=args.json, events=args.events))
+
+
+def _default_kind(args: argparse.Namespace) -> str:
+    contract = _contract(args)
+    return "tool" if contract is None else contract.kinds[0]
+
+
+def _prepares(args: argparse.Namespace) -> bool:
+    contract = _contract(args)
+    return contract is not None and contract.prepares_calls
+
+
+def _contract(args: argparse.Namespace) -> Contract | None:
+    """None: the launch will say what is wrong with the manifest."""
+    known: tuple[str, Contract | None] | None = getattr(args, "known_contract", None)
+    if known is None or known[0] != args.manifest:  # it is looked for once, and `tools` has several manifests
+        from runner.manifest.load import contract_at
+
+        name = contract_at(args.manifest, args.contract)
+        known = args.known_contract = args.manifest, None if name is None else find_contract(name)
+    return known[1]
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -185,26 +261,21 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
     """ValueError: the plugin's contract has no such kind or context. Nothing was started yet."""
     if args.kind == "tool" and not context:
         return  # every contract has tools
-    from runner.manifest.load import contract_at
-
-    name = contract_at(args.manifest, args.contract)
-    if name is None:
-        return  # the launch will say what is wrong with the manifest
+    contract = _contract(args)
+    if contract is None:
+        return
     from runner.protocol.dialect import Call, stray_context
 
-    contract = find_contract(name)
     if args.kind not in contract.kinds:
-        raise ValueError(f"--kind {args.kind}: the contract {name} has {', '.join(contract.kinds)}")
+        raise ValueError(f"--kind {args.kind}: the contract {contract.name} has {', '.join(contract.kinds)}")
     if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
         raise ValueError(f"--context: {stray}")
 
 
 def _takes_arguments(args: argparse.Namespace) -> bool:
     """Whether what follows -- is for the call, and not for the plugin's program."""
-    from runner.manifest.load import contract_at
-
-    name = contract_at(args.manifest, args.contract) if args.kind == "tool" else None
-    return name is not None and find_contract(name).arguments_are_input
+    contract = _contract(args) if args.kind == "tool" else None
+    return contract is not None and contract.arguments_are_input
 
 
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:
@@ -220,11 +291,14 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets | None:
-    """ValueError says what is wrong with --secrets, and nothing that the file says."""
-    if args.secrets is None:
+    """ValueError says what is wrong with --secrets or --secret, and nothing of a secret."""
+    given = secrets_of(args)
+    if args.secrets is None and not given:
         return None
     from runner.protocol.secrets import Secrets
 
+    if args.secrets is None:
+        return Secrets({name: _as_text(value) for name, value in given.items()})
     word = args.secrets if args.secrets == "-" else f"@{args.secrets}"
     try:
         value = read_json_option("--secrets", word)
@@ -234,24 +308,41 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
         raise ValueError(f"--secrets {args.secrets}: {why}") from None
     if not isinstance(value, dict):
         raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
-    from runner.manifest.load import contract_at
+    contract = _contract(args)
+    if contract is not None and not contract.takes_secrets:
+        raise ValueError(
+            f"--secrets: the contract {contract.name} sends its plugins no secrets; leave it out"
+        )
+    return Secrets({**value, **{name: _as_text(secret) for name, secret in given.items()}})
 
-    name = contract_at(args.manifest, args.contract)
-    if name is not None and not find_contract(name).takes_secrets:
-        raise ValueError(f"--secrets: the contract {name} sends its plugins no secrets; leave it out")
-    return Secrets(value)
+
+def _as_text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
-def request_launch(invocation: Invocation) -> LaunchTicket | None:
+def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents | None:
+    """The secrets that the cage delivers as files."""
+    contract = None if secrets is None else _contract(args)
+    if contract is None:
+        return None
+    from runner.launch.prepare import secret_contents
+
+    return secret_contents(contract, secrets)
+
+
+def request_launch(invocation: Invocation, contents: Contents | None = None) -> LaunchTicket | None:
     """Have a fork of this process launch the plugin while this one imports the rest. None: the session will
-    launch it later, which is slower."""
+    launch it later, which is slower. `contents`: of the cage's files in memory."""
     from runner.launch import forkserver
 
     try:
         maker = forkserver.start_by_fork()
         if maker is None:
             return None
-        ticket = forkserver.LaunchTicket(invocation, environ=os.environ)
+        ticket = forkserver.LaunchTicket(invocation, environ=os.environ, contents=contents)
         ticket.send(maker)
     except OSError:
         return None  # the session tries again and reports why

@@ -7,10 +7,11 @@ import select
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from runner.cli.options import add_invocation, invocation_of
+from runner.cli.options import add_invocation, invocation_of, secrets_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.contracts.registry import find_contract
 from runner.launch.run import run as run_plugin
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.launch.acquire import Acquired
+    from sandbox.cell.contents import Contents
     from sandbox.network.egress import AuditLine
 
 NAME = "exec"
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         if args.config == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
         invocation = invocation_of(args)
+        secrets = secrets_of(args)
+        contents = _contents(secrets) if secrets else None
         report_file = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         from runner.cli.text import say
@@ -78,8 +82,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with watch_caller() as caller:
             _refuse_directories()
-            host = _CommandLine(caller, inspect=args.inspect, tty=args.tty, events=args.events)
-            stage = ended = run_plugin(invocation, os.environ, began, host)
+            host = _CommandLine(
+                caller, inspect=args.inspect, tty=args.tty, events=args.events, secrets=secrets
+            )
+            stage = ended = run_plugin(invocation, os.environ, began, host, contents)
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
     except Exception as error:
         outcome, status = judge_error(error)
@@ -88,13 +94,15 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(error, Failure):
             stage = error.stage
     outcome = diagnose(outcome, stage)
+    if secrets:
+        outcome = outcome._replace(**_without(secrets, {"message": outcome.message, "hint": outcome.hint}))
     # The report first: nobody may be reading stderr, and that must cost neither the report nor the status.
     with suppress(OSError):
         try:
             if report_file.wanted:
                 from runner.launch.report import report
 
-                report_file.write(report(stage, outcome, status))
+                report_file.write(_without(secrets, report(stage, outcome, status)))
         except ReportFileError as error:
             from runner.cli.text import say
 
@@ -107,11 +115,36 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
+def _contents(secrets: Mapping[str, bytes]) -> Contents:
+    from sandbox.cell.contents import Contents
+
+    return Contents({name: value for name, value in secrets.items() if not name.startswith("--")})
+
+
+def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str, Any]:
+    """The report without secrets that the plugin repeated in something of it."""
+    if not secrets:
+        return document
+    from runner.protocol.secrets import Secrets
+
+    hidden: dict[str, Any] = Secrets(secrets).hide_in(document)
+    return hidden
+
+
 class _CommandLine:
     """The host of a launch whose caller has only streams, signals and an exit status."""
 
-    def __init__(self, caller: int | None, *, inspect: bool, tty: bool, events: bool = False) -> None:
+    def __init__(
+        self,
+        caller: int | None,
+        *,
+        inspect: bool,
+        tty: bool,
+        events: bool = False,
+        secrets: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.caller = caller
+        self._secrets = secrets
         self._inspect = inspect
         self._tty = tty
         self._events = events
@@ -135,6 +168,11 @@ class _CommandLine:
     def see_started(self, started: Started) -> Started:
         if self._events and started.audit is not None:
             started.audit.on_line = _print_audit
+        if self._secrets and started.relay is not None:
+            from runner.protocol.secrets import Secrets
+
+            secrets = Secrets(self._secrets)
+            started.relay.conceal(secrets.hide_in_tail, secrets.longest)
         return started
 
 

@@ -190,11 +190,9 @@ def _owned(planned: Planned | None, path: str) -> Ownership | None:
 
 def _origin(planned: Planned, shown: ShownPath) -> str:
     owned = _owned(planned, shown.path) if shown.access == "write" else None
+    if shown.inside:
+        return f"{shown.origin}; on the host {shown.path}"
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
-
-
-def _name_inside(shown: ShownPath) -> str:
-    return f"{shown.inside} (on the host {shown.path})" if shown.inside else shown.path
 
 
 def _why(stage: Stage | None, denial: Denial) -> str:
@@ -265,7 +263,9 @@ def _lifecycle(value: float | str) -> str:
 def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     if not planned.grant.unsandboxed:
         yield ""
-        shown = [(path.access, _name_inside(path), path.state, _origin(planned, path)) for path in plan.shown]
+        shown = [
+            (path.access, path.inside or path.path, path.state, _origin(planned, path)) for path in plan.shown
+        ]
         if planned.grant.scratch is not None:
             size = _amount("disk", planned.grant.scratch_bytes)
             shown.append(

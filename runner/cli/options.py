@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.registry import contract_options
+from runner.contracts.registry import all_contracts, contract_options, find_contract, option_owners
 from runner.launch.stages import Invocation
-from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits, is_variable_name
@@ -16,6 +16,8 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
+
+    from runner.contracts.contract import ContractOption
 
 
 def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
@@ -41,9 +43,22 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
     )
     add_config(parser)
     add_limits(parser)
+    if launching:
+        add_secrets(parser)
     add_contract_options(parser)
     parser.set_defaults(arguments=[])
     parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
+
+
+def add_secrets(parser: argparse.ArgumentParser) -> None:
+    """For verbs that start a plugin."""
+    parser.add_argument(
+        "--secret",
+        metavar="NAME=@FILE|env:NAME",
+        action="append",
+        default=[],
+        help="a secret for plugins that have them as files, from a file or a variable; never shown",
+    )
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -143,17 +158,126 @@ def add_contract_options(parser: argparse.ArgumentParser) -> None:
 # Keeps their values apart from our own options in what argparse returns.
 _CONTRACT_DEST = "contract_option_"
 
+_MOST_FILE_BYTES = 1 << 20  # of a file that an option of a contract names
+_MOST_SECRET_BYTES = 1 << 20  # the limit of all secrets together (sandbox/cell/contents.py)
+
 
 def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
-    """The values given for options of contracts, by name. ValueError: one is empty."""
-    found = []
-    for dest, value in vars(args).items():
-        if dest.startswith(_CONTRACT_DEST) and value is not None:
-            name = dest.removeprefix(_CONTRACT_DEST)
-            if value == "":
-                raise ValueError(_empty(name))
+    """The values given for options of contracts, by name. ValueError: one is empty, or names a file that
+    cannot be read. Secrets are not among them: a launch keeps and passes on what is."""
+    found: list[tuple[str, str]] = []
+    for name, value, option in _given(args):
+        if option is not None and option.secret:
+            continue
+        if option is None or not option.reads_file:
             found.append((name, value))
+        else:
+            found += [(name, _file_text(option.flag, value)), (f"{name}_file", value)]
     return tuple(found)
+
+
+def _given(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption | None]]:
+    """The options of contracts that were given, with their values. Contracts may share a flag: then the
+    plugin's own contract says what its value is. None: it has no such option, and `load` refuses it."""
+    for dest, value in vars(args).items():
+        if not dest.startswith(_CONTRACT_DEST) or value is None:
+            continue
+        name = dest.removeprefix(_CONTRACT_DEST)
+        if value == "":
+            raise ValueError(_empty(name))
+        owners = {
+            contract.name: option
+            for contract in all_contracts()
+            for option in contract.options
+            if option.name == name
+        }
+        first, *others = owners.values()
+        if any((each.secret, each.reads_file) != (first.secret, first.reads_file) for each in others):
+            yield name, value, owners.get(_contract_of(args) or "")
+        else:
+            yield name, value, first
+
+
+def _contract_of(args: argparse.Namespace) -> str | None:
+    from runner.manifest.load import contract_at
+
+    several = getattr(args, "manifests", None)  # of `check`: the first counts
+    return contract_at(several[0] if several else args.manifest, args.contract)
+
+
+def _file_text(flag: str, path: str) -> str:
+    raw = _read_file(f"{flag} ", path, path, _MOST_FILE_BYTES)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{flag} {path}: byte {error.start} of it is not UTF-8") from None
+
+
+def _read_file(flag: str, path: str, shown: str, most: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"{flag}{shown}: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{flag}{shown}: this cannot be the name of a file") from None
+    if len(raw) > most:
+        raise ValueError(f"{flag}{shown}: it has more than {most >> 20} MiB")
+    return raw
+
+
+# --- secrets ------------------------------------------------------------------------------------------------
+
+
+def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
+    """The operator's secrets: those of --secret by their name, those of contracts' options by their flag.
+    ValueError says what is wrong, and nothing of a secret."""
+    found: dict[str, bytes] = {}
+    for word in getattr(args, "secret", ()):
+        name, equals, source = word.partition("=")
+        if not equals or not name or name.startswith("-"):
+            raise ValueError("--secret: write NAME=@FILE, or NAME=env:VARIABLE")
+        if name in found:
+            raise ValueError(f"--secret {printable(name)}: it is given twice")
+        found[name] = read_secret(f"--secret {printable(name)}=", source)
+    if found:
+        contract = _contract_of(args)
+        if contract is not None and not find_contract(contract).secret_files:
+            other = "; use --secrets" if find_contract(contract).takes_secrets else "; leave it out"
+            raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
+    for name, value, option in _given(args):
+        if option is not None and option.secret:
+            _require_own(args, name, option)
+            # A line end behind a token in a file is not part of it.
+            found[option.flag] = read_secret(f"{option.flag} ", value).removesuffix(b"\n").removesuffix(b"\r")
+    return found
+
+
+def _require_own(args: argparse.Namespace, name: str, option: ContractOption) -> None:
+    """`load` does this for options that are no secret."""
+    contract, owners = _contract_of(args), option_owners(name)
+    if contract is not None and contract not in owners:
+        belongs = f"{option.flag} belongs to {' and '.join(owners)}, and this is a manifest of {contract}"
+        raise ValueError(f"{belongs}; leave {option.flag} out")
+
+
+def read_secret(flag: str, source: str) -> bytes:
+    """What @FILE or env:NAME stands for, as it is. ValueError says what is wrong, and shows no secret."""
+    if source.startswith("@"):
+        raw = _read_file(flag, source[1:], source, _MOST_SECRET_BYTES)
+        if not raw:
+            raise ValueError(f"{flag}{source}: the file is empty")
+        return raw
+    if source.startswith("env:"):
+        value = os.environb.get(os.fsencode(source[4:]))
+        if not value:
+            what = "there is no such variable" if value is None else "the variable is empty"
+            raise ValueError(f"{flag}{source}: {what}")
+        return value
+    raise ValueError(
+        f"{flag.rstrip(' =')}: write @FILE, or env:NAME for a variable; everybody on this machine can read a"
+        " command line"
+    )
 
 
 def _empty(name: str) -> str:

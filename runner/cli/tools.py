@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runner.cli.call import add_talking, configured, read_secrets, request_launch
+from runner.cli.call import add_talking, configured, contents_of, read_secrets, request_launch
 from runner.cli.options import add_invocation, invocation_of
 from runner.cli.report_file import ReportFile, ReportFileError
 from runner.cli.text import print_diagnostics, say
@@ -72,16 +72,17 @@ def _list(args: argparse.Namespace) -> int:
     """Raises ReportFileError or ValueError."""
     invocation, config = configured(invocation_of(args))
     secrets = read_secrets(args)
+    contents = contents_of(args, secrets)
     sink = ReportFile(args.report)
     if (listed := _list_declared(args, invocation, sink)) is not None:
         return listed
-    sent = request_launch(invocation)
+    sent = request_launch(invocation, contents)
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
     from runner.protocol.dialect import Call
 
-    request = SessionRequest(invocation, Call("list", "tools"), None, config, secrets, sink, sent)
+    request = SessionRequest(invocation, Call("list", "tools"), None, config, secrets, sink, sent, contents)
     return list_all(request, Output("tools", as_json=args.json, events=args.events))
 
 

@@ -147,6 +147,16 @@ class Contract(Protocol):
         if there is none."""
         ...
 
+    # Whether options only choose from what the manifest says, and narrow it. Then the plugin without options
+    # is cached, and `shape` applies the options to it.
+    options_shape_plugin: bool = False
+
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """What `read` with these options gives, from what it gives without any."""
+        raise AssertionError(f"the options of the contract {self.name} need its manifest")
+
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from, where `several_plugins` is set."""
         return ()
@@ -217,7 +227,10 @@ class Contract(Protocol):
         """How many calls may run at once where each process serves one; 0: any number."""
         return 0
 
-    # The options of a prepared call that say nothing about its cage and differ from call to call.
+    prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
+    # Keys of a call's context that tell callers apart. No two of them share a process.
+    caller_keys: tuple[str, ...] = ()
+    # Names of options that differ from call to call, and say nothing about a cage that serves several.
     options_of_one_call: tuple[str, ...] = ()
 
     def record(

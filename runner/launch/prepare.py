@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.contracts.registry import find_contract
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
@@ -17,6 +17,7 @@ from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.cache import fingerprint
+from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
@@ -24,6 +25,10 @@ from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest
+
+if TYPE_CHECKING:
+    from runner.contracts.contract import Contract
+    from sandbox.cell.contents import Contents
 
 
 def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
@@ -37,7 +42,7 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     )
     if read.plugin is None:
         raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
-    loaded = Loaded(invocation, read.plugin, read.diagnostics)
+    loaded = Loaded(invocation, _with_present_parts(read.plugin), read.diagnostics)
     if read.plugin.entrypoint is None:
         outcome = Outcome(
             "launch_failed",
@@ -54,6 +59,16 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     return loaded._replace(timings=watch.lap("manifest"))
 
 
+def _with_present_parts(plugin: Plugin) -> Plugin:
+    """The plugin without the parts of its folder that do not exist. Its manifest is cached, and says nothing
+    about them. If none exists they stay: no parts would mean the whole folder."""
+    if plugin.root is None or not plugin.root_parts:
+        return plugin
+    root = plugin.root
+    present = tuple(part for part in plugin.root_parts if os.path.lexists(os.path.join(root, part)))
+    return plugin._replace(root_parts=present or plugin.root_parts)
+
+
 def with_config(invocation: Invocation, config: Any) -> Invocation:
     """The invocation, with the plugin's configuration if its cage depends on it. Raises ValueError if that is
     not JSON."""
@@ -63,6 +78,24 @@ def with_config(invocation: Invocation, config: Any) -> Invocation:
     name = None if config is None else contract_at(invocation.manifest, invocation.contract)
     shapes = name is not None and find_contract(name).config_shapes_cage
     return invocation._replace(config=wire.encode(config).decode() if shapes else "")
+
+
+def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Contents | None:
+    """The secrets that the cage delivers as files; None if the contract has none such. The values of options,
+    whose names begin with dashes, are not among them. Raises ValueError if one is neither text nor bytes, or
+    they are too large."""
+    if not secrets or not contract.secret_files:
+        return None
+    from sandbox.cell.contents import Contents
+
+    found: dict[str, bytes] = {}
+    for name, value in secrets.items():
+        if name.startswith("--"):
+            continue
+        if not isinstance(value, str | bytes):
+            raise ValueError(f"secrets: the value of {quoted(name)} has to be text or bytes")
+        found[name] = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    return Contents(found)
 
 
 def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Decided:

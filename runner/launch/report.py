@@ -101,7 +101,9 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return (Note("unsandboxed", UNSANDBOXED),)
     # Paths that the policy refuses are let pass only if they do not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
-    found = (*planned.plan.notes, *map(missing_note, absent), *_network_notes(stage))
+    signed = planned.decided.signed
+    warned = (Note("signature", signed.warning),) if signed is not None and signed.warning else ()
+    found = (*planned.plan.notes, *map(missing_note, absent), *warned, *_network_notes(stage))
     missing = [note for note in found if note.rule == "missing"]
     if len(missing) <= NOTES_SHOWN:
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from runner.contracts.registry import all_contracts, contract_names, find_contract, option_owners
 from runner.manifest import cache
@@ -18,6 +19,9 @@ from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.contracts.contract import Contract
 
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
@@ -167,20 +171,33 @@ def load(
         found = find(path, contract)
         raw = read_bounded(found.path) if text is None else text
         home = _home()
-        # An option may name a file, and no cache key covers its content. So such a plugin is not cached, nor
-        # is one with a configuration.
-        key = "" if options or config else cache.key(found.path, raw, found.contract, server, home)
+        # An option may name a file, and no cache key covers its content. So a plugin that was read with
+        # options is not cached, nor is one with a configuration.
+        key = "" if config else cache.key(found.path, raw, found.contract, server, home)
         cached = cache.load(key) if key else None
-        if cached is not None:
+        if cached is not None and (not options or find_contract(cached[0].contract).options_shape_plugin):
             plugin, diagnostics = cached
-            return ManifestRead(plugin, found.diagnostics + diagnostics)
+            return _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
         name, document = _recognise(found, raw)
     except DocumentError as error:
         return ManifestRead(None, error.diagnostics)
-    loaded = _read(name, document, server, home, options, config)
-    if loaded.plugin is not None and key:
+    shapes = find_contract(name).options_shape_plugin
+    loaded = _read(name, document, server, home, {} if shapes else options, config)
+    if loaded.plugin is not None and key and (shapes or not options):
         cache.store(key, loaded.plugin, loaded.diagnostics)
-    return ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
+    read = ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
+    return _shape(read, options) if shapes else read
+
+
+def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
+    if read.plugin is None or not options:
+        return read
+    contract = find_contract(read.plugin.contract)
+    if (fault := _foreign_option(contract, options)) is not None:
+        refused = Diagnostic(read.plugin.manifest, 1, 1, "option_foreign", *fault)
+        return ManifestRead(None, (refused,))
+    plugin, diagnostics = contract.shape(read.plugin, options)
+    return ManifestRead(plugin, read.diagnostics + diagnostics)
 
 
 def contract_at(path: str, chosen: str | None = None) -> str | None:
@@ -254,14 +271,8 @@ def _read(
     name: str, document: Document, server: str | None, home: str, options: Mapping[str, str], config: str
 ) -> ManifestRead:
     contract = find_contract(name)
-    own = {option.name for option in contract.options}
-    for option in options:
-        if option not in own:
-            flag = "--" + option.replace("_", "-")
-            owners = " and ".join(option_owners(option)) or "no contract"
-            message = f"{flag} belongs to {owners}, and this is a manifest of {name}"
-            refused = document.diagnostic((), "option_foreign", message, f"leave {flag} out")
-            return ManifestRead(None, (refused,))
+    if (fault := _foreign_option(contract, options)) is not None:
+        return ManifestRead(None, (document.diagnostic((), "option_foreign", *fault),))
     if config and not contract.config_shapes_cage:
         message = f"the cage of a {name} plugin does not depend on its configuration"
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
@@ -274,6 +285,19 @@ def _read(
         return ManifestRead(None, (refused, *diagnostics))
     read = contract.read(document, server=server, home=home, options=options, config=value)
     return ManifestRead(*read)
+
+
+def _foreign_option(contract: Contract, options: Mapping[str, str]) -> tuple[str, str] | None:
+    """Message and hint about an option of another contract."""
+    own = {option.name for option in contract.options} | set(contract.prepared_options)
+    own |= {f"{option.name}_file" for option in contract.options if option.reads_file}
+    for option in options:
+        if option not in own:
+            flag = "--" + option.replace("_", "-")
+            owners = " and ".join(option_owners(option)) or "no contract"
+            message = f"{flag} belongs to {owners}, and this is a manifest of {contract.name}"
+            return message, f"leave {flag} out"
+    return None
 
 
 def _parsed(config: str) -> object:

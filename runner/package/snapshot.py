@@ -53,20 +53,19 @@ def take_snapshot(root: str, environ: Mapping[str, str]) -> Iterator[PackageCopy
     except (OSError, LinkRefused, TooManyLinks) as error:
         raise _no_place(folder, error) from None
     try:
-        sweep_snapshots(parent)
         try:
+            sweep_snapshots(parent)
             name, held = _make_holder(parent)
         except OSError as error:
             raise _no_place(folder, error) from None
         try:
-            copy = os.path.join(place, name, _PACKAGE)
-            with _Copy(held) as keeper:
-                try:
+            try:
+                with _Copy(held) as keeper:
                     listing = list_package(root, keeper)
                     keeper.finish()
-                except OSError as error:
-                    raise _no_place(folder, error) from None
-            yield PackageCopy(copy, listing)
+            except OSError as error:
+                raise _no_place(folder, error) from None
+            yield PackageCopy(os.path.join(place, name, _PACKAGE), listing)
         finally:
             _remove(name, parent)
             os.close(held)
@@ -75,7 +74,7 @@ def take_snapshot(root: str, environ: Mapping[str, str]) -> Iterator[PackageCopy
 
 
 def _no_place(folder: str, error: Exception) -> PackageFault:
-    why = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     message = f"a checked copy of the package cannot be made in {folder}: {why}"
     hint = "make room there and let the runner write to it"
     if os.geteuid() != 0:

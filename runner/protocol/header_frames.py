@@ -7,6 +7,7 @@ too long is refused before its first byte. An announced length takes no memory; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from runner.protocol.frames import Cause, Cut, FrameFault
@@ -22,6 +23,9 @@ WHITE_SPACE = (
 _MOST_LENGTH = 2**64 - 1
 _MOST_DIGITS = 20  # of _MOST_LENGTH
 _NAME = "content-length"
+# A header that is ignored has to be one for every reader: a name as in HTTP, and a value without control
+# characters and ends of lines. Otherwise some reader could find a second Content-Length in it.
+_PLAIN_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]*")
 _STRAY = "stdout carries only frames: print everything else to stderr"
 
 
@@ -160,6 +164,8 @@ class HeaderFramer:
         elif not name.isascii() or name.lower() != _NAME:
             if not self._rules.ignores_others:
                 self._refuse_line("is not Content-Length, which is the only header there is", line)
+            elif _PLAIN_HEADER.fullmatch(text) is None:
+                self._refuse_line("is no plain header", line)
         elif self._announced is not None and not self._rules.last_counts:
             self._refuse("bad_header", "the header of a frame has Content-Length twice")
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -13,7 +14,9 @@ from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal
 from runner.protocol.host_services import DelegationRequest, Gateway, HostError, Services
 from runner.protocol.secrets import Secrets
-from runner.session.prepared import PreparedCall, complete_call
+from runner.session.open import open_session
+from runner.session.prepared import PreparedCall, cage_contents, complete_call
+from runner.session.session import Session
 
 FAILED = "auth.delegation_failed"  # the code of a call that got no credentials
 
@@ -41,6 +44,31 @@ async def prepare_call(
     failure = PluginFailure(completed.deadline.passed("launch"))
     failure.invocation = completed.record(CallEnd(failure.outcome))
     raise failure
+
+
+@asynccontextmanager
+async def open_prepared(
+    prepared: PreparedCall,
+    *,
+    environ: Mapping[str, str],
+    services: Services | None = None,
+    config: Any = None,
+    on_made: Callable[[Session], None] | None = None,
+) -> AsyncIterator[Session]:
+    """A session in a process that is started for this call. Raises PluginFailure."""
+    contents = await trio.to_thread.run_sync(cage_contents, prepared)
+    async with open_session(
+        prepared.invocation,
+        environ=environ,
+        services=services,
+        config=config,
+        secrets=prepared.secrets,
+        contents=contents,
+        deadline=prepared.deadline,
+        on_made=on_made,
+    ) as session:
+        del prepared, contents  # they may be large, and the process may live long
+        yield session
 
 
 async def _delegate(completed: PreparedCall, gateway: Gateway, asked: DelegationRequest) -> PreparedCall:

@@ -47,18 +47,18 @@ async def open_session(
     if the handshake fails.
     """
     services = services or Services()
-    deadline = deadline or Deadline()
+    clock = deadline or Deadline()
     failure: BaseException | None = None
     session: Session | None = None
     try:
         async with open_cage(invocation, environ=environ, sent=sent, contents=contents) as cell:
             try:
-                with trio.move_on_at(deadline.at) as clock:
+                with trio.move_on_at(clock.at) as waiting:
                     terms = await cell.prepared()
             except Failure as failed:
                 raise _unprepared(invocation, failed, cell.has_ended) from None
-            if clock.cancelled_caught:
-                late = Failure(deadline.passed("launch"), EXEC_NO_CAGE)
+            if waiting.cancelled_caught:
+                late = Failure(clock.passed("launch"), EXEC_NO_CAGE)
                 raise _unprepared(invocation, late, None)
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
@@ -81,6 +81,7 @@ async def open_session(
             session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
             cell.on_audit = session.see_audit
+            session.deadline = deadline
             if on_made is not None:
                 on_made(session)
             gate.attach(session.tell, session.ask)

@@ -57,6 +57,7 @@ class Worker:
         self.key = key
         self.session: Session | None = None
         self.failure: Exception | None = None  # of its launch
+        self.record: dict[str, Any] | None = None  # of its last call that succeeded
         self.is_busy = True  # it belongs to a caller
         self.scope = trio.CancelScope()  # of its launch
         self.ready = trio.Event()  # or its launch has failed
@@ -100,6 +101,7 @@ class Pool:
         self._workers: list[Worker] = []
         self._closed = False
         self.invocation: dict[str, Any] | None = None  # the record of the call that ended last
+        self.report: dict[str, Any] | None = None  # of the process that ended last
 
     async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> Invoked:
         """Raises PluginError and PluginFailure, with the record of the call."""
@@ -110,18 +112,20 @@ class Pool:
             value = await session.call(prepared.call, deadline=prepared.deadline, on_progress=on_progress)
         except BaseException as error:
             if worker is not None:
-                await _ended(worker, error)
+                await _ended(worker, error, told_early=self._shares[worker.key].reuses)
             self.invocation = _complete(prepared, worker, error)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
-        self.invocation = record = prepared.record(end)
+        self.invocation = worker.record = record = prepared.record(end)
+        session.end = None  # nor what it answered last
         identity = session.identity
         assert identity is not None
-        if self._shares[worker.key].reuses and not worker.is_leaving and not worker.knows_enough:
+        shared = self._shares[worker.key].reuses and _is_like_others(prepared)
+        if shared and not worker.is_leaving and not worker.knows_enough:
             worker.is_busy = False
             return Invoked(value, identity, record, None, session.stderr)
         worker.end()
-        if not self._shares[worker.key].reuses:
+        if not shared:
             await worker.done.wait()
         return Invoked(value, identity, record, _with_record(session.report, record), session.stderr)
 
@@ -132,22 +136,22 @@ class Pool:
         if key not in self._shares:
             plugin = await _read(prepared.invocation)
             contract = prepared.contract
-            # Files that one call brings along are in its cage only.
-            reuses = contract.reuses(plugin) if not prepared.contents else 0
+            reuses = contract.reuses(plugin)
             self._shares[key] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
         share = self._shares[key]
         while not self._closed:
             alike = [worker for worker in self._workers if worker.key == key]
             idle = next((worker for worker in alike if worker.is_idle), None)
-            if idle is not None:
+            if idle is not None and _is_like_others(prepared):
                 idle.is_busy = True
                 idle.learn(prepared)
                 return idle
             if not share.most or len(alike) < share.most:
                 return self._start(key, prepared)
-            leaving = next((worker for worker in alike if worker.is_leaving), None)
+            leaving = next((worker for worker in alike if worker.is_leaving), idle)
             if leaving is None:
                 raise PluginFailure(_overloaded(share.most))
+            leaving.end()  # an idle one, if this call cannot use it
             with trio.move_on_at(prepared.deadline.at) as clock:
                 await leaving.done.wait()
             if clock.cancelled_caught:
@@ -167,15 +171,19 @@ class Pool:
         def made(session: Session) -> None:
             worker.session = session
 
+        opening = self._open(prepared, made)
+        del prepared  # a process that waits does not hold what its first call said
         try:
             with worker.scope:
-                async with self._open(prepared, made) as session:
+                async with opening as session:
                     worker.ready.set()
                     await first_of(worker.leave, session.state.over)
         except Exception as error:  # noqa: BLE001 -- raised to the caller that waits for the process
             worker.failure = error
         finally:
             self._workers.remove(worker)
+            if worker.session is not None:
+                self.report = _with_record(worker.session.report, worker.record)
             worker.leave.set()
             worker.ready.set()
             worker.done.set()
@@ -185,6 +193,11 @@ class Pool:
         self._closed = True
         for worker in self._workers:
             worker.end()
+
+
+def _is_like_others(prepared: PreparedCall) -> bool:
+    """Files that one call brings along are in its cage only."""
+    return not prepared.prepared.contents
 
 
 async def _read(invocation: Invocation) -> Plugin:
@@ -201,11 +214,11 @@ async def _opened(worker: Worker) -> Session:
     return worker.session
 
 
-async def _ended(worker: Worker, error: BaseException) -> None:
-    """A call that did not succeed ends its process. The plugin's "no" is told at once, everything else when
-    nothing is left of it: then there is a report."""
+async def _ended(worker: Worker, error: BaseException, *, told_early: bool) -> None:
+    """A call that did not succeed ends its process, and is told when nothing is left of it: then there is a
+    report. `told_early`: not so if it is the plugin's "no", which the plugin may say often."""
     worker.end()
-    if not isinstance(error, PluginError):
+    if not (told_early and isinstance(error, PluginError)):
         with trio.CancelScope(shield=True):
             await worker.done.wait()
 
@@ -233,10 +246,12 @@ def _with_record(report: dict[str, Any] | None, record: dict[str, Any] | None) -
 
 
 def _key(prepared: PreparedCall) -> Key:
-    """Calls with the same key were prepared alike."""
-    own = prepared.contract.options_of_one_call
+    """Calls with the same key were prepared alike, for the same caller."""
+    contract, context = prepared.contract, prepared.call.context
+    own = contract.options_of_one_call
     options = {name: text for name, text in prepared.prepared.options.items() if name not in own}
-    return (("", prepared.call.kind), *sorted(options.items()))
+    callers = ((f"caller {name}", str(context.get(name, ""))) for name in contract.caller_keys)
+    return (("", prepared.call.kind), *callers, *sorted(options.items()))
 
 
 def _overloaded(most: int) -> Outcome:

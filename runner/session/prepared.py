@@ -14,14 +14,16 @@ from typing import Any
 from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.launch.prepare import secret_contents
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_diagnostics
 from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation, stray_context
+from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation
 from runner.protocol.secrets import Secrets
 from runner.session.deadline import Deadline
+from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 
 # The outcome of a call that its caller gave up.
@@ -37,11 +39,6 @@ class PreparedCall(NamedTuple):
     began: float  # when the call was accepted: seconds since 1970
     accepted: float  # the same on the monotonic clock
     deadline: Deadline = Deadline()  # set when trio runs
-
-    @property
-    def contents(self) -> Mapping[str, bytes]:
-        """Of the files in memory, by their path in the cage."""
-        return self.prepared.contents
 
     @property
     def contract(self) -> Contract:
@@ -74,7 +71,7 @@ class PreparedCall(NamedTuple):
 def _record(
     plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str], secrets: Secrets, began: float
 ) -> dict[str, Any] | None:
-    timed = end._replace(began=began, ended=time.time())
+    timed = end._replace(began=began, ended=end.ended or time.time())
     record = find_contract(plugin.contract).record(plugin, call, timed, options)
     return None if record is None else dict(secrets.hide_in(record))
 
@@ -101,8 +98,6 @@ def complete_call(
         if option.secret and option.name in options:
             given[option.flag] = options.pop(option.name)
     try:
-        if stray := stray_context(call, contract.context):
-            raise CallRefused(Refusal(0, "unsupported", stray, "unsupported"))
         prepared = contract.prepare(
             plugin, call, seconds=seconds, options=options, secrets=given, config=config, now=began
         )
@@ -146,10 +141,24 @@ def _refused(
         error = InvalidCall(event)
         end = CallEnd(error.outcome, refusal=event)
     else:
-        error = PluginFailure(Outcome(event.code, "launch", secrets.hide(event.message), event.cause))
+        outcome = Outcome(event.code, "call", secrets.hide(event.message), event.cause, event.hint)
+        error = PluginFailure(outcome)
         end = CallEnd(error.outcome)
     error.invocation = _record(plugin, call, end, options, secrets, began)
     return error
+
+
+def cage_contents(prepared: PreparedCall) -> Contents:
+    """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
+    reads the manifest. Raises PluginFailure."""
+    wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
+    given = {name: prepared.secrets[name] for name in wanted if name in prepared.secrets}
+    try:
+        held = secret_contents(prepared.contract, given)
+        return Contents(None if held is None else held.secrets, prepared.prepared.contents)
+    except ValueError as error:
+        hint = "give shorter secrets, or a call with less"
+        raise PluginFailure(Outcome("launch_failed", "launch", str(error), "contents", hint)) from None
 
 
 def read_plugin(invocation: Invocation) -> Plugin:

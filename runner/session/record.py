@@ -33,9 +33,7 @@ class SessionRecord:
     @property
     def stderr(self) -> str:
         """The end of what it wrote there."""
-        tail = self.secrets.hide_in_bytes(bytes(self._tail))
-        if self._tail_is_cut:  # perhaps in the middle of a secret
-            tail = tail[self.secrets.longest :]
+        tail = self.secrets.hide_in_tail(bytes(self._tail), cut=self._tail_is_cut)
         return tail[-_STDERR_TAIL_BYTES:].decode("utf-8", "replace")
 
     @property

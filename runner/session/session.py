@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,7 @@ class Session:
         self.report: dict[str, Any] | None = None  # when it is over
         # Why the last answer was not the plugin's own but the policy's substitute. Empty: it was its own.
         self.substituted = ""
+        self.deadline: Deadline | None = None  # of the call that it was opened for
         self.end: CallEnd | None = None  # how the last call ended, if the plugin was asked
         self.state = SessionState(cell, terms, dialect, gate)
         self.tasks = SessionTasks(self.state, seconds)
@@ -136,10 +138,13 @@ class Session:
         try:
             if waiter.grace > 0:
                 dropped = state.dialect.counters.get(DROPPED_EVENTS, 0)
+                clock, passed, limited = self._clock(deadline, most)
                 try:
-                    await await_answer(state, token, waiter, events, *self._clock(deadline, most))
+                    await await_answer(state, token, waiter, events, clock, passed)
                     return self._result(waiter)
                 finally:
+                    if limited and state.doom is passed:
+                        state.record.limits_hit.append("call")
                     dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
                     self.end = self._end_of(waiter, dropped)
             with trio.move_on_after(most):
@@ -201,15 +206,16 @@ class Session:
         granted = self.terms.limits.call
         return seconds if granted is None else min(seconds, granted)
 
-    def _clock(self, deadline: Deadline | None, seconds: float) -> tuple[Deadline, Outcome]:
-        """The clock of a call whose plugin has a grace, and the outcome if it passes."""
+    def _clock(self, deadline: Deadline | None, seconds: float) -> tuple[Deadline, Outcome, bool]:
+        """The clock of a call whose plugin has a grace, the outcome if it passes, and whether it is the
+        `call` limit."""
         now, limit = trio.current_time(), self.terms.limits.call
         if deadline is not None and (limit is None or deadline.at <= now + limit):
-            return deadline, deadline.passed("call")
+            return deadline, deadline.passed("call"), False
         limited = limit is not None and (deadline is not None or seconds >= limit)
         most = limit if limited and limit is not None else seconds
         outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
-        return Deadline(now + most, most), outcome
+        return Deadline(now + most, most), outcome, limited
 
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
         """How a call ended, for the contract's own record of it."""
@@ -217,6 +223,7 @@ class Session:
             self.state.verdict or self.state.doom or GIVEN_UP,
             written=self.state.has_sent(waiter),
             late=waiter.late,
+            ended=time.time(),
             events=waiter.events,
             dropped_events=dropped,
         )

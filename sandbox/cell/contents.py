@@ -7,7 +7,6 @@ report.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping, Sequence
 
@@ -58,6 +57,8 @@ class Contents:
         """A sealed memory file for another process, which gets it back with `read_contents`."""
         if not self:
             return sealed_file(b"")
+        import json  # not every launch pays for it
+
         sizes = [{name: len(value) for name, value in part.items()} for part in (self.secrets, self.files)]
         head = json.dumps(sizes).encode()
         return sealed_file(b"".join((head, b"\n", *self.secrets.values(), *self.files.values())))
@@ -70,6 +71,8 @@ def read_contents(fd: int) -> Contents:
         head, _, body = file.read().partition(b"\n")
     if not head:
         return Contents()
+    import json
+
     parts: list[dict[str, bytes]] = []
     at = 0
     for sizes in json.loads(head):

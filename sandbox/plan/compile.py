@@ -105,7 +105,8 @@ def _compile(
     links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
     relocation = relocate(request)
     for part in relocation.parts:
-        want = _Wanted(part.path, "read", True, _PLUGIN_FOLDER, within=relocation.real)
+        # A part that does not exist is left out: who names the parts has read the manifest, and no files.
+        want = _Wanted(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
         wanted.append(want._replace(moved_to="" if part.dest == part.path else part.dest))
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
@@ -124,7 +125,7 @@ def _compile(
         wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
     state = _state_wanted(request, grant)
 
-    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ))
+    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
     links += [Symlink(link.path, link.target) for link in found.links]
     for tree in found.trees:
         want = _Wanted(tree, "read", True, "the program", tree.startswith("/usr/"))
@@ -369,7 +370,7 @@ def _open_all(
 
 def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
-        if path.state == "missing" and path.origin != _PROJECT:
+        if path.state == "missing" and path.origin not in (_PROJECT, _PLUGIN_FOLDER):
             yield missing_note(path.path, path.origin)
 
 

@@ -171,7 +171,8 @@ class PlanRequest(NamedTuple):
     )
     root_inside: str = ""  # where `root` is in the cage; empty: under its own name
     root_is_copy: bool = False  # of the folder `root_inside` of the host, whose place it takes
-    root_parts: tuple[str, ...] = ()  # only these files and folders of `root` are shown; empty: all of it
+    # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.
+    root_parts: tuple[str, ...] = ()
 
 
 class OpenPlan(NamedTuple):

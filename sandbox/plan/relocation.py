@@ -41,14 +41,16 @@ class Relocation(NamedTuple):
     def moves(self, path: str) -> bool:
         return any(contains(name, path) for name, _ in self.names)
 
-    def program(self, found: Program) -> Program:
+    def program(self, found: Program, request: PlanRequest) -> Program:
         """The program as it is started in the cage. `files` and `scripts` are still names of the host. Raises
         ProgramFault for what is found only under its name on the host."""
         if not self.names:
             return found
         self._require_movable(found)
         scripts = frozenset(found.scripts)
-        args = (self.place(arg) if _is_script(arg, scripts) else arg for arg in found.argv[1:])
+        # A relative name is still right: the working directory moves too.
+        found_args = request.args if self.moves(request.directory) else found.argv[1:]
+        args = (self.place(arg) if _is_script(arg, scripts) else arg for arg in found_args)
         return found._replace(
             argv=(self.place(found.argv[0]), *args),
             links=tuple(Link(self.place(link.path), self.place(link.target)) for link in found.links),

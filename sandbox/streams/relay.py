@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from sandbox.streams.endpoints import PIECE
 from sandbox.streams.pump import BUFFER, PipePump
 
 _TAIL_BYTES = 8 << 10
+
+
+class HideInTail(Protocol):
+    def __call__(self, data: bytes, *, cut: bool) -> bytes: ...
 
 
 class Relay(PipePump):
@@ -28,9 +33,17 @@ class Relay(PipePump):
         # The limit that was exceeded. Also set by `finish`: a plugin may end before anybody has looked.
         self.exceeded: str | None = None
         self.is_terminal = os.isatty(sink)
+        self._hide: HideInTail | None = None
+        self._kept = _TAIL_BYTES
         self._size = size
         self._most_lines = lines
         super().__init__(sink)
+
+    def conceal(self, hide: HideInTail, longest: int) -> None:
+        """Have `hide` replace texts in the tail for a report. The tail is as much longer as the longest of
+        them, so that none is cut."""
+        self._hide = hide
+        self._kept = _TAIL_BYTES + longest
 
     @property
     def dropped(self) -> int:
@@ -48,10 +61,15 @@ class Relay(PipePump):
     def text_tail(self) -> str:
         """The tail for a report: whole characters, and whole lines unless the first is most of it."""
         tail = self.tail
-        if self.passed > len(tail):
+        cut = self.passed > len(tail)
+        if self._hide is not None:
+            whole = self._hide(tail, cut=cut)
+            tail = whole[-_TAIL_BYTES:]
+            cut = cut or len(tail) < len(whole)
+        if cut and tail:
             start = tail.find(b"\n", 0, _TAIL_BYTES // 2) + 1
             if not start:
-                while start < 3 and tail[start] & 0xC0 == 0x80:  # the rest of a character
+                while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:  # the rest of a character
                     start += 1
             tail = tail[start:]
         import codecs
@@ -93,4 +111,4 @@ class Relay(PipePump):
         return cut
 
     def _note_passed(self, count: int) -> None:
-        self.tail = (self.tail + self._buffer[max(0, count - _TAIL_BYTES) : count])[-_TAIL_BYTES:]
+        self.tail = (self.tail + self._buffer[max(0, count - self._kept) : count])[-self._kept :]

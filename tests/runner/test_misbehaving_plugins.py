@@ -28,7 +28,6 @@ from tests.misbehaviour import (
     PACKAGE,
     PLUGIN,
     REQUESTS,
-    SPOKEN,
     TOOL,
     WITH_HEADERS,
     Contract,
@@ -641,7 +640,7 @@ def test_every_behaviour_is_checked() -> None:
     assert set(CHECKS) == set(BEHAVIOURS)
 
 
-@pytest.mark.parametrize("contract", SPOKEN)
+@pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("behaviour", CHECKS)
 def test_at_its_usual_moment(behaviour: str, contract: Contract) -> None:
     with talk(behaviour, contract) as conversation:
@@ -660,14 +659,14 @@ OTHER_MOMENTS: Mapping[str, Moment] = {
 }
 
 
-@pytest.mark.parametrize("contract", SPOKEN)
+@pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("behaviour", OTHER_MOMENTS)
 def test_at_another_moment(behaviour: str, contract: Contract) -> None:
     with talk(behaviour, contract, OTHER_MOMENTS[behaviour]) as conversation:
         CHECKS[behaviour](conversation)
 
 
-@pytest.mark.parametrize("contract", SPOKEN)
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_correct_plugin_reads_what_it_is_sent(contract: Contract) -> None:
     """The control of the tests that use `takes_no_more`."""
     with talk("good", contract, "hello") as conversation:

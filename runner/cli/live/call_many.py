@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import trio
@@ -20,12 +22,19 @@ from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
+from runner.session.delegation import prepare_call
+from runner.session.pool import Pool, open_pool
+from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 
 
-def call_many(request: SessionRequest, output: Output, repeat: int, concurrency: int) -> int:
+def call_many(
+    request: SessionRequest, output: Output, repeat: int, concurrency: int, *, prepares: bool = False
+) -> int:
+    """`prepares`: the contract prepares each call anew."""
     tally = CallTally(repeat)
-    wall, numbers = run_on_trio(_many, request, output, tally, min(repeat, concurrency))
+    work = _many_prepared if prepares else _many
+    wall, numbers = run_on_trio(work, request, output, tally, min(repeat, concurrency))
     output.result(tally.summary(wall))
     if tally.first is not None:
         output.failure(tally.first)
@@ -83,6 +92,62 @@ class CallTally:
 
 # A launch that fails for one of these fails the same way every time.
 _PERMANENT = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
+
+
+async def _many_prepared(
+    request: SessionRequest, output: Output, tally: CallTally, concurrency: int
+) -> tuple[float, list[int]]:
+    """The same for calls that are prepared one by one. A call's time is from its acceptance to its answer."""
+    living: list[Session] = []
+
+    def opened(
+        prepared: PreparedCall, made: Callable[[Session], None]
+    ) -> AbstractAsyncContextManager[Session]:
+        def both(session: Session) -> None:
+            living.append(session)
+            made(session)
+
+        return request.prepared_session(prepared, both)
+
+    async def worker(pool: Pool) -> None:
+        while tally.take():
+            began = trio.current_time()
+            try:
+                prepared = await prepare_call(
+                    request.invocation,
+                    request.call,
+                    seconds=request.seconds,
+                    secrets=request.secrets,
+                    config=request.config,
+                )
+                await pool.call(prepared)
+            except PluginError as error:
+                tally.count(trio.current_time() - began, error)
+            except PluginFailure as failure:
+                tally.count(None, failure)
+                if failure.outcome.code in _PERMANENT:
+                    tally.left = 0
+            else:
+                tally.count(trio.current_time() - began)
+            living[:] = [session for session in living if session.report is None]
+            output.progress({"progress": tally.done, "total": tally.wanted})
+
+    def on_signal(first: bool) -> None:
+        if not first:
+            for session in living:
+                session.kill()
+
+    began = trio.current_time()
+    what = f"{request.call.name} × {tally.wanted}"
+    async with (
+        cancelled_by_signals(on_signal) as numbers,
+        output.showing(what),
+        open_pool(opened) as pool,
+        trio.open_nursery() as workers,
+    ):
+        for _ in range(concurrency):
+            workers.start_soon(worker, pool)
+    return trio.current_time() - began, numbers
 
 
 async def _many(

@@ -21,7 +21,12 @@ def call_once(request: SessionRequest, output: Output) -> int:
 
     async def work(session: Session) -> None:
         try:
-            value = await session.call(request.call, seconds=request.seconds, on_progress=output.progress)
+            value = await session.call(
+                request.call,
+                seconds=request.seconds,
+                deadline=session.deadline,
+                on_progress=output.progress,
+            )
         except InvalidCall as error:
             raise _with_schema_hint(error) from None
         except PluginError as error:

@@ -114,6 +114,11 @@ class Output:
         if not self._events and not self.as_json:
             self._say(f"runner: {printable(note_text(note))}")
 
+    def record(self, record: Mapping[str, Any]) -> None:
+        """The contract's own record of a call that has an answer. The document of a failure has it too."""
+        if self.as_json or self._events:
+            self._say(_compact({"event": "invocation", "value": record}))
+
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
         """Print a failure, once. `notes`: of the launch, where there is no report yet."""
         if self._failed:
@@ -263,4 +268,6 @@ def _document(error: PluginError | PluginFailure) -> dict[str, Any]:
     }
     if isinstance(error, PluginError):
         document.update(kind=error.kind, data=error.data)
+    if error.invocation is not None:
+        document["invocation"] = error.invocation
     return document

@@ -21,11 +21,15 @@ from runner.launch.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
-from runner.protocol.dialect import Call, Notice
+from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
 from runner.session import settlement
+from runner.session.deadline import Deadline
+from runner.session.delegation import open_prepared
 from runner.session.open import bare_report, open_session
+from runner.session.prepared import PreparedCall
 from runner.session.session import Session
+from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 
 _T = TypeVar("_T")
@@ -39,6 +43,18 @@ class SessionRequest(NamedTuple):
     secrets: Secrets | None
     sink: ReportFile
     sent: LaunchTicket | None
+    contents: Contents | None = None  # of the cage's memory files
+    prepared: PreparedCall | None = None  # the call, where its contract prepares calls
+
+    def on_trio(self) -> SessionRequest:
+        """The same, with its deadline on trio's clock."""
+        if self.prepared is None:
+            return self
+        return self._replace(prepared=self.prepared.with_deadline(trio.current_time()))
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return None if self.prepared is None else self.prepared.deadline
 
     def session(
         self, on_made: Callable[[Session], None] | None = None
@@ -51,8 +67,16 @@ class SessionRequest(NamedTuple):
             config=self.config,
             secrets=self.secrets,
             sent=self.sent,
+            contents=self.contents,
+            deadline=self.deadline,
             on_made=on_made,
         )
+
+    def prepared_session(
+        self, prepared: PreparedCall, on_made: Callable[[Session], None]
+    ) -> AbstractAsyncContextManager[Session]:
+        """A process for one call of many."""
+        return open_prepared(prepared, environ=os.environ, config=self.config, on_made=on_made)
 
 
 def run_on_trio(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
@@ -68,18 +92,35 @@ async def write_in_thread(write: Callable[[Any], None], what: Any) -> None:
 
 def run_session(request: SessionRequest, output: Output, what: str, work: Any) -> int:
     outcome, report = run_on_trio(_conversation, request, output, what, work)
-    if request.sink.wanted:
+    _write_report(request.sink, report, output)
+    return EXIT[outcome.code]
+
+
+def tell_refused(
+    invocation: Invocation, error: PluginError | PluginFailure, output: Output, sink: ReportFile
+) -> int:
+    """A call for which nothing was started. Its report has its record."""
+    error.report = bare_report(invocation, error.outcome)
+    if error.invocation is not None:
+        error.report["invocation"] = error.invocation
+    output.failure(error)
+    _write_report(sink, error.report, output)
+    return EXIT[error.outcome.code]
+
+
+def _write_report(sink: ReportFile, report: dict[str, Any], output: Output) -> None:
+    if sink.wanted:
         try:
-            request.sink.write(report)
+            sink.write(report)
         except ReportFileError as error:
             with contextlib.suppress(OSError):
                 say(f"runner {output.verb}: {error}")
-    return EXIT[outcome.code]
 
 
 async def _conversation(
     request: SessionRequest, output: Output, what: str, work: Any
 ) -> tuple[Outcome, dict[str, Any]]:
+    request = request.on_trio()
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
     phase: Phase = "launch"
@@ -118,12 +159,26 @@ async def _conversation(
         report = settlement.interrupted(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
         output.stderr_tail(seen[0].stderr)  # the plugin died of the hook
+    report = with_outcome(report or bare_report(request.invocation, outcome), outcome)
+    record = _record(request.prepared, seen, outcome)
+    if record is not None:
+        report["invocation"] = record
     if failed is not None:
-        failed.report = report
+        failed.report, failed.invocation = report, record
         output.hush()
         if not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
             output.failure(failed)
-    return outcome, with_outcome(report or bare_report(request.invocation, outcome), outcome)
+    elif record is not None:
+        output.record(record)
+    return outcome, report
+
+
+def _record(prepared: PreparedCall | None, seen: list[Session], outcome: Outcome) -> dict[str, Any] | None:
+    """The contract's own record of the call, if it has one."""
+    if prepared is None:
+        return None
+    asked = seen[0].end if seen else None
+    return prepared.record(asked or CallEnd(outcome))
 
 
 def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:

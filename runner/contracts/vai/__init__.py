@@ -51,7 +51,10 @@ class VaiContract(Contract):
     declared = ("hooks", "compactors", "harnesses")
     example_namespace = "example/"
     prepares_calls = True
-    options_of_one_call = ("invocation_id", "timeout", "delivery_id")
+    options_shape_plugin = True
+    prepared_options = ("timeout", "output_schema", "artifact")
+    caller_keys = ("org_id", "project_id")
+    options_of_one_call = ("invocation_id", "timeout", "delivery_id", "artifact")
     secret_files = True
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
@@ -86,13 +89,20 @@ class VaiContract(Contract):
 
         return read(document, options=options)
 
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.vai.cage import choose_export
+
+        return choose_export(plugin, options)
+
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.files import check_files
+        from runner.contracts.vai.package.files import check_files
 
         return check_files(document, plugin)
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        from runner.contracts.vai.machine import launch_fault
+        from runner.contracts.vai.package.machine import launch_fault
 
         return launch_fault(plugin)
 
@@ -102,7 +112,7 @@ class VaiContract(Contract):
         return choice_fault(plugin)
 
     def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
-        from runner.contracts.vai.catalogue import catalogue
+        from runner.contracts.vai.package.catalogue import catalogue
 
         return catalogue(plugin)
 
@@ -112,7 +122,7 @@ class VaiContract(Contract):
         return exports_asked(plugin)
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.lint import lint
+        from runner.contracts.vai.package.lint import lint
 
         return lint(document, plugin)
 
@@ -132,14 +142,14 @@ class VaiContract(Contract):
         config: Any,
         now: float,
     ) -> Prepared:
-        from runner.contracts.vai.prepare import prepare
+        from runner.contracts.vai.call.prepare import prepare
 
         return prepare(
             plugin, call, seconds=seconds, options=options, secrets=secrets, config=config, now=now
         )
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
-        from runner.contracts.vai.prepare import with_delegation
+        from runner.contracts.vai.call.prepare import with_delegation
 
         return with_delegation(prepared, delegation)
 

@@ -11,7 +11,6 @@ from runner.contracts.vai import SCRATCH, SECRETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
-from sandbox.network.rules import parse_authority
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _ALWAYS_SHOWN = ("bin", "schemas")
 _LISTED_BY_POLICY = ("*",)
 
 _INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
-_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _MOST_SHOWN = 20  # exports in a message
 
 
@@ -36,13 +34,14 @@ class Misfit(Exception):
         self.rule, self.message, self.hint = rule, message, hint
 
 
-def choose_export(
-    plugin: Plugin, declared: Declared, options: Mapping[str, str]
-) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+def choose_export(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin with the cage of the export that the options choose. Without a choice it asks for nothing.
 
-    The answer: None if the options are wrong, and what is to be said about them.
+    The answer: None if the options are wrong, and what is to be said about them. What was chosen before does
+    not count.
     """
+    plugin = _unchosen(plugin)
+    declared = declared_by(plugin)
     binding: Binding | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     if "binding" in options:
@@ -59,6 +58,16 @@ def choose_export(
     except Misfit as fault:
         refused = Diagnostic(plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
         return None, (*diagnostics, refused)
+
+
+def _unchosen(plugin: Plugin) -> Plugin:
+    declared = declared_by(plugin)._replace(chosen="", effective=None)
+    return plugin._replace(
+        spec=SandboxSpec(network=Network("none", where=("exports",))),
+        exports=exports_of(declared),
+        timeouts=tuple(pair for pair in plugin.timeouts if pair[0] != "call"),
+        root_parts=tuple(part for part in plugin.root_parts if part != ASSETS),
+    )
 
 
 def _chosen(declared: Declared, options: Mapping[str, str], binding: Binding | None) -> DeclaredExport | None:
@@ -94,7 +103,7 @@ def caged(
         narrowed = effective(export, binding)
     declared = declared_by(plugin)
     place: KeyPath = ("exports", declared.exports.index(export), "permissions")
-    parts = plugin.root_parts
+    parts = plugin.root_parts  # never with assets: no program is there
     if narrowed.permissions.filesystem == "assets_ro":
         parts = (*parts, ASSETS)
     hosts = None if binding is None else binding.egress
@@ -129,8 +138,22 @@ def _spec(
         network=_network(export, place, hosts, options.get("gateway_url", "")),
         env=tuple(env),
         scratch=scratch,
-        memory_files=tuple(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+        memory_files=(
+            *(MemoryFile(f"{SECRETS}/{slot}", secret=slot) for slot in permissions.slots),
+            *_artifacts(scratch, options.get("artifact", "")),
+        ),
     )
+
+
+def _artifacts(scratch: Scratch | None, path: str) -> tuple[MemoryFile, ...]:
+    """The file that a call brings along, which is in its scratch folder. Raises Misfit."""
+    if not path:
+        return ()
+    folder, _, name = path.rpartition("/")
+    if scratch is None or folder != scratch.dest or name in ("", ".", ".."):
+        message = f"the file {quoted(path)} of the call is not in the scratch folder of the export"
+        raise Misfit("artifact", message, "only the runner itself names this file: leave the option out")
+    return (MemoryFile(path, 0o600),)
 
 
 def scratch_dir(invocation_id: str) -> str:
@@ -150,26 +173,21 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
     if export.permissions.network == "egress":
         allowed = _LISTED_BY_POLICY if hosts is None else hosts
     if gateway and export.permissions.scopes:
-        allowed = (*allowed, gateway_host(gateway))
+        allowed = (*allowed, _gateway_host(gateway))
     allowed = tuple(dict.fromkeys(allowed))
     return Network("allowlist", allowed, where) if allowed else Network("none", where=where)
 
 
-def gateway_host(url: str) -> str:
+def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
-    scheme, slashes, rest = url.partition("://")
-    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
-    port = _PORTS.get(scheme.lower())
+    # Imported here: few launches have a gateway.
+    from runner.contracts.vai.call.context import gateway_host
+
     try:
-        if not slashes or port is None:
-            raise ValueError("is not an https:// URL")
-        if "@" in authority:
-            raise ValueError("has a user name in it")
-        host, port = parse_authority(authority, port)
+        return gateway_host(url)
     except ValueError as error:
-        message = f"the gateway's URL {quoted(url)} {error}"
-        raise Misfit("gateway_url", message, "give --gateway-url https://HOST") from None
-    return f"{host}:{port}"
+        hint = "give --gateway-url https://HOST"
+        raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
 
 
 def choice_fault(plugin: Plugin) -> LaunchFault | None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
 from runner.contracts.vai.messages import (
@@ -52,6 +53,7 @@ from runner.protocol.dialect import (
     Notice,
     Ready,
     Refusal,
+    Reply,
     Send,
     Setting,
     Violation,
@@ -88,8 +90,12 @@ Stage = Literal["greeting", "ready", "leaving", "over"]
 class OpenRequest(NamedTuple):
     token: int
     id: str
-    kind: str
+    call: Call
     cancelled: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.call.kind
 
 
 def make(setting: Setting) -> VaiDialect:
@@ -253,7 +259,10 @@ class VaiDialect(Dialect):
         if request is not None and number == request.id:
             self._open = None
             schema = self._schema if request.kind == "tool" else None
-            return (read_response(request.token, request.kind, frame, schema),)
+            answer = read_response(request.token, request.kind, frame, schema)
+            if isinstance(answer, Reply) and request.kind == "compactor":
+                answer = answer._replace(value=with_pinned(request.call, answer.value))
+            return (answer,)
         if number in self._given_up:
             self._late += 1
             return (LateAnswer(self._given_up.pop(number)),)
@@ -294,7 +303,7 @@ class VaiDialect(Dialect):
         silent = call.kind == "tool" and (export is None or not export.streaming)
         self._events.begin(token, takes_content=not silent)
         self._requests += 1
-        self._open = OpenRequest(token, number, call.kind)
+        self._open = OpenRequest(token, number, call)
         return (Send(header_frame(raw)),)
 
     def _compile_schema(self, token: int) -> Schema | None:

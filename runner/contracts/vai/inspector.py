@@ -31,6 +31,7 @@ from runner.contracts.vai.messages import (
 from runner.contracts.vai.results import read_response
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import HeaderFraming
+from runner.protocol.header_frames import read_digits
 from runner.protocol.observer import LONGEST, MOST_OPEN, odd_key
 from sandbox.document.diagnostic import quoted
 
@@ -47,12 +48,17 @@ _RESULT_WORDS = frozenset(
 _KINDS = {operation: kind for kind, operation in OPERATIONS.items()}
 
 
+def _read_length(text: str) -> int | None:
+    """A length that hosts cannot read differently: some take a leading zero for octal digits."""
+    return None if text.startswith("0") else read_digits(text)
+
+
 def make(setting: Setting) -> Inspector:
     return Inspector(setting)
 
 
 class Inspector:
-    framing = HeaderFraming(RULES)
+    framing = HeaderFraming(RULES._replace(read_length=_read_length))
     handshake_seconds = HELLO_SECONDS
 
     def __init__(self, setting: Setting) -> None:

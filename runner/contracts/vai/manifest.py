@@ -24,7 +24,7 @@ from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
-from sandbox.spec import KeyPath, Network, SandboxSpec
+from sandbox.spec import KeyPath, SandboxSpec
 
 MOST_SLOTS = 64  # of one export: each is a file in memory, which takes a descriptor
 _MOST_PACKAGE_ID = 128  # characters
@@ -73,13 +73,13 @@ def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | No
         manifest=document.path,
         root=root,
         entrypoint=entrypoint,
-        spec=SandboxSpec(network=Network("none", where=("exports",))),
+        spec=SandboxSpec(),  # by its cage
         exports=exports_of(declared),
         timeouts=(("handshake", HELLO_SECONDS), ("shutdown", SHUTDOWN_SECONDS)),
         root_inside=PACKAGE,
         root_parts=package_parts(entrypoint.command, os.path.basename(document.path)),
     )
-    chosen, found = choose_export(plugin, declared, options)
+    chosen, found = choose_export(plugin, options)
     return chosen, (*faults.diagnostics(), *found)
 
 

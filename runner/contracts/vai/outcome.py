@@ -64,7 +64,7 @@ def concurrent(plugin: Plugin) -> int:
 
 
 def _chosen(declared: Declared) -> DeclaredExport | None:
-    return declared.find(declared.chosen)
+    return declared.effective or declared.find(declared.chosen)
 
 
 # --- status and code ----------------------------------------------------------------------------------------
@@ -87,6 +87,8 @@ def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
         return Ending("cancelled", "runner.cancelled", lost)
     if outcome.code in _REFUSED:
         return Ending("failed", "runner.refused")
+    if outcome.code == "tool_not_exposed":
+        return Ending("failed", "tool.not_found")
     if outcome.code in _NOT_STARTED:
         return Ending("retryable_failure", "runner.launch_failed")
     if outcome.code == "overloaded":
@@ -143,7 +145,7 @@ def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str])
     return {
         "invocation_id": known.get("invocation_id") or options.get("invocation_id"),
         "export": {"kind": export.kind if export is not None else call.kind, "id": call.name},
-        "binding_id": _binding_id(options),
+        "binding_id": known.get("binding_id") or _binding_id(options),
         "package": {"id": plugin.id, "version": plugin.version},
         "execution_class": export.execution_class if export is not None else None,
         "started_at": _time(end.began),
@@ -205,6 +207,7 @@ def _body_of(call: Call) -> dict[str, Any]:
     return ids
 
 
+# Keys of a request's body, its target and its context.
 _IDS = (
     *("invocation_id", "trace_id", "org_id", "project_id", "session_id", "chain_id", "run_id"),
     *("execution_id", "tool_execution_id", "compaction_id", "delivery_id"),

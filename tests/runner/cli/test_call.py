@@ -169,7 +169,8 @@ def test_each_kind_of_mcp(runner_as_user: Caller, copied: Copy) -> None:
 
 
 def test_all_kinds_are_tried() -> None:
-    # Events: test_events.py. Renders and actions: tests/runner/contracts/ainb.
+    # Events: test_events.py. Renders and actions: tests/runner/contracts/ainb. Exports, compactors and
+    # harnesses: tests/runner/contracts/vai.
     assert set(all_kinds()) == {
         "tool",
         "hook",
@@ -181,6 +182,9 @@ def test_all_kinds_are_tried() -> None:
         "prompt",
         "resource",
         "render",
+        "export",
+        "compactor",
+        "harness",
         "action",
     }
 

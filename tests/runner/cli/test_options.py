@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli import verb_parser
+from runner.cli import options, verb_parser
 from runner.cli.options import invocation_of
+from runner.contracts.contract import ContractOption
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
@@ -187,4 +190,126 @@ def test_help_names_every_limit_and_stays_short(runner_as_user: Caller) -> None:
         words = set(limits.replace(",", " ").split())
         assert {option(name) for name in OWN_OPTIONS} <= words
         assert set(LIMIT_NAMES) - set(OWN_OPTIONS) <= words
-        assert len(said.splitlines()) <= 45
+        assert len(said.splitlines()) <= 54
+
+
+# --- options of contracts that name files and secrets -------------------------------------------------------
+
+
+class _Boxed:
+    name = "boxed"
+    secret_files = True
+    takes_secrets = False
+    options = (
+        ContractOption("--record", "FILE", "a file", reads_file=True),
+        ContractOption("--token", "@FILE|env:NAME", "a token", secret=True),
+        ContractOption("--plain", "WORD", "a word"),
+    )
+
+
+class _Other:
+    name = "other"
+    secret_files = False
+    takes_secrets = False
+    options = (ContractOption("--record", "FILE", "a name"),)
+
+
+@pytest.fixture
+def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    contracts: Any = {"boxed": _Boxed(), "other": _Other()}
+    monkeypatch.setattr(options, "all_contracts", lambda: tuple(contracts.values()))
+    monkeypatch.setattr(options, "find_contract", contracts.__getitem__)
+    monkeypatch.setattr(
+        options,
+        "option_owners",
+        lambda name: [c.name for c in contracts.values() if any(o.name == name for o in c.options)],
+    )
+    monkeypatch.setattr(options, "_contract_of", lambda args: args.contract)
+
+
+def given_options(contract: str = "boxed", secret: Sequence[str] = (), **values: Any) -> argparse.Namespace:
+    given = {f"contract_option_{name}": value for name, value in values.items()}
+    return argparse.Namespace(manifest="x", contract=contract, secret=list(secret), **given)
+
+
+@pytest.mark.usefixtures("boxed")
+def test_an_option_that_reads_a_file(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    record.write_text("né\n")
+    args = given_options(record=str(record), token="@nowhere", plain="word")
+    assert options.contract_options_of(args) == (
+        ("record", "né\n"),
+        ("record_file", str(record)),
+        ("plain", "word"),
+    )
+    # Another contract means something else by the same flag.
+    assert options.contract_options_of(given_options("other", record="none")) == (("record", "none"),)
+
+
+@pytest.mark.usefixtures("boxed")
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "--record FILE: No such file or directory"),
+        (b"ab\xff", "--record FILE: byte 2 of it is not UTF-8"),
+        (b"x" * ((1 << 20) + 1), "--record FILE: it has more than 1 MiB"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    record = tmp_path / "record"
+    if content is not None:
+        record.write_bytes(content)
+    with pytest.raises(ValueError, match=complaint.replace("FILE", str(record))):
+        options.contract_options_of(given_options(record=str(record)))
+    record.write_bytes(b"x" * (1 << 20))
+    assert len(options.contract_options_of(given_options(record=str(record)))[0][1]) == 1 << 20
+    with pytest.raises(ValueError, match="its value is empty"):
+        options.contract_options_of(given_options(record=""))
+
+
+@pytest.mark.usefixtures("boxed")
+def test_secrets_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_bytes(b"key\xff\n")
+    monkeypatch.setenv("A_TOKEN", "of=a variable")
+    args = given_options(
+        secret=[f"key=@{tmp_path}/key", "var=env:A_TOKEN"], token=f"@{tmp_path}/key", plain="x"
+    )
+    # A file is delivered as it is; a token in an option has no line end.
+    assert options.secrets_of(args) == {"key": b"key\xff\n", "var": b"of=a variable", "--token": b"key\xff"}
+
+
+SPELLED = "spelled-out-secret"
+
+
+@pytest.mark.usefixtures("boxed")
+@pytest.mark.parametrize(
+    ("secret", "complaint"),
+    [
+        (["key"], "write NAME=@FILE"),
+        (["=@x"], "write NAME=@FILE"),
+        (["--token=@x"], "write NAME=@FILE"),
+        ([f"key={SPELLED}"], "--secret key: write @FILE, or env:NAME"),
+        (["key="], "--secret key: write @FILE"),
+        (["key=@/nonexistent/key"], "--secret key=@/nonexistent/key: No such file"),
+        (["key=@/dev/null"], "--secret key=@/dev/null: the file is empty"),
+        (["key=@/dev/zero"], "it has more than 1 MiB"),
+        (["key=env:NO_SUCH"], "--secret key=env:NO_SUCH: there is no such variable"),
+        (["key=env:"], "there is no such variable"),
+        (["key=env:HOME", "key=env:HOME"], "--secret key: it is given twice"),
+    ],
+)
+def test_faults_of_secrets(secret: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as refused:
+        options.secrets_of(given_options(secret=secret))
+    assert SPELLED not in str(refused.value)
+
+
+@pytest.mark.usefixtures("boxed")
+def test_a_contract_without_them() -> None:
+    with pytest.raises(ValueError, match="the contract other has no secrets in files; leave it out"):
+        options.secrets_of(given_options("other", secret=["key=env:HOME"]))
+    with pytest.raises(ValueError, match="--token belongs to boxed, and this is a manifest of other"):
+        options.secrets_of(given_options("other", token="env:HOME"))
+    with pytest.raises(ValueError, match="--token: write @FILE") as refused:
+        options.secrets_of(given_options(token=SPELLED))
+    assert SPELLED not in str(refused.value)

@@ -25,7 +25,7 @@ def test_each_contract_is_complete(name: str) -> None:
     assert contract.name == name
     assert contract.format in ("toml", "json", "yaml") and contract.file_names and contract.sign
     assert contract.about and "\n" not in contract.about and len(contract.about) < 100
-    assert contract.no_command_hint and contract.kinds[0] == "tool"
+    assert contract.no_command_hint and "tool" in contract.kinds
     assert contract.json_schema()
     assert "list" not in contract.kinds, "a word of the runner's own"
     assert set(contract.context) <= set(contract.kinds)

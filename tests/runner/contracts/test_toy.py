@@ -97,8 +97,8 @@ def test_schema_knows_it(toy_as_user: Caller) -> None:
 def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) -> None:
     assert "  recite      print the tools of a toy without starting it" in toy_as_user("--help").stdout
     for verb in ("exec", "call", "tools", "explain", "check"):
-        assert "--binding FILE" in toy_as_user(verb, "--help").stdout
-    assert "--binding" not in toy_as_user("state", "--help").stdout
+        assert "--saying FILE" in toy_as_user(verb, "--help").stdout
+    assert "--saying" not in toy_as_user("state", "--help").stdout
     assert "trick" in toy_as_user("call", "--help").stdout
     assert "did you mean recite?" in toy_as_user("recit").stderr
 
@@ -106,14 +106,14 @@ def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) ->
 def test_contracts_lists_it(toy_as_user: Caller) -> None:
     done = toy_as_user("contracts")
     assert done.returncode == 0 and "toy: a toy that says hello, and then what it did\n" in done.stdout
-    assert "  options   --binding FILE\n  verbs     recite\n" in done.stdout
+    assert "  options   --saying FILE\n  verbs     recite\n" in done.stdout
     found = {
         each["name"]: each
         for each in json.loads(toy_as_user("contracts", "--format", "json").stdout)["contracts"]
     }
     assert found[NAME]["lists"] == ["tools", "tricks"] and found[NAME]["calls"] == ["tool", "trick"]
     assert [verb["name"] for verb in found[NAME]["verbs"]] == ["recite"]
-    assert [option["flag"] for option in found[NAME]["options"]] == ["--binding"]
+    assert [option["flag"] for option in found[NAME]["options"]] == ["--saying"]
 
 
 def test_its_verb_runs(toy_as_user: Caller, bear: Path) -> None:
@@ -127,7 +127,7 @@ def test_its_verb_runs(toy_as_user: Caller, bear: Path) -> None:
 def test_without_its_folder_nobody_knows_it(runner_as_user: Caller, bear: Path) -> None:
     assert "manifest_missing" in runner_as_user("check", bear).stdout
     assert "no verb 'recite'" in runner_as_user("recite", bear).stderr
-    assert "unrecognized arguments: --binding" in runner_as_user("check", "--binding", "x", bear).stderr
+    assert "unrecognized arguments: --saying" in runner_as_user("check", "--saying", "x", bear).stderr
 
 
 def test_completion_knows_it(toy_as_user: Caller, bear: Path) -> None:
@@ -142,8 +142,8 @@ def test_completion_knows_it(toy_as_user: Caller, bear: Path) -> None:
 
     assert complete("runner", "reci") == {"recite"}
     assert complete("runner", "recite", "--l") == {"--loud"}
-    assert complete("runner", "exec", "--bind") == {"--binding"}
-    assert complete("runner", "exec", "--binding", "toy.j") == {"toy.json"}
+    assert complete("runner", "exec", "--say") == {"--saying"}
+    assert complete("runner", "exec", "--saying", "toy.j") == {"toy.json"}
     assert complete("runner", "exec", "--contract", "t") == {"toy"}
     assert complete("runner", "schema", "to") == {"toy"}
     assert "toy" in complete("runner", "new", "to")
@@ -170,15 +170,15 @@ def test_its_option_is_refused_for_another_contract(
 ) -> None:
     manifest = write_file(bear / "nexo" / "plugin.toml", OTHER)
     words = ("x",) if verb == "call" else ()
-    done = toy_as_user(verb, "--binding", binding(bear, "hi"), manifest, *words)
+    done = toy_as_user(verb, "--saying", binding(bear, "hi"), manifest, *words)
     assert done.returncode != 0
-    assert "--binding belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
-    assert "leave --binding out" in done.stdout + done.stderr
+    assert "--saying belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
+    assert "leave --saying out" in done.stdout + done.stderr
 
 
 def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Caller, bear: Path) -> None:
-    assert "toy_binding" in toy_as_user("check", "--binding", bear / "missing", bear).stdout
-    assert "--binding: its value is empty" in toy_as_user("check", "--binding", "", bear).stderr
+    assert "toy_binding" in toy_as_user("check", "--saying", bear / "missing", bear).stdout
+    assert "--saying: its value is empty" in toy_as_user("check", "--saying", "", bear).stderr
 
 
 # --- launched ----------------------------------------------------------------------------------------------
@@ -186,10 +186,10 @@ def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Cal
 
 @pytest.mark.launches
 def test_explain_knows_it(toy_as: Caller, bear: Path) -> None:
-    done = toy_as("explain", "--binding", binding(bear, "hi"), bear)
+    done = toy_as("explain", "--saying", binding(bear, "hi"), bear)
     assert done.returncode == 0, done.stderr
     assert "bear 1 (toy)" in done.stdout or "bear (toy)" in done.stdout
-    command = toy_as("explain", "--format", "argv", "--binding", binding(bear, "hi"), bear).stdout
+    command = toy_as("explain", "--format", "argv", "--saying", binding(bear, "hi"), bear).stdout
     assert "toy.py hi" in " ".join(command.split())
 
 
@@ -197,7 +197,7 @@ def test_explain_knows_it(toy_as: Caller, bear: Path) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_exec_runs_it(toy_as: Caller, bear: Path) -> None:
     asked = json.dumps({"id": 1, "do": "say"}) + "\n"
-    done = toy_as("exec", "--binding", binding(bear, "hi"), bear, input=asked)
+    done = toy_as("exec", "--saying", binding(bear, "hi"), bear, input=asked)
     assert (done.returncode, done.stderr) == (0, "")
     hello, answer = map(json.loads, done.stdout.splitlines())
     assert hello == {"hello": "bear"} and answer["did"]["word"] == "hi"
@@ -206,9 +206,9 @@ def test_exec_runs_it(toy_as: Caller, bear: Path) -> None:
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
 def test_exec_inspects_it(toy_as: Caller, bear: Path) -> None:
-    fine = toy_as("exec", "--inspect", "--binding", binding(bear, "hi"), bear)
+    fine = toy_as("exec", "--inspect", "--saying", binding(bear, "hi"), bear)
     assert (fine.returncode, fine.stdout) == (0, '{"hello": "bear"}\n'), fine.stderr
-    rude = toy_as("exec", "--inspect", "--binding", binding(bear, "rude"), bear)
+    rude = toy_as("exec", "--inspect", "--saying", binding(bear, "rude"), bear)
     assert rude.returncode != 0 and rude.stdout == ""
     assert "its first line is no hello" in rude.stderr
 
@@ -218,7 +218,7 @@ def test_exec_inspects_it(toy_as: Caller, bear: Path) -> None:
 def test_call_asks_it(toy_as: Caller, bear: Path) -> None:
     word = binding(bear, "hi")
     done = toy_as(
-        "call", "--json", "--binding", os.path.relpath(word, bear), bear, "say", "--input", "[1]", cwd=bear
+        "call", "--json", "--saying", os.path.relpath(word, bear), bear, "say", "--input", "[1]", cwd=bear
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"tool": "say", "word": "hi", "with": [1], "binding": "hi.json"}

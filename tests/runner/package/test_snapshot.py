@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -162,6 +163,19 @@ def test_a_place_that_cannot_be_made_is_named(folder: Path, package: Path) -> No
     with pytest.raises(PackageFault, match="cannot be made") as refused, take_snapshot(str(package), {}):
         pass
     assert str(folder) in str(refused.value) and refused.value.hint
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(
+    folder: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_all(fd: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(snapshot, "write_all", write_all)
+    with pytest.raises(PackageFault, match="No space left") as refused, take_snapshot(str(package), {}):
+        pass
+    assert "make room" in refused.value.hint
+    assert os.listdir(folder) == []
 
 
 def test_copies_are_beside_the_states(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,11 @@ def test_frames(stream: bytes, frames: list[bytes], fault: str) -> None:
     ("stream", "frames", "fault"),
     [
         (b"Content-Type: a\r\nContent-Length: 2\r\nX:\r\n\r\n{}", [b"{}"], ""),
-        (b": \r\n" * 2000 + b"Content-Length: 2\r\n\r\n{}", [b"{}"], ""),
+        (b"X: y\rContent-Length: 9\r\nContent-Length: 2\r\n\r\n{}", [], BAD),
+        (b"Content-Length\v: 9\r\nContent-Length: 2\r\n\r\n{}", [], BAD),
+        (b" X: y\r\nContent-Length: 2\r\n\r\n{}", [], BAD),
+        (b": y\r\nContent-Length: 2\r\n\r\n{}", [], BAD),
+        (b"x: \r\n" * 1600 + b"Content-Length: 2\r\n\r\n{}", [b"{}"], ""),
         (b"Content-Type\r\nContent-Length: 2\r\n\r\n{}", [], BAD),
         (b"Content-Type: a\r\n\r\n{}", [], BAD),
         (b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", [], BAD),

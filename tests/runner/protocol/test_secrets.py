@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, quote_plus, unquote_plus
 
 import pytest
 
@@ -58,6 +64,79 @@ def test_hide(values: dict[str, Any], text: str, shown: str) -> None:
     assert Secrets(values).hide_in_bytes(text.encode()).decode() == shown
 
 
+ODD = "pä ss/wörd+&=?~"
+LONG = "".join(f"word-{number:03}-" for number in range(40))
+
+
+def encodings(text: str) -> Iterator[tuple[str, str]]:
+    raw = text.encode()
+    for offset in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            for around in ((b"", b""), (b"user:", b""), (b"x" * offset, b":rest of it")):
+                whole = encode(around[0][:offset] + raw + around[1]).decode()
+                yield f"base64 at {offset}", whole
+                yield f"base64 at {offset} without padding", whole.rstrip("=")
+    quoted = [quote(text), quote(text, safe=""), quote(text, safe="!*'()~"), quote_plus(text)]
+    quoted.append("".join(f"%{byte:02X}" for byte in raw))
+    for each in quoted:
+        yield "percent", each
+        yield "percent in lower case", re.sub("%..", lambda match: match[0].lower(), each)
+    yield "hex", raw.hex()
+    yield "hex in upper case", raw.hex().upper()
+    for columns in (16, 64, 76):
+        wrapped = textwrap.wrap(base64.b64encode(b"in front " + raw).decode(), columns)
+        yield "base64 in lines", "\n".join(wrapped)
+        yield "base64 in lines of another system", "\r\n".join(wrapped)
+
+
+def remains(text: str, shown: str) -> bool:
+    """Whether four characters of the secret can be read from what is shown, as it is or decoded."""
+    candidates = [shown, unquote_plus(shown)]
+    for part in re.split(r"\[secret\]|[\r\n]", shown):
+        for offset in range(4):
+            letters = re.sub("[^A-Za-z0-9+/_-]", "", part)[offset:].replace("-", "+").replace("_", "/")
+            letters = letters[: len(letters) // 4 * 4]
+            candidates.append(base64.b64decode(letters).decode("latin-1"))
+        with contextlib.suppress(ValueError):
+            candidates.append(bytes.fromhex(part).decode("latin-1"))
+    pieces = [text[at : at + 4] for at in range(len(text) - 3)]
+    return any(piece in candidate for piece in pieces for candidate in candidates)
+
+
+@pytest.mark.parametrize("text", [TOKEN, ODD, LONG, "12345678", "a token with spaces", "x" * 9])
+def test_hide_in_other_encodings(text: str) -> None:
+    secrets = Secrets({"a": text})
+    for name, encoded in encodings(text):
+        shown = secrets.hide(f"<{encoded}>")
+        assert "[secret]" in shown and not remains(text, shown), (name, encoded, shown)
+        assert Secrets({"a": text.encode()}).hide(f"<{encoded}>") == shown
+        assert Secrets({"a": f"{text}\n"}).hide(f"<{encoded}>") == shown
+
+
+def test_what_is_no_secret_stays() -> None:
+    secrets = Secrets({"a": TOKEN, "b": ODD})
+    other = f"{base64.b64encode(b'something else')!r} %41%42 a+b {b'else'.hex()}\nthe next line\r\n"
+    assert secrets.hide(other) == other
+    assert secrets.hide(f"100% of {TOKEN}+1") == "100% of [secret]+1"
+
+
+def test_bytes_that_are_no_text() -> None:
+    raw = b"\xff\x00\x80binary\xfe key"
+    secrets = Secrets({"a": raw})
+    for data in (raw, base64.b64encode(raw), raw.hex().encode(), repr(raw).encode()):
+        assert b"[secret]" in secrets.hide_in_bytes(data)
+    assert secrets.hide(base64.b64encode(raw).decode()) == "[secret]"
+
+
+def test_a_file_with_a_line_end() -> None:
+    """The file is delivered as it is. It is hidden with and without the end of its line."""
+    for text in (TOKEN, f"{TOKEN}\n", f"{TOKEN}\r\n"):
+        shown = Secrets({"a": f"{TOKEN}\n"}).hide(f"<{text}>")
+        assert shown.strip() in ("<[secret]>", "<[secret]\n>", "<[secret]\r\n>")
+        encoded = base64.b64encode(text.encode()).decode()
+        assert not remains(TOKEN, Secrets({"a": f"{TOKEN}\n"}).hide(encoded))
+
+
 def test_hide_in_json() -> None:
     value = {TOKEN: [TOKEN, 1, None, {"x": f"is {TOKEN}"}]}
     assert Secrets({"a": TOKEN}).hide_in(value) == {"[secret]": ["[secret]", 1, None, {"x": "is [secret]"}]}
@@ -66,6 +145,13 @@ def test_hide_in_json() -> None:
     shown = ["[secret]", "[secret]", "[secret]", 2.5, 1, True, {"x": "[secret]"}]
     assert Secrets({"pin": 12345678, "rate": 2.5}).hide_in(numbers) == shown
     assert Secrets({"token": "12345678"}).hide_in(12345678) == "[secret]"
+
+
+def test_hide_in_json_with_many_texts() -> None:
+    secrets = Secrets({"a": TOKEN})
+    value = [{"": "\0", f"k{TOKEN}": [quote(TOKEN), "é", 7.0]}, "\0" * 40, [], {}, "x"] * 3
+    shown = [{"": "\0", "k[secret]": ["[secret]", "é", 7.0]}, "\0" * 40, [], {}, "x"] * 3
+    assert secrets.hide_in(value) == shown
 
 
 def test_a_line_on_stdout_hides_them_before_it_is_cut() -> None:
@@ -96,3 +182,32 @@ def test_the_tail_of_stderr_never_begins_inside_a_secret() -> None:
         assert len(shown) <= 8192
         assert not any(shown.startswith(TOKEN[start:]) for start in range(len(TOKEN) - 1))
         assert shown.endswith("x" * 8000)
+
+
+@pytest.mark.parametrize("encode", [str.encode, lambda text: base64.b64encode(text.encode())])
+def test_a_secret_that_breaks_off(encode: Callable[[str], bytes]) -> None:
+    """Its writer was ended in the middle of it."""
+    whole = encode(LONG)
+    for length in (4, 9, 100, len(whole) - 1):
+        record = SessionRecord()
+        record.wrote("stderr", b"key: " + whole[:length])
+        assert record.stderr == f"key: {whole[:length].decode()}"  # the control
+        record.secrets = Secrets({"a": LONG})
+        assert record.stderr == "key: [secret]"
+
+
+def test_the_tail_never_begins_inside_an_encoded_secret() -> None:
+    for encoded in (base64.b64encode(LONG.encode()), LONG.encode().hex().encode(), quote(LONG).encode()):
+        for extra in range(0, 3 * len(LONG) + 40, 37):
+            record = SessionRecord()
+            record.secrets = Secrets({"a": LONG})
+            record.wrote("stderr", encoded + b"." * (8192 - 20 + extra))
+            assert set(record.stderr.replace("[secret]", "")) <= {"."}
+
+
+def test_many_places_where_a_large_secret_might_begin() -> None:
+    """Bounded work, and nothing is shown that might be one."""
+    large = "abcd" * 10_000 + "end"
+    secrets = Secrets({"a": large})
+    tail = secrets.hide_in_tail(b"before " + b"abcd" * 5000 + b"!", cut=False)
+    assert tail.endswith(b"[secret]") and b"abcdabcd" not in tail

@@ -60,6 +60,7 @@ async def test_a_deadline_gives_a_grace_and_no_success(
         assert trio.current_time() - began == pytest.approx(ended, abs=0.01)
         assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "call")
         assert [why for _, why in plugin.cancels] == ["deadline_exceeded"]
+        assert session.state.record.limits_hit == []
         assert session.end is not None
         assert (session.end.outcome.code, session.end.late, session.end.written) == ("timeout", late, True)
         assert session.is_over and plugin.cell.signals[0][0] == 9
@@ -187,6 +188,21 @@ async def test_what_happens_in_the_grace_does_not_change_the_cause(
     assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "call")
 
 
+async def test_a_kill_ends_the_grace(autojump_clock: trio.abc.Clock) -> None:
+    """What a second signal does."""
+    async with graced(after_cancel(None)) as (session, plugin), trio.open_nursery() as nursery:
+        nursery.start_soon(session.call, HANG)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        began = trio.current_time()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            session.kill()
+    [(number, at)] = plugin.cell.signals
+    assert number == 9 and at - began < GRACE
+    assert session.end is not None and session.end.outcome.code == "cancelled"
+
+
 async def test_a_callback_that_fails_cancels_the_call(autojump_clock: trio.abc.Clock) -> None:
     async def handle(plugin: GracedPlugin, message: dict[str, Any]) -> None:
         await obliging(plugin, message)
@@ -207,6 +223,7 @@ async def test_the_limit_of_a_call_is_a_deadline_too(autojump_clock: trio.abc.Cl
         with pytest.raises(PluginFailure) as caught:
             await session.call(HANG, deadline=in_seconds(5.0))
         assert "call limit" in caught.value.outcome.hint
+        assert session.state.record.limits_hit == ["call"]
         assert [at for at, _ in plugin.cancels] == pytest.approx([1.0], abs=0.05)
 
 

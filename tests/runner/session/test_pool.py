@@ -37,6 +37,7 @@ class PooledContract(Contract):
     format = "json"
     file_names = ()
     options_of_one_call = ("invocation_id",)
+    caller_keys = ("org_id",)
 
     def __init__(self) -> None:
         self.workers = 2  # 0: each call has a process of its own
@@ -90,10 +91,16 @@ def contract(monkeypatch: pytest.MonkeyPatch) -> PooledContract:
 
 
 def prepared(
-    name: str, given: Any = None, seconds: float = 50.0, secrets: Any = None, **options: str
+    name: str,
+    given: Any = None,
+    seconds: float = 50.0,
+    secrets: Any = None,
+    contents: Any = None,
+    context: Any = None,
+    **options: str,
 ) -> PreparedCall:
-    call = Call("tool", name, given)
-    made = Prepared(call, {"export": "one", **options}, {}, {})
+    call = Call("tool", name, given, context or {})
+    made = Prepared(call, {"export": "one", **options}, contents or {}, {})
     deadline = Deadline(trio.current_time() + seconds, seconds)
     invocation = Invocation("/graced.json", options=tuple(made.options.items()))
     return PreparedCall(
@@ -147,6 +154,25 @@ async def test_calls_that_were_prepared_otherwise_get_another_process(
         for binding in ("a", "b", "a", "b"):
             await pool.call(prepared("echo", 1, binding=binding))
         assert len(machine.plugins) == 2
+
+
+async def test_callers_do_not_share_a_process(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    async with opened() as (pool, machine):
+        for org, session in (("a", "1"), ("b", "1"), ("a", "2"), ("", "1"), ("b", "3")):
+            await pool.call(prepared("echo", 1, context={"org_id": org, "session_id": session}))
+        assert len(machine.plugins) == 3
+
+
+async def test_a_call_that_brings_files_has_a_process_of_its_own(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    contract.workers = 1
+    async with opened() as (pool, machine):
+        for contents in ({}, {"/file": b"x"}, {"/file": b"y"}, {}, {}):
+            await pool.call(prepared("echo", contents=contents))
+        assert len(machine.plugins) == 4 and machine.most == 1
 
 
 @pytest.mark.parametrize(("workers", "isolated"), [(2, 0), (0, 2)])

@@ -371,6 +371,7 @@ def test_outcomes_are_the_same_for_root_and_user(
         ("flood_frames", "nexo"),  # each is an event and a request to the host
         ("flood_frames", "kaged"),
         ("flood_frames", "ainb"),
+        ("flood_frames", "vai"),
         ("flood_stderr", "rune"),
     ],
 )

@@ -271,6 +271,25 @@ def test_a_plugins_own_state_below_the_runners_directory(tmp_path: Path) -> None
     assert rule("plugins/no", True) == "denylist"
 
 
+def test_a_checked_copy_below_the_runners_directory(tmp_path: Path) -> None:
+    base = tmp_path.resolve()
+    for name in ("packages/mine/bin", "packages/other", "packages/mine2"):
+        (base / name).mkdir(parents=True)
+    copy = str(base / "packages/mine")
+    denylist = Denylist(read_mounts(), runner=[str(base / "packages")], copy=copy)
+
+    def rule(name: str, access: Access = "read") -> str:
+        try:
+            open_source(str(base / name), access=access, denylist=denylist).close()
+        except Refused as refused:
+            return refused.rule
+        return "open"
+
+    assert rule("packages/mine") == rule("packages/mine/bin") == "open"
+    assert rule("packages/mine", "write") == rule("packages/mine/bin", "write") == "denylist"
+    assert rule("packages") == rule("packages/other") == rule("packages/mine2") == "denylist"
+
+
 def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
     base = tmp_path.resolve()
     kept = base / "place/.storage"

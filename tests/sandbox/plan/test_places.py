@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox.plan.bwrap import command_line
-from sandbox.plan.plan import PlanRefused, ReadOnly, Tmpfs
+from sandbox.plan.plan import Bind, PlanRefused, ReadOnly, Tmpfs
 from sandbox.spec import DEFAULT_SCRATCH_BYTES, Grant, Limits, MemoryFile, Scratch
 from tests.sandbox import cages
 
@@ -63,6 +63,17 @@ def test_places_that_every_cage_has(dest: str, kind: str, plugin_dir: Path) -> N
     with pytest.raises(PlanRefused) as refused:
         compiled(given, **changes)
     assert {denial.rule for denial in refused.value.denials} == {"cage_place"}
+
+
+@pytest.mark.parametrize("dest", ["/tmp/x", "/usr/lib/x", "/opt/x"])
+def test_a_copy_of_a_folder_is_where_the_folder_would_be(dest: str, plugin_dir: Path) -> None:
+    changes = {"directory": str(plugin_dir), "root_inside": dest, "root_is_copy": True}
+    plan = compiled(grant(), **changes)
+    assert [op.real for op in plan.operations if isinstance(op, Bind) and op.dest == dest] == [
+        str(plugin_dir)
+    ]
+    with pytest.raises(PlanRefused):  # what only the cage has is still apart from it
+        compiled(grant(memory_files=(MemoryFile(f"{dest}/key"),)), **changes)
 
 
 @pytest.mark.parametrize("access", ["read", "write"])

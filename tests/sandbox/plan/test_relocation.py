@@ -65,9 +65,9 @@ def test_parts_under_their_own_name(package: Path) -> None:
 
 def test_the_script_of_an_interpreter(package: Path, write_file: Write) -> None:
     write_file(package / "bin" / "run.py", "print()\n")
-    for name in ("bin/run.py", f"{package}/bin/run.py"):
+    for name, inside in (("bin/run.py",) * 2, (f"{package}/bin/run.py", f"{INSIDE}/bin/run.py")):
         plan = cages.compiled(moved(package, "-I", name, command="/usr/bin/python3"))
-        assert plan.argv == ("/usr/bin/python3", "-I", f"{INSIDE}/bin/run.py") and plan.notes == ()
+        assert plan.argv == ("/usr/bin/python3", "-I", inside) and plan.notes == ()
 
 
 def test_words_that_name_files(package: Path) -> None:
@@ -138,8 +138,12 @@ def test_a_part_is_a_plain_name(package: Path, part: str) -> None:
 
 
 def test_a_part_that_does_not_exist(package: Path) -> None:
-    with pytest.raises(PlanRefused, match="assets does not exist"):
-        cages.compiled(moved(package, root_parts=("bin", "assets")))
+    plan = cages.compiled(moved(package, root_parts=("bin", "assets")))
+    assert f"{INSIDE}/assets" not in binds(plan) and plan.notes == ()
+    with pytest.raises(ProgramFault, match="does not exist"):
+        cages.compiled(moved(package, command="gone/run", root_parts=("gone",)))
+    with pytest.raises(PlanRefused, match="does not exist"):  # the folder itself is needed
+        cages.compiled(moved(package / "gone", command="/bin/true", root_parts=()))
 
 
 def test_a_denied_part(package: Path) -> None:

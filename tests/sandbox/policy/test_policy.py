@@ -25,6 +25,7 @@ from sandbox.policy.policy import (
     EnvRule,
     LimitRule,
     NetworkRule,
+    PackageRule,
     PathRule,
     Policy,
     SeccompRule,
@@ -356,6 +357,9 @@ seccomp = "prefer"
 [capabilities]
 declare = ["fs.read", "net.*", "fs.read"]
 host = ["roots/list", "sampling/*"]
+[packages]
+signature = "required"
+trust = "/etc/keys"
 """
 
 
@@ -385,6 +389,7 @@ def test_every_key_of_a_policy() -> None:
         uids=(100000, 165535),
         layers=(("seccomp", "prefer"),),
         capabilities=CapabilityRule(("fs.read", "net.*"), ("roots/list", "sampling/*")),
+        packages=PackageRule("required", "/etc/keys"),
     )
 
 
@@ -400,6 +405,12 @@ FAULTS = {
     "version = true": "policy_version",
     "unsandboxed = true": "policy_value",
     '[hooks]\non_failure = "perhaps"': "policy_value",
+    '[packages]\nsignature = "require"': "policy_value",
+    "[packages]\nsignature = true": "policy_value",
+    '[packages]\ntrust = "keys"': "policy_value",
+    '[packages]\ntrust = "/etc/../keys"': "policy_value",
+    "[packages]\ntrust = 1": "policy_type",
+    '[packages]\nsignatures = "required"': "policy_unknown_key",
     '[hooks]\non_falure = "abort"': "policy_unknown_key",
     'unsandboxed = "alow"': "policy_value",
     'description = ["x"]': "policy_type",

@@ -929,3 +929,25 @@ LINE = "0123456789 äöü\n"  # 18 bytes, which do not divide 8192
 )
 def test_the_tail_as_text(parts: list[bytes], size: int | None, tail: str) -> None:
     assert tail_of(parts, size) == tail
+
+
+def test_texts_that_the_tail_must_not_show() -> None:
+    """They are looked for in more than is shown, so that none is cut at its beginning."""
+    null = os.open("/dev/null", os.O_WRONLY)
+    relay = Relay(null, size=None, lines=None)
+    asked: list[tuple[int, bool]] = []
+
+    def hide(data: bytes, *, cut: bool) -> bytes:
+        asked.append((len(data), cut))
+        return data.replace(b"secret" * 4, b"[]")[24 if cut else 0 :]
+
+    relay.conceal(hide, 24)
+    for part in (b"secret" * 2, b"secret" * 2 + b"." * 8180, b"!\n"):
+        os.write(relay.end, part)
+        settle(relay)
+    assert relay.text_tail() == "[]" + "." * 8180 + "!\n"
+    os.write(relay.end, b"x" * 20)
+    settle(relay)
+    relay.finish(60)
+    os.close(null)
+    assert relay.text_tail().strip(".!\nx") == "" and asked[-1] == (8192 + 24, True)

@@ -15,6 +15,7 @@ class ToyContract(Contract):
     sign = "a toy key"
     no_command_hint = 'give it a command: "run": ["./toy"]'
     kinds = ("tool", "trick")
+    secret_files = True
     declared = ("tricks",)
     example_call = ExampleCall("say", '"boo"')
     verbs = (
@@ -22,7 +23,7 @@ class ToyContract(Contract):
             "recite", "runner.contracts.toy.verb_recite", "print the tools of a toy without starting it"
         ),
     )
-    options = (ContractOption("--binding", "FILE", "a JSON file with the word a toy says", names_file=True),)
+    options = (ContractOption("--saying", "FILE", "a JSON file with the word a toy says", names_file=True),)
 
     def recognises(self, document):
         return "toy" in document.data
@@ -30,7 +31,7 @@ class ToyContract(Contract):
     def read(self, document, *, server, home, options, config):
         from runner.contracts.toy.manifest import read
 
-        return read(document, options.get("binding"))
+        return read(document, options.get("saying"))
 
     def json_schema(self):
         from runner.contracts.toy.manifest import SCHEMA

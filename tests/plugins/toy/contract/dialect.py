@@ -65,7 +65,7 @@ class ToyDialect(Dialect):
             "id": token,
             "do": call.name,
             "with": call.input,
-            "binding": self._setting.options.get("binding"),
+            "binding": self._setting.options.get("saying"),
         }
         return (Send(frames.line(wire.encode(said))),)
 

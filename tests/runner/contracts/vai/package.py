@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.contracts.contract import Prepared
+from runner.contracts.vai.call.prepare import prepare
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, exports_of
-from runner.contracts.vai.prepare import prepare
 from runner.plugin import Entrypoint, Plugin
 from runner.protocol.dialect import Call, CallRefused
 from sandbox.spec import SandboxSpec

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.contracts.registry import find_contract
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai import manifest
 from runner.contracts.vai.binding import Binding
-from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, gateway_host, scratch_dir
+from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
+from runner.launch.prepare import load as load_stage
+from runner.launch.stages import Invocation, Stopwatch
+from runner.manifest.load import load
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
@@ -101,27 +108,8 @@ def test_network(permissions: str, options: dict[str, str], expected: tuple[str,
     assert caged(permissions, **options).spec.network == wanted
 
 
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("https://api.example.com", "api.example.com:443"),
-        ("HTTPS://API.example.com:8443/a?b#c", "api.example.com:8443"),
-        ("http://gateway.internal", "gateway.internal:80"),
-        ("https://[2001:db8::7]/", "[2001:db8::7]:443"),
-        ("https://api.example.com\\@evil.example", "api.example.com:443"),
-    ],
-)
-def test_the_host_of_a_gateway(url: str, host: str) -> None:
-    assert gateway_host(url) == host
-
-
-@pytest.mark.parametrize("url", ["api.example.com", "ftp://a.example", "https://", "https://u@a.example", ""])
-def test_a_gateway_without_a_host_is_refused(url: str) -> None:
-    with pytest.raises(Misfit):
-        gateway_host(url)
-
-
 def test_a_wrong_gateway_refuses_the_launch() -> None:
+    """test_context.py has the table of URLs."""
     found, [fault] = read(LEAST + PERMISSIONS + SCOPES, gateway_url="nonsense")
     assert found is None and fault.rule == "gateway_url" and "--gateway-url" in fault.hint
 
@@ -278,8 +266,6 @@ def test_a_wrong_binding_refuses_the_launch(bind: Bind) -> None:
 
 
 def devkit(plugin_dir: Path) -> Path:
-    import shutil
-
     folder = plugin_dir / "devkit"
     shutil.copytree(ROOT / "tests/plugins/vai_devkit", folder, ignore=shutil.ignore_patterns("__pycache__"))
     folder.chmod(0o755)
@@ -311,3 +297,100 @@ def test_explain_and_check_need_none(runner_as_user: Caller, plugin_dir: Path) -
     chosen = json.loads(runner_as_user("explain", "--format", "json", "--export", "search", folder).stdout)
     assert chosen["outcome"]["code"] == "ok"
     assert {row["asked"] for row in chosen["asked"]} >= {"none", "VAI_SECRETS_DIR=…"}
+
+
+# --- files that a call brings along -------------------------------------------------------------------------
+
+
+def test_the_file_of_a_call_is_in_its_scratch_folder() -> None:
+    path = "/sandbox/scratch/inv_1/projection.json"
+    found = caged('filesystem = "scratch"\n', invocation_id="inv_1", artifact=path)
+    assert found.spec.memory_files == (MemoryFile(path, 0o600),)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "path"),
+    [
+        ("", "/sandbox/scratch/inv_1/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_2/x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/../x"),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/.."),
+        ('filesystem = "scratch"\n', "/sandbox/scratch/inv_1/"),
+        ('filesystem = "scratch"\n', "/etc/passwd"),
+    ],
+)
+def test_a_file_of_a_call_elsewhere_is_refused(permissions: str, path: str) -> None:
+    found, diagnostics = read(LEAST + PERMISSIONS + permissions, invocation_id="inv_1", artifact=path)
+    assert found is None
+    assert diagnostics[-1].rule == "artifact"
+
+
+# --- options and the cache ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [SHOWN, LEAST + PERMISSIONS + 'filesystem = "assets_ro"\n' + SCOPES])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"export": "triage", "invocation_id": "inv_1"},
+        {"export": "ask", "gateway_url": GATEWAY},
+        {"invocation_id": "inv_2", "gateway_url": GATEWAY},
+        {"export": "nobody"},
+    ],
+)
+def test_options_on_a_cached_plugin_give_what_reading_with_them_gives(
+    text: str, options: dict[str, str]
+) -> None:
+    contract = find_contract("vai")
+    plain, _ = read(text)
+    assert plain is not None
+    assert contract.shape(plain, options) == read(text, **options)
+    shaped, _ = contract.shape(plain, options)
+    if shaped is not None:  # what was chosen before does not count
+        assert contract.shape(shaped, {}) == (plain, ())
+        assert contract.shape(shaped, options) == (shaped, ())
+
+
+def test_a_launch_with_options_imports_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "vai-plugin.toml"
+    path.write_text(SHOWN)
+    program = (
+        "import sys; from runner.manifest import load as manifest; from sandbox import cache;"
+        f"cache.directory = lambda: {str(tmp_path / 'cache')!r};"
+        "options = dict(zip(('export', 'invocation_id'), sys.argv[1:]));"
+        f"found = manifest.load({str(path)!r}, options=options);"
+        "assert found.plugin and found.plugin.spec.scratch.dest.endswith(sys.argv[2]);"
+        "print(*(name for name in ('pydantic', 'tomllib', 'yaml', 'hashlib', 'ipaddress')"
+        " if name in sys.modules))"
+    )
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", program, export, f"inv_{export}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for export in ("triage", "coder_window")
+    ]
+    assert "pydantic" in seen[0] and seen[1] == []
+
+
+def test_an_option_of_another_contract_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vai-plugin.toml").write_text(LEAST)
+    for _ in range(2):  # read, and from the cache
+        refused = load(str(tmp_path), options={"project": "/srv"})
+        assert refused.plugin is None and [d.rule for d in refused.diagnostics] == ["option_foreign"]
+        further = {"timeout": "3", "output_schema": "", "artifact": "", "binding_file": "a.json"}
+        assert load(str(tmp_path), options=further).plugin is not None
+
+
+def test_parts_that_do_not_exist_are_left_out_of_a_launch(tmp_path: Path) -> None:
+    (tmp_path / "vai-plugin.toml").write_text(LEAST)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/plugin").write_text("")
+    loaded = load_stage(Invocation(str(tmp_path)), Stopwatch())
+    assert loaded.plugin.root_parts == ("bin", "vai-plugin.toml")
+    (tmp_path / "schemas").mkdir()  # the manifest is in the cache by now
+    assert load_stage(Invocation(str(tmp_path)), Stopwatch()).plugin.root_parts == ALWAYS

@@ -224,6 +224,7 @@ def test_a_frame_for_a_request_that_never_was() -> None:
 
 def test_an_answer_before_the_question_is_not_the_answer() -> None:
     conversation = ready()
+    assert conversation.noise == ""
     hear(conversation, succeeded("req_1", early=True))
     conversation.call(TOKEN, TOOL)
     (came,) = hear(conversation, succeeded("req_1", early=False))

@@ -92,6 +92,27 @@ BAD_HEADERS = {
     "n has 5000 digits": (b"Content-Length: %b\r\n\r\n" % (b"9" * 5000), "bad_header", "not a length"),
     "no colon": (b"Content-Length 7\r\n\r\n", "bad_header", "no colon"),
     "not UTF-8": (b"X: \xff\r\nContent-Length: 7\r\n\r\n", "bad_header", "not UTF-8"),
+    "a blank before another header": (b"Content-Length: 7\r\n X: y\r\n\r\n", "bad_header", "no plain header"),
+    "a blank in another name": (
+        b"My Header: y\r\nContent-Length: 7\r\n\r\n",
+        "bad_header",
+        "no plain header",
+    ),
+    "another name that some readers strip": (
+        b"Content-Length\v: 9\r\nContent-Length: 7\r\n\r\n",
+        "bad_header",
+        "no plain header",
+    ),
+    "a carriage return in another header": (
+        b"X: y\rContent-Length: 9\r\nContent-Length: 7\r\n\r\n",
+        "bad_header",
+        "no plain header",
+    ),
+    "a line separator in another header": (
+        "X: y\u2028Content-Length: 9\r\nContent-Length: 7\r\n\r\n".encode(),
+        "bad_header",
+        "no plain header",
+    ),
     "a print": (b"starting up\n", "bad_header", "print everything else to stderr"),
     "a header too long": (b"X: " + b"x" * HEADER_LIMIT, "frame_too_large", "longer than 8192 bytes"),
     "one byte more than the longest header": (

@@ -63,6 +63,21 @@ def test_the_limits_are_the_contracts() -> None:
     assert cutter.fault is not None
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Content-Length: 02",
+        b"Content-Length: 2\r\nContent-Length: 2",
+        b"X: y\rContent-Length: 9\r\nContent-Length: 2",
+        b"Content-Length\v: 9\r\nContent-Length: 2",
+        b"Content-Length: 2\r\n\tContent-Type: x",
+    ],
+)
+def test_a_header_that_hosts_could_read_differently(header: bytes) -> None:
+    cutter = make(Setting(DEVKIT)).framing.cutter()
+    assert cutter.cut(header + b"\r\n\r\n{}") == [] and cutter.fault is not None
+
+
 # --- hello --------------------------------------------------------------------------------------------------
 
 

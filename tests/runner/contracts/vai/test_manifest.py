@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner.contracts.vai import PACKAGE, files, machine, manifest
+from runner.contracts.vai import PACKAGE, manifest
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by, exports_of
+from runner.contracts.vai.package import files, machine
 from runner.manifest.load import load, load_all
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
@@ -689,7 +692,7 @@ def test_tools_lists_every_export_from_the_manifest(runner_as_user: Caller, plug
 
 
 def test_tools_reads_no_schema_outside_of_the_package(package: MakePackage, tmp_path: Path) -> None:
-    from runner.contracts.vai.catalogue import catalogue
+    from runner.contracts.vai.package.catalogue import catalogue
 
     root = package()
     (tmp_path / "secret.json").write_text('{"title": "secret"}')
@@ -709,3 +712,29 @@ def test_it_is_recognised_under_another_name(tmp_path: Path) -> None:
 def test_the_plugin_of_the_tests_is_sound() -> None:
     found, diagnostics = checked(DEVKIT)
     assert found is not None and diagnostics == ()
+
+
+# --- the page about it --------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs/vai.md").read_text()
+
+
+def test_the_manifest_of_the_page_is_read_without_a_word() -> None:
+    [text] = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    found, diagnostics = read(text)
+    assert found is not None and diagnostics == ()
+    jsonschema.validate(data(text), manifest.json_schema())
+
+
+@pytest.mark.parametrize("module", ["manifest", "package/files", "package/lint"])
+def test_the_page_has_every_rule(module: str) -> None:
+    tree = ast.parse((ROOT / f"runner/contracts/vai/{module}.py").read_text())
+    said: set[str] = set()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 2):
+        name = ast.unparse(call.func)
+        rule = call.args[3 if name == "Diagnostic" else 1]
+        if name in ("faults.error", "faults.warn", "_about_file", "Diagnostic"):
+            said |= {str(rule.value)} if isinstance(rule, ast.Constant) else set()
+    of_all_contracts = {"missing_key"}
+    assert len(said) > 4
+    assert [rule for rule in sorted(said - of_all_contracts) if f"`{rule}`" not in PAGE] == []

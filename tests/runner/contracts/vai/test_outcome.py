@@ -118,6 +118,7 @@ SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
         Ending(RETRYABLE, "runner.launch_failed"),
     ),
     ("may not start", ended("policy_denied", "policy", written=False), Ending(FAILED, "runner.refused")),
+    ("no such export", ended("tool_not_exposed", written=False), Ending(FAILED, "tool.not_found")),
     ("overloaded", ended("overloaded", "launch", written=False), Ending(RETRYABLE, "runner.overloaded")),
     (
         "no hello",

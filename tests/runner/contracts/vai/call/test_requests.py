@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai import requests
-from runner.contracts.vai.requests import with_pinned
+from runner.contracts.vai.call import requests
+from runner.contracts.vai.call.requests import with_pinned
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
+from runner.protocol.wire import encode
 from tests.runner.contracts.vai.package import CONFIG, SECRETS, make_package, prepare_call, refusal
 
 AT = {"invocation_id": "inv_1", "trace_id": "tr_1"}
@@ -192,7 +193,7 @@ def test_what_a_compactor_gets_when_nothing_is_said(plugin: Plugin) -> None:
     found = body(plugin, "window", given, context={"chain_id": "ch_2"})
     assert found["source"]["chain_id"] == "ch_2"
     assert found["source"]["projection"]["pinned_items"] == []
-    assert found["source"]["projection"]["token_estimate"] == len(json.dumps([BLOCK]).replace(" ", "")) // 4
+    assert found["source"]["projection"]["token_estimate"] == len(encode(given)) // 4
     assert found["target"] == {}
     assert "chain_id" not in body(plugin, "window", given)["source"]
 

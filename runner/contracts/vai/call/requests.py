@@ -7,9 +7,16 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.contracts.vai.context import TOO_LARGE, invalid_input, is_id, is_timestamp, refused, timestamp
+from runner.contracts.vai.call.context import (
+    TOO_LARGE,
+    invalid_input,
+    is_id,
+    is_timestamp,
+    refused,
+    timestamp,
+)
+from runner.contracts.vai.call.schemas import PackageSchema
 from runner.contracts.vai.declared import DeclaredExport, Kind
-from runner.contracts.vai.schemas import PackageSchema
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
@@ -24,7 +31,8 @@ ARTIFACT = "projection.json"  # the name of that file in the scratch folder
 # The key of a prepared call's context with the pinned items that the plugin did not get.
 PINNED = "pinned_items"
 
-_BYTES_PER_TOKEN = 4  # for a projection whose caller made no estimate
+_BYTES_PER_TOKEN = 4  # of the input, for a projection whose caller made no estimate
+_MOST_ADDED_BYTES = 4096  # that a request has beside its input, configuration and context
 _MOST_EXAMPLE = 300  # characters of a message
 _SHOWN_FAULTS = 3  # in a message
 
@@ -76,16 +84,17 @@ def make_request(asked: Asked) -> RequestBody:
     makers: Mapping[Kind, Callable[[Asked], RequestBody]] = {
         "tool": _invoke,
         "hook": _handle,
-        "compactor": _compact,
+        "compactor": lambda asked: _compact(asked, size),
         "harness": _run,
     }
-    if asked.input is not None:
-        _measure(kind, asked.input, MOST_ARTIFACT_BYTES)
+    size = _measure(kind, asked.input, MOST_ARTIFACT_BYTES)
     made = makers[kind](asked)
-    way_out = "send less"
-    if kind == "compactor" and "scratch_dir" not in asked.context:
-        way_out = 'send less, or give the export filesystem = "scratch": then the projection is a file'
-    _measure(kind, made.body, MOST_BODY_BYTES, way_out)
+    # Encoding takes a third of a second for 16 MiB, so what is small enough is not measured twice.
+    if size + _measure(kind, _head(asked), MOST_BODY_BYTES) + _MOST_ADDED_BYTES > MOST_BODY_BYTES:
+        way_out = "send less"
+        if kind == "compactor" and "scratch_dir" not in asked.context:
+            way_out = 'send less, or give the export filesystem = "scratch": then the projection is a file'
+        _measure(kind, made.body, MOST_BODY_BYTES, way_out)
     return made
 
 
@@ -97,7 +106,8 @@ def with_pinned(call: Call, result: Any) -> Any:
     return {**result, "seed_blocks": [*pinned, *result["seed_blocks"]]}
 
 
-def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> None:
+def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> int:
+    """Its bytes as JSON. Raises CallRefused."""
     try:
         raw = encode(value)
     except ValueError as error:
@@ -105,6 +115,7 @@ def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> N
         raise refused(invalid_input(kind), message[:_MOST_EXAMPLE]) from None
     if len(raw) > most:
         raise refused(TOO_LARGE, f"the request has {len(raw)} bytes, and {most} are the most: {way_out}")
+    return len(raw)
 
 
 def _head(asked: Asked) -> dict[str, Any]:
@@ -157,7 +168,8 @@ def _handle(asked: Asked) -> RequestBody:
 # --- compactor ----------------------------------------------------------------------------------------------
 
 
-def _compact(asked: Asked) -> RequestBody:
+def _compact(asked: Asked, size: int) -> RequestBody:
+    """`size`: bytes of the input."""
     given = _object(asked, asked.input, "the input")
     _refuse_unknown(asked, given, ("source", "target", "policy"))
     source = dict(_object(asked, given.get("source"), "source"))
@@ -174,9 +186,11 @@ def _compact(asked: Asked) -> RequestBody:
     if "chain_id" in asked.ids:
         source.setdefault("chain_id", asked.ids["chain_id"])
     if projection.get("token_estimate") is None:
-        projection["token_estimate"] = len(encode(projection["blocks"])) // _BYTES_PER_TOKEN
-    content, path = encode(projection), ""
-    if len(content) > MOST_INLINE_BYTES and "scratch_dir" in asked.context:
+        projection["token_estimate"] = size // _BYTES_PER_TOKEN
+    content, path = b"", ""
+    if size > MOST_INLINE_BYTES - _MOST_ADDED_BYTES and "scratch_dir" in asked.context:
+        content = encode(projection)
+    if len(content) > MOST_INLINE_BYTES:
         path = f"{asked.context['scratch_dir']}/{ARTIFACT}"
         sha256 = hashlib.sha256(content).hexdigest()
         projection = {"transport": "artifact", "path": path, "sha256": sha256, "bytes": len(content)}

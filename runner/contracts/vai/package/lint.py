@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from runner.contracts.vai.cage import ASSETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
-from runner.contracts.vai.files import schema_files, walk_package
+from runner.contracts.vai.package.files import schema_files, walk_package
 from runner.manifest.faults import Faults
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted

@@ -9,8 +9,7 @@ from typing import Any
 from runner.contracts.contract import Prepared
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding, effective, read_binding
-from runner.contracts.vai.context import (
-    GRACE_SECONDS,
+from runner.contracts.vai.call.context import (
     INACTIVE,
     INVALID_BINDING,
     INVALID_DELEGATION,
@@ -22,9 +21,10 @@ from runner.contracts.vai.context import (
     make_gateway,
     refused,
 )
+from runner.contracts.vai.call.requests import PINNED, Asked, ids_in, make_request
+from runner.contracts.vai.call.schemas import PackageSchema, complete_config, explained, load_of
 from runner.contracts.vai.declared import DeclaredExport, declared_by
-from runner.contracts.vai.requests import PINNED, Asked, ids_in, make_request
-from runner.contracts.vai.schemas import PackageSchema, complete_config, explained, load_of
+from runner.contracts.vai.dialect import GRACE_SECONDS
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Violation
 from runner.protocol.host_services import Delegation, DelegationRequest
@@ -39,7 +39,7 @@ _SHOWN_FAULTS = 3  # of a configuration in a message
 _SHOWN_NAMES = 10  # of exports or slots in a message
 
 
-class Contents(dict[str, bytes]):
+class FileContents(dict[str, bytes]):
     """Files by their path in the cage. Its text, in a traceback or a log, has no content."""
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ def prepare(
     return Prepared(
         Call(export.kind, export.id, made.body, record),
         {**options, **completed},
-        Contents({made.artifact: made.content} if made.artifact else {}),
+        FileContents({made.artifact: made.content} if made.artifact else {}),
         Secrets(secrets),
         delegation,
     )

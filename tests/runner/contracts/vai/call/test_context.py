@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.context import (
+from runner.contracts.vai.call.context import (
     INVALID_DELEGATION,
     HiddenText,
     describe,
@@ -60,14 +60,14 @@ def test_ids_are_taken_from_the_context_the_options_and_the_input() -> None:
 @pytest.mark.parametrize(
     ("kind", "context", "said"),
     [
-        ("tool", {"invocation_id": "../x"}, "invocation_id is '../x'"),
-        ("tool", {"invocation_id": ".."}, "invocation_id is '..'"),
-        ("tool", {"invocation_id": ".hidden"}, "begin with a letter"),
-        ("tool", {"invocation_id": "a/b"}, "only letters"),
+        ("tool", {"invocation_id": "../x"}, "'../x' cannot be the id of an invocation"),
+        ("tool", {"invocation_id": ".."}, "'..' cannot be the id of an invocation"),
+        ("tool", {"invocation_id": ".hidden"}, "beginning with a letter or a digit"),
+        ("tool", {"invocation_id": "a/b"}, "it names a folder"),
         ("tool", {"invocation_id": "a\nb"}, "printable"),
         ("tool", {"invocation_id": "inv_1\n"}, "printable"),
-        ("tool", {"invocation_id": "a" * 129}, "128"),
-        ("tool", {"invocation_id": "é"}, "only letters"),
+        ("tool", {"invocation_id": "a" * 129}, "128 at most"),
+        ("tool", {"invocation_id": "é"}, "it names a folder"),
         ("tool", {"invocation_id": ""}, "invocation_id is not a text"),
         ("tool", {"session_id": 3}, "session_id is not a text"),
         ("tool", {"session_id": "s" * 257}, "session_id is not a text"),
@@ -146,7 +146,7 @@ def test_what_is_a_time(text: Any, right: bool) -> None:
     ("url", "host"),
     [
         ("https://api.example.com", "api.example.com:443"),
-        ("https://API.example.com:8443/v1/", "api.example.com:8443"),
+        ("HTTPS://API.example.com:8443/v1/", "api.example.com:8443"),
         ("https://[2001:db8::1]/x", "[2001:db8::1]:443"),
         ("http://localhost:8080", "localhost:8080"),
         ("http://127.0.0.1", "127.0.0.1:80"),

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.contracts.vai import CONTRACT, IDENTITIES, SCRATCH, SECRETS
+from runner.contracts.vai import CONTRACT, IDENTITIES, SECRETS
+from runner.contracts.vai.cage import Misfit, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
 from runner.protocol.secrets import MARK
@@ -32,11 +33,6 @@ MOST_URL_CHARACTERS = 2048
 MOST_TOKEN_CHARACTERS = 16 * 1024
 _LAST_SECOND = 253_402_300_799.0  # 9999-12-31T23:59:59Z: the last that RFC 3339 can write
 
-# Seconds for the answer to a call that was cancelled.
-GRACE_SECONDS: Mapping[Kind, float] = {"tool": 2.0, "hook": 2.0, "compactor": 5.0, "harness": 10.0}
-
-# One component of a path, and neither hidden nor "..": the scratch folder has this name.
-_INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
 # RFC 3339. Other spellings of ISO 8601 are not.
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)\Z",
@@ -89,13 +85,10 @@ def identify(call: Call, kind: Kind, options: Mapping[str, str], named: Mapping[
             limit = f"1 to {MOST_ID_CHARACTERS} printable characters"
             raise refused(code, f"{key} is not a text of {limit}: correct it in --context")
     given.setdefault("invocation_id", make_id("inv_"))
-    if not _INVOCATION_ID.match(given["invocation_id"]):
-        message = (
-            f"invocation_id is {quoted(given['invocation_id'])}: it has to begin with a letter or a digit"
-        )
-        raise refused(
-            code, f"{message}, have at most 128 characters, and only letters, digits, '.', '_' and '-'"
-        )
+    try:
+        scratch_dir(given["invocation_id"])
+    except Misfit as fault:
+        raise refused(code, f"{fault.message}; {fault.hint}") from None
     given.setdefault("trace_id", make_id("tr_"))
     given.setdefault(own, make_id(prefix))
     if kind == "hook":
@@ -124,10 +117,6 @@ def describe(ids: Mapping[str, Any], export: DeclaredExport, deadline: float) ->
     if export.permissions.slots:
         context["secrets_dir"] = SECRETS
     return context
-
-
-def scratch_dir(invocation: str) -> str:
-    return f"{SCRATCH}/{invocation}"
 
 
 def make_id(prefix: str) -> str:

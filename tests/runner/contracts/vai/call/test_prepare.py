@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.contracts.vai import CONTRACT
-from runner.contracts.vai.prepare import with_delegation
+from runner.contracts.vai.call.prepare import with_delegation
 from runner.plugin import Plugin
 from runner.protocol.dialect import CallRefused
 from runner.protocol.host_services import Delegation, DelegationRequest

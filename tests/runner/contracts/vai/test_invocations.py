@@ -1,0 +1,334 @@
+"""Invocations of a real package in its cage: processes, deadlines, cancellation, secrets and records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner.launch import forkserver
+from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, Services, open_plugin, run
+from runner.protocol.host_services import Delegation, DelegationRequest, HostError
+from tests.conftest import ROOT, SYSTEM_PATH, Caller
+
+ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
+SECONDS = 120.0
+SECRET = "correct-horse-battery"
+EVENT = {"type": "run.completed", "subject": {"kind": "run", "id": "run_1"}, "summary": {}}
+
+
+@pytest.fixture
+def devkit(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+    shutil.copytree(ROOT / "tests/plugins/vai_devkit", plugin_dir / "devkit")
+    for path in (plugin_dir / "devkit", *(plugin_dir / "devkit").rglob("*")):
+        path.chmod(0o755)
+    yield plugin_dir / "devkit"
+    forkserver.close()
+
+
+def opened(path: Path, **more: Any) -> Any:
+    return open_plugin(path, environ=ENVIRON, **more)
+
+
+async def seen(plugin: OpenPlugin, name: str, given: Any, **more: Any) -> dict[str, Any]:
+    """What the plugin says that it was given."""
+    found: dict[str, Any] = (await plugin.call(name, given, **more))["structured_output"]
+    return found
+
+
+def recorded(holder: Any) -> dict[str, Any]:
+    assert holder.invocation is not None
+    found: dict[str, Any] = holder.invocation
+    return found
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(devkit) as plugin:
+            ids = set()
+            for number in (1, 2, 3):
+                told = await seen(plugin, "reader", {"n": number})
+                assert told["served"] == number and told["body"]["input"] == {"n": number}
+                assert recorded(plugin)["status"] == "succeeded" and plugin.report is None
+                ids.add(recorded(plugin)["invocation_id"])
+                assert recorded(plugin)["invocation_id"] == told["body"]["context"]["invocation_id"]
+            assert len(ids) == 3
+            # A failure is not served by the same process again.
+            with pytest.raises(PluginError) as caught:
+                await plugin.call("reader", {"do": "fail"})
+            assert recorded(caught.value)["code"] == "devkit.asked"
+            assert (await seen(plugin, "reader", {}))["served"] == 1
+        assert plugin.report is not None and plugin.report["invocation"]["status"] == "succeeded"
+
+
+@pytest.mark.trio
+async def test_workers_at_once(devkit: Path) -> None:
+    """max_concurrency is 2."""
+    codes: list[str] = []
+
+    async def wait(plugin: OpenPlugin) -> None:
+        try:
+            await plugin.call("reader", {"do": "wait"}, seconds=4.0)
+        except PluginFailure as failure:
+            codes.append(recorded(failure)["code"])
+
+    with trio.fail_after(SECONDS):
+        async with opened(devkit) as plugin, trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(wait, plugin)
+    assert sorted(codes) == ["runner.deadline_exceeded", "runner.deadline_exceeded", "runner.overloaded"]
+
+
+@pytest.mark.trio
+async def test_a_binding_narrows(devkit: Path) -> None:
+    binding = {
+        "binding_id": "bind_1",
+        "package_id": "acme/devkit",
+        "package_version": "0.1.0",
+        "export_id": "reader",
+        "scope": {"org_id": "org_1"},
+        "status": "active",
+        "policy": {"max_concurrency": 1, "filesystem": "none"},
+    }
+    codes: list[str] = []
+
+    async def wait(plugin: OpenPlugin) -> None:
+        try:
+            await plugin.call("reader", {"do": "wait"}, seconds=4.0)
+        except PluginFailure as failure:
+            codes.append(recorded(failure)["code"])
+
+    with trio.fail_after(SECONDS):
+        async with opened(devkit, options={"binding": json.dumps(binding)}) as plugin:
+            told = await seen(plugin, "reader", {})
+            assert "assets" not in told["package"]
+            found = recorded(plugin)
+            assert (found["binding_id"], found["org_id"]) == ("bind_1", "org_1")
+            assert found["permissions"]["declared"]["filesystem"] == "assets_ro"
+            assert found["permissions"]["effective"]["filesystem"] == "none"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, plugin)
+                nursery.start_soon(wait, plugin)
+    assert sorted(codes) == ["runner.deadline_exceeded", "runner.overloaded"]
+
+
+@pytest.mark.trio
+async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(devkit, secrets={"api_key": SECRET}) as plugin:
+            for _ in range(2):
+                told = await seen(plugin, "search", {"q": 1})
+                assert told["served"] == 1 and told["secrets"] == ["api_key"]
+                assert told["env"]["VAI_SECRETS_DIR"] == "/sandbox/secrets" and SECRET not in str(told)
+                assert plugin.report is not None and SECRET not in json.dumps(plugin.report)
+                assert plugin.report["invocation"] == plugin.invocation
+            with pytest.raises(PluginError) as caught:
+                await plugin.call("search", {"do": "fail", "status": "retryable_failure"})
+            assert caught.value.report is not None
+            assert caught.value.report["invocation"] == recorded(caught.value) == plugin.invocation
+            assert recorded(plugin)["retryable"] and recorded(plugin)["code"] == "devkit.asked"
+
+
+@pytest.mark.trio
+async def test_each_kind_has_a_record(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(devkit, secrets={"api_key": SECRET}, options={"delivery_id": "del_7"}) as plugin:
+            assert await plugin.call("notify", EVENT, context={"attempt": 2}) == {"status": "ack"}
+            hook = recorded(plugin)
+            assert (hook["export"], hook["delivery_id"]) == ({"kind": "hook", "id": "notify"}, "del_7")
+            assert (hook["status"], hook["retry_count"]) == ("succeeded", 1)
+        async with opened(devkit, secrets={"api_key": SECRET}) as plugin:
+            blocks = [{"kind": "input", "content": [{"type": "text", "text": "x" * (5 << 20)}]}]
+            given = {"source": {"chain_id": "c_1", "projection": {"blocks": blocks}}}
+            answer = await plugin.call("window", given)
+            told = json.loads(answer["summary"]["text"])
+            assert told["body"]["source"]["projection"]["transport"] == "artifact"
+            assert len(told["scratch"]) == 1
+            assert recorded(plugin)["export"]["kind"] == "compactor"
+            await plugin.call("triage", {"trigger": {"type": "user_request", "input": []}})
+            assert recorded(plugin)["permissions"]["declared"]["gateway_api_scopes"] == [
+                "chains:read",
+                "runs:write",
+            ]
+            assert [entry["name"] for entry in await plugin.list("tools")] == ["search", "reader"]
+
+
+# --- before and after ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_a_refused_call_has_a_record_and_starts_nothing(devkit: Path) -> None:
+    async with opened(devkit) as plugin:
+        for name, given, error, code in (
+            ("absent", {}, PluginFailure, "tool.not_found"),
+            ("search", {}, InvalidCall, "binding.secret_missing"),
+        ):
+            with pytest.raises((InvalidCall, PluginFailure)) as caught:
+                await plugin.call(name, given)
+            assert type(caught.value) is error and caught.value.report is not None
+            assert (recorded(caught.value)["status"], recorded(caught.value)["code"]) == ("failed", code)
+            assert plugin.invocation == caught.value.invocation
+            assert caught.value.report["invocation"] == caught.value.invocation
+            assert caught.value.report["plugin"] is None  # nothing was launched
+
+
+@pytest.mark.trio
+async def test_a_deadline_and_a_late_answer(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        given = {"trigger": {"do": "wait"}}
+        with pytest.raises(PluginFailure) as caught:
+            await run(devkit, "triage", given, seconds=4.0, secrets={"api_key": SECRET}, environ=ENVIRON)
+        failure = caught.value
+        assert (failure.outcome.code, failure.outcome.phase) == ("timeout", "call")
+        found = recorded(failure)
+        assert (found["status"], found["code"]) == ("failed", "runner.deadline_exceeded")
+        assert (found["execution_outcome"], found["retryable"]) == ("unknown", False)
+        assert failure.report is not None and failure.report["invocation"] == found
+        assert failure.report["exit"]["ended_by"] == "deadline"
+
+
+@pytest.mark.trio
+async def test_a_deadline_before_anything_runs(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        with pytest.raises(PluginFailure) as caught:
+            await run(devkit, "reader", {}, seconds=0.001, environ=ENVIRON)
+        assert caught.value.outcome.code == "timeout" and caught.value.outcome.phase in (
+            "launch",
+            "handshake",
+        )
+        found = recorded(caught.value)
+        assert (found["status"], found["code"]) == ("retryable_failure", "runner.deadline_exceeded")
+
+
+@pytest.mark.trio
+async def test_a_cancelled_call(devkit: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with opened(devkit) as plugin, trio.open_nursery() as nursery:
+            asked = trio.Event()
+            given = {"do": "progress", "count": 1}
+            assert await plugin.call("reader", given, on_progress=lambda value: asked.set())
+            await asked.wait()
+
+            async def wait() -> None:
+                await plugin.call("reader", {"do": "wait"})
+
+            nursery.start_soon(wait)
+            while not _is_serving(plugin):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        found = recorded(plugin)
+        assert (found["status"], found["code"]) == ("cancelled", "devkit.cancelled")
+
+
+def _is_serving(plugin: OpenPlugin) -> bool:
+    """Whether a request was written."""
+    workers = plugin._pool._workers if plugin._pool is not None else []
+    waiters = [w for worker in workers if worker.session for w in worker.session.state.waiters.values()]
+    return any(letter.written for waiter in waiters for letter in waiter.letters)
+
+
+# --- delegated credentials ----------------------------------------------------------------------------------
+
+
+class Tokens:
+    def __init__(self, error: Exception | None = None, seconds: float = 0.0) -> None:
+        self.asked: list[DelegationRequest] = []
+        self._error, self._seconds = error, seconds
+
+    async def delegate(self, request: DelegationRequest) -> Delegation:
+        self.asked.append(request)
+        await trio.sleep(self._seconds)
+        if self._error is not None:
+            raise self._error
+        return Delegation("https://gateway.example.com", "delegated-token-1", request.scopes[:1])
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "kind", "code"),
+    [
+        (Tokens(HostError(1, "not today")), None, InvalidCall, "auth.delegation_failed"),
+        (Tokens(ZeroDivisionError()), None, InvalidCall, "auth.delegation_failed"),
+        (Tokens(seconds=1000.0), 0.5, PluginFailure, "runner.deadline_exceeded"),
+    ],
+)
+async def test_credentials_that_are_not_given(
+    devkit: Path, tokens: Tokens, seconds: float | None, kind: Any, code: str
+) -> None:
+    async with opened(devkit, secrets={"api_key": SECRET}, services=Services(gateway=tokens)) as plugin:
+        with pytest.raises(kind) as caught:
+            await plugin.call("triage", {}, seconds=seconds)
+    assert recorded(caught.value)["code"] == code and len(tokens.asked) == 1
+    assert tokens.asked[0].scopes == ("chains:read", "runs:write")
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+def test_runner_call(runner_as: Caller, devkit: Path) -> None:
+    done = runner_as("call", "--json", devkit, "reader", "--input", '{"n": 1}', "--report", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["structured_output"]["body"]["input"] == {"n": 1}
+    *told, report = map(json.loads, done.stderr.splitlines())
+    assert report["invocation"]["status"] == "succeeded"
+    assert {"event": "invocation", "value": report["invocation"]} in told
+
+
+def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
+    words = ("call", "--json", "--events", devkit, "search", "--input", "{}", "--report", "2")
+    done = runner_as(*words, "--secret", "api_key=env:KEY", env={"KEY": SECRET})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["structured_output"]["secrets"] == ["api_key"]  # the plugin has it
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        (("reader", "--input", '{"do": "fail"}'), 1, "devkit.asked"),
+        (("reader", "--input", '{"do": "exit"}'), 13, "runner.crashed"),
+        (("reader", "--input", '{"do": "wait"}', "--timeout", "4"), 12, "runner.deadline_exceeded"),
+        (("search",), 2, "binding.secret_missing"),
+        (("absent",), 15, "tool.not_found"),
+        (("reader", "--kind", "hook"), 15, "tool.not_found"),
+    ],
+)
+def test_failures_of_runner_call(
+    runner_as_user: Caller, devkit: Path, words: tuple[str, ...], status: int, code: str
+) -> None:
+    done = runner_as_user("call", "--json", devkit, *words, "--report", "2")
+    assert done.returncode == status, done.stderr
+    failure, report = map(json.loads, done.stderr.splitlines())
+    assert report["invocation"]["code"] == code
+    assert report["invocation"] == failure["invocation"]
+
+
+def test_many_calls(runner_as_user: Caller, devkit: Path) -> None:
+    done = runner_as_user("call", devkit, "reader", "--input", "{}", "--repeat", "6", "--concurrency", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outcomes"] == {"ok": 6}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int) -> None:
+    given = '{"do": "wait", "count": 1}'
+    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--report", "2")
+    with runner_as.start(*words) as process:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["event"] == "progress"  # it works on the request
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 24, err
+    record = json.loads(err.splitlines()[-1])["invocation"]
+    assert (record["status"], record["code"]) == ("cancelled", "devkit.cancelled")  # it was told
+    assert record["events"] == 1

@@ -1,0 +1,97 @@
+"""A call prepared on trio: its deadline, the credentials that the host makes for it, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner.exceptions import InvalidCall, PluginFailure
+from runner.launch.stages import Invocation
+from runner.protocol.dialect import Call
+from runner.protocol.host_services import Delegation, DelegationRequest, Services
+from runner.session.delegation import prepare_call
+from runner.session.prepared import PreparedCall, complete_call
+from tests.conftest import ROOT
+
+DEVKIT = Invocation(str(ROOT / "tests/plugins/vai_devkit"))
+SECRETS = {"api_key": "correct-horse-battery"}
+TOKEN = "delegated-token-1"
+
+
+class Gateway:
+    """Gives what it was made with."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = Delegation(*given)
+        self.asked: list[DelegationRequest] = []
+
+    async def delegate(self, request: DelegationRequest) -> Delegation:
+        self.asked.append(request)
+        return self.given
+
+
+async def prepared(gateway: Gateway | None, name: str = "triage", **more: Any) -> PreparedCall:
+    services = Services(gateway=gateway)
+    return await prepare_call(DEVKIT, Call("export", name, {}), secrets=SECRETS, services=services, **more)
+
+
+@pytest.mark.trio
+async def test_credentials_reach_the_request_and_nothing_else() -> None:
+    gateway = Gateway("https://gateway.example.com", TOKEN, ("chains:read",))
+    found = await prepared(gateway, seconds=7.0)
+    sent = found.call.input["context"]["gateway"]
+    assert (sent["base_url"], sent["scopes"]) == ("https://gateway.example.com", ["chains:read"])
+    assert str(sent["delegation_token"]) == TOKEN
+    assert found.secrets.hide(f"{TOKEN} and {SECRETS['api_key']}") == "[secret] and [secret]"
+    assert TOKEN not in repr(found) and SECRETS["api_key"] not in repr(found)
+    assert TOKEN not in str(found.invocation) and SECRETS["api_key"] not in str(found.invocation)
+    [asked] = gateway.asked
+    assert asked.seconds == 7.0 + 10.0  # its deadline and its grace
+    assert asked.call == dict(found.invocation.options)["invocation_id"]
+    assert 0.0 < found.deadline.at - trio.current_time() <= 7.0 == found.deadline.seconds
+
+
+@pytest.mark.trio
+async def test_without_a_service_there_is_no_gateway() -> None:
+    found = await prepared(None)
+    assert "gateway" not in found.call.input["context"]
+
+
+@pytest.mark.trio
+async def test_an_export_without_scopes_gets_no_credentials() -> None:
+    gateway = Gateway("https://gateway.example.com", TOKEN, ())
+    assert "gateway" not in (await prepared(gateway, "reader")).call.input["context"]
+    assert gateway.asked == []
+
+
+@pytest.mark.trio
+async def test_more_than_was_asked_for_is_refused() -> None:
+    gateway = Gateway("https://gateway.example.com", TOKEN, (f"all-of-{TOKEN}",))
+    with pytest.raises(InvalidCall) as caught:
+        await prepared(gateway)
+    assert caught.value.invocation is not None and caught.value.invocation["status"] == "failed"
+    assert TOKEN not in str(caught.value) and TOKEN not in str(caught.value.invocation)
+
+
+def test_each_call_has_ids_of_its_own() -> None:
+    calls = [complete_call(DEVKIT, Call("export", "reader", {})) for _ in range(2)]
+    ids = [dict(call.invocation.options)["invocation_id"] for call in calls]
+    assert ids[0] != ids[1] and all(ids)
+
+
+def test_a_secret_option_is_no_option_of_the_launch() -> None:
+    options = (("gateway_url", "https://gateway.example.com"), ("gateway_token", TOKEN))
+    call = Call("export", "triage", {})
+    found = complete_call(DEVKIT._replace(options=options), call, secrets=SECRETS)
+    assert "gateway_token" not in dict(found.invocation.options)
+    assert found.call.input["context"]["gateway"]["delegation_token"] == TOKEN
+
+
+def test_a_manifest_with_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "vai-plugin.toml").write_text('api_version = "vai.plugin.v1"\n')
+    with pytest.raises(PluginFailure) as caught:
+        complete_call(Invocation(str(tmp_path)), Call("export", "x"))
+    assert caught.value.outcome.code == "manifest_invalid" and caught.value.explanation
