@@ -96,12 +96,12 @@ class SplicePump:
         self._up = Way(client, server, first)
         self._down = Way(server, client)
         self._last = loop.now
-        self._timer: Timer | None = loop.call_later(idle, self._on_idle)
         meter.count(len(first))
         for connection in (client, server):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(client.fileno(), READ, self._on_client)
         loop.watch(server.fileno(), READ, self._on_server)
+        self._timer: Timer | None = loop.call_later(idle, self._on_idle)
         if first:
             self._move(self._up)
 
@@ -150,17 +150,15 @@ class SplicePump:
             return
         try:
             for _ in range(_MOST_ROUNDS):
-                if not self._empty(way):
-                    break
-                if way.ended:
-                    if not way.shut:
-                        way.shut = True
-                        way.sink.shutdown(socket.SHUT_WR)
-                    break
-                if not self._fill(way):
+                emptied = self._empty(way)
+                if not emptied or way.ended or not self._fill(way):
                     break
             else:
-                self._empty(way)
+                emptied = self._empty(way)
+            # Also when the last round has met the end: no event will come for it again.
+            if emptied and way.ended and not way.shut:
+                way.shut = True
+                way.sink.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._finish(f"broke: {os.strerror(error.errno or 0)}")
             return

@@ -219,6 +219,24 @@ def test_no_namespace_of_the_plugin_owns_its_network(runner_as: Caller) -> None:
         assert owner == found["init"] != ours  # of the cell's init; the plugin is in one below it
 
 
+@pytest.mark.needs("root")
+def test_root_in_a_container_has_its_network_made_by_the_cells_init(runner_as_root: Caller) -> None:
+    """Without the capabilities for a network namespace of root's own, it is made as for everybody else."""
+    less = "-sys_admin,-net_admin"
+    weaker = Caller(
+        "root",
+        0,
+        runner_as_root.home,
+        ("/usr/bin/setpriv", f"--bounding-set={less}", f"--inh-caps={less}"),
+        runner_as_root.python,
+        runner_as_root.environ,
+    )
+    found = probe(weaker, [["dial", ["198.18.128.7", 443]], ["dial", ["9.9.9.10", 443]]])
+    assert found["answers"] == ["198.18.128.7 443", "ENETUNREACH"]
+    owner, ours = found["owner"]
+    assert owner == found["init"] != ours
+
+
 # The attacks run with the widest filter, and each with all capabilities that a user namespace gives.
 ATTACKS = """
 import ctypes, json, os, socket, struct

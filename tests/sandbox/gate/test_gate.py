@@ -309,6 +309,17 @@ def test_what_cannot_be_reached_has_failed(lab: Lab, trouble: str, reason: str) 
         assert reason in gate.wait_line(kind="connect", verdict="failed")["reason"]
 
 
+def test_a_client_that_gives_up_frees_its_place(lab: Lab) -> None:
+    lab.names.silent = True
+    plan = LINES._replace(limits=EgressLimits(connections=1, dial=1000.0))
+    with lab.gate(plan) as gate:
+        for _ in range(3):
+            with gate.connect(NAME, 9000) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            line = gate.wait_line(kind="connect")
+            assert line["verdict"] in ("allowed", "failed") and "limit" not in line["reason"], line
+
+
 # --- limits and ends ----------------------------------------------------------------------------------
 
 
@@ -466,6 +477,7 @@ def test_thousands_of_varied_requests_leave_the_gate_alive_and_small(lab: Lab) -
     """The filter of system calls ends a gate that loads a module, opens a file, or forks."""
     plan = EgressPlan((f"{NAME}:80,443,9000", "*.wild.example:9000"), limits=EgressLimits(dial=2.0))
     with echo_server(lab), echo_server(lab, port=80), lab.gate(plan) as gate:
+        descriptors = len(os.listdir(f"/proc/{gate.pid}/fd"))
         with gate.plugin.make_socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             asker.connect(("127.0.0.1", 53))
             asker.setblocking(False)
@@ -501,6 +513,9 @@ def test_thousands_of_varied_requests_leave_the_gate_alive_and_small(lab: Lab) -
                     client.sendall(firsts[number % len(firsts)])
                 if number % 5 == 0:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        until = time.monotonic() + 60
+        while len(os.listdir(f"/proc/{gate.pid}/fd")) > descriptors + 2 * 8:  # spare pipes are kept
+            assert time.monotonic() < until
         with gate.plugin.connect(address, 9000) as client:
             assert talk(client) == b"hello"
         assert _uss(gate.pid) < 8 << 20

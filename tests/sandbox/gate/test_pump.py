@@ -105,6 +105,15 @@ def test_a_half_close_is_passed_on_and_the_other_way_stays_open(bench: Bench, wh
     assert [each.fileno() for each in bench.inner] == [-1, -1]
 
 
+def test_an_end_in_the_last_round_is_passed_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.gate.pump._MOST_ROUNDS", 1)
+    bench.plugin.send(b"all")
+    bench.plugin.shutdown(socket.SHUT_WR)
+    assert bench.receive(bench.server, 3) == b"all"
+    bench.turn()
+    assert bench.server.recv(1) == b""
+
+
 @pytest.mark.parametrize("who", ["plugin", "server"])
 def test_a_reset_is_passed_on(bench: Bench, who: str) -> None:
     """Or the other end would take half of an answer for all of it."""
