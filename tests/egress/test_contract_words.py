@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,32 @@ network = WORD
 [provides]
 cli_namespaces = ["words"]
 """
+VAI = """\
+api_version = "vai.plugin.v1"
+package_id = "example/words"
+version = "1.0.0"
+name = "Words"
+[runtime]
+protocol = "vai.rpc.v1"
+entrypoint = ["./words"]
+[[exports]]
+id = "connect"
+kind = "hook"
+[exports.permissions]
+network = "egress"
+[exports.hook]
+subscribes_to = ["run.completed"]
+"""
+BINDING = {
+    "binding_id": "b",
+    "package_id": "example/words",
+    "package_version": "1.0.0",
+    "export_id": "connect",
+    "scope": {"org_id": "o"},
+    "config": {},
+    "secrets": {},
+    "status": "active",
+}
 MCP = json.dumps({"mcpServers": {"words": {"command": "./words", "x-sandbox": {"network": ["WORD"]}}}})
 
 ONE_PORT = {"ipv4.example.com:2525": f"220 {API}"}
@@ -99,3 +126,28 @@ def test_the_word_of_the_contract(plugin: Plugin, case: str) -> None:
         assert set(json.loads(refused.stdout).values()) == {"refused"}
     else:
         assert refused.returncode == 126 and "network" in refused.stderr
+
+
+def test_hosts_of_the_policy_and_of_a_binding(plugin: Plugin) -> None:
+    """A vai package lists no hosts. It gets those of the policy, or those of them that its binding lists."""
+    folder = plugin.folder / "words"
+    plugin.write(folder / "words", PROGRAM, mode=0o755)
+    manifest = plugin.write(folder / "vai-plugin.toml", VAI)
+    hosts = '["ipv4.example.com:7,2525", "other.example.org:2525"]'
+    policy = plugin.policy(f'ceiling = "allowlist"\nhosts = {hosts}')
+    for more, reached in (
+        ((), EVERYTHING),
+        (("--binding", _binding(plugin, "ipv4.example.com:2525")), ONE_PORT),
+    ):
+        done = plugin.caller("exec", "--policy", policy, *more, manifest)
+        found = json.loads(done.stdout or "{}")
+        assert {name: said for name, said in found.items() if said != "refused"} == reached, done.stderr
+    beyond = plugin.caller(
+        "exec", "--policy", policy, "--binding", _binding(plugin, "elsewhere.example.com:2525"), manifest
+    )
+    assert beyond.returncode == 126 and "elsewhere.example.com" in beyond.stderr
+
+
+def _binding(plugin: Plugin, host: str) -> Path:
+    record = {**BINDING, "policy": {"egress": [host]}}
+    return plugin.write(plugin.folder / "operator" / "binding.json", json.dumps(record))
