@@ -54,12 +54,12 @@ class GateProcess:
         self.log.feed(data)
         return bool(data)
 
-    def drain(self, seconds: float = 0.0) -> None:
-        """Take what it writes within `seconds`, and what it has written."""
+    def drain(self, seconds: float) -> None:
+        """Take what it writes until it ends, for `seconds` at most, however much it writes."""
         until = time.monotonic() + seconds
         watch = select.poll()
         watch.register(self.audit_fd, select.POLLIN)
-        while watch.poll(max(0.0, until - time.monotonic()) * 1000) and self.read():
+        while (left := until - time.monotonic()) > 0 and watch.poll(left * 1000) and self.read():
             pass
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class GateProcess:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self.drain()
+        self.drain(_FAREWELL_SECONDS)  # it has ended: what is left in the pipe
         os.close(self.pidfd)
         os.close(self.audit_fd)
 
@@ -126,7 +126,14 @@ def open_gate(
                 os.close(fd)
             theirs.close()
         order = NetworkOrder(recipe, ours.fileno(), outside_network(), until)
-        gate = GateProcess(pid, audit_r, alive_w, order, ours)
+        try:
+            gate = GateProcess(pid, audit_r, alive_w, order, ours)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            for fd in (audit_r, alive_w):
+                os.close(fd)
+            raise
         try:
             yield gate
         finally:

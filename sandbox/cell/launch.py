@@ -26,6 +26,8 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
 
+_GATE_FAULT_SECONDS = 0.5  # a gate that could not start says why, and ends
+
 
 @contextmanager
 def launch(
@@ -117,7 +119,8 @@ def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
         own = {request.step for request in gate.order.recipe.requests} | STEPS
         if error.stage not in own:
             raise
-        gate.drain()
+        gate.let_go()
+        gate.drain(_GATE_FAULT_SECONDS)
         why = f" (the gate says: {gate.log.fault})" if gate.log.fault else ""
         hint = "run `runner doctor`: it says whether this machine can give a plugin a list of hosts"
         raise LayerUnavailable("network", f"{error}{why}", hint) from None

@@ -55,10 +55,16 @@ def refused(document: dict[str, Any]) -> tuple[str, str]:
     return document["outcome"]["code"], document["outcome"]["cause"]
 
 
-@pytest.mark.parametrize("policy", ["default", "strict", "dev"])
-def test_what_cannot_be_enforced_is_never_ignored(ask: Ask, policy: str) -> None:
-    more = 'network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n'
-    assert refused(ask(more, "--policy", policy)) == ("sandbox_unavailable", "network")
+@pytest.mark.parametrize(
+    ("policy", "code"), [("default", "policy_denied"), ("strict", "policy_denied"), ("dev", "ok")]
+)
+def test_a_list_of_hosts_is_granted_or_refused_and_never_ignored(ask: Ask, policy: str, code: str) -> None:
+    told = ask('network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n', "--policy", policy)
+    assert told["outcome"]["code"] == code
+    if code == "ok":
+        assert told["grant"]["network"] == {"mode": "allowlist", "hosts": ["example.com:443"]}
+        (layer,) = (each for each in told["layers"] if each["layer"] == "network")
+        assert (layer["effective"], layer["detail"]) == ("allowlist", "the 1 listed, by way of the gate")
 
 
 def test_what_can_be_is_granted(ask: Ask) -> None:

@@ -6,11 +6,15 @@ The gate here is a small one of the tests: it says which address was dialled, an
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
+from sandbox.cell.egress import GateMeter, GateProcess
+from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -65,13 +69,21 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
 
     from sandbox.cell import egress
     from sandbox.plan.layers import LayerUnavailable
+    from sandbox.spawn import network as network_steps
 
     def dead_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
         os.write(audit, b'{"kind":"fault","reason":"no filter"}\n')
         os._exit(1)
 
+    def silent_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
+        os.read(alive, 1)  # until its end
+        os._exit(0)
+
     changed: Any = egress
-    changed._run_gate = dead_gate if fault == "dead" else small_gate
+    changed._run_gate = {"dead": dead_gate, "silent": silent_gate}.get(fault, small_gate)
+    if fault == "silent":
+        changed = network_steps
+        changed._GATE_SECONDS = 0.1
     said = os.memfd_create("said")
     saved = os.dup(1)
     os.dup2(said, 1)
@@ -207,6 +219,24 @@ def test_no_namespace_of_the_plugin_owns_its_network(runner_as: Caller) -> None:
         assert owner == found["init"] != ours  # of the cell's init; the plugin is in one below it
 
 
+@pytest.mark.needs("root")
+def test_root_in_a_container_has_its_network_made_by_the_cells_init(runner_as_root: Caller) -> None:
+    """Without the capabilities for a network namespace of root's own, it is made as for everybody else."""
+    less = "-sys_admin,-net_admin"
+    weaker = Caller(
+        "root",
+        0,
+        runner_as_root.home,
+        ("/usr/bin/setpriv", f"--bounding-set={less}", f"--inh-caps={less}"),
+        runner_as_root.python,
+        runner_as_root.environ,
+    )
+    found = probe(weaker, [["dial", ["198.18.128.7", 443]], ["dial", ["9.9.9.10", 443]]])
+    assert found["answers"] == ["198.18.128.7 443", "ENETUNREACH"]
+    owner, ours = found["owner"]
+    assert owner == found["init"] != ours
+
+
 # The attacks run with the widest filter, and each with all capabilities that a user namespace gives.
 ATTACKS = """
 import ctypes, json, os, socket, struct
@@ -288,6 +318,12 @@ def test_every_port_is_redirected(runner_as: Caller) -> None:
     assert found["answers"] == [answer for _, answer in acts]
 
 
+def test_a_gate_that_does_not_get_ready_keeps_the_plugin_from_starting(runner_as: Caller) -> None:
+    found = probe(runner_as, [["serve", 3000]], "silent")
+    assert found["refused"] == ["network", "could not be served by the gate: Connection timed out"]
+    assert (found["said"], found["leaked"]) == ("", [])
+
+
 def test_a_gate_that_cannot_start_keeps_the_plugin_from_starting(runner_as: Caller) -> None:
     found = probe(runner_as, [["serve", 3000]], "dead")
     assert found["refused"][0] == "network"
@@ -323,3 +359,20 @@ def without_gate(
     given["request"]["args"] = ["-c", script, json.dumps(acts), probe, "wait"]
     given |= {"network": "allowlist", "hosts": hosts, "release": write}
     return behind_gate(given, "killed")
+
+
+def test_the_end_of_the_gate_is_noticed_once() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    order = NetworkOrder(NetworkRecipe((), ()), -1, "")
+    with socket.socket() as channel:
+        gate = GateProcess(os.getpid(), read, -1, order, cast(Any, channel))
+    meter = GateMeter(gate)
+    os.write(write, b'{"kind":"dns","name":"example.com","port":0,"verdict":"allowed"}\n')
+    assert meter.look(dict(meter.interest()), 0.0) is None
+    assert ([line.name for line in gate.log.lines], gate.log.gate_ended_early) == (["example.com"], False)
+    os.close(write)
+    assert meter.look(dict(meter.interest()), 0.0) is None
+    assert gate.log.gate_ended_early and not meter.interest()  # an end is readable for ever
+    os.close(read)
+    os.close(gate.pidfd)

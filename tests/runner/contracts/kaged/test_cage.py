@@ -194,19 +194,18 @@ if os.path.exists({str(data)!r}):
         ("net:*", "open", []),
     ],
 )
-def test_network_by_name_reaches_the_grant_and_is_refused(
+def test_network_by_name_reaches_the_grant(
     plugin: Plugin, capability: str, mode: str, hosts: list[str]
 ) -> None:
-    """No version of the cage enforces it yet, so nothing is launched, whatever the policy allows."""
     plugin.make(PROGRAM, capabilities=[capability])
     policy = plugin.policy('[network]\nceiling = "open"\n[write]\nceiling = ["${state_dir}"]\n')
     told = plugin.explain("--policy", policy)
     assert told["grant"]["network"] == {"mode": mode, "hosts": hosts}
-    assert (told["outcome"]["code"], told["outcome"]["cause"]) == ("sandbox_unavailable", "network")
-    done = plugin.exec("--policy", policy)
-    assert done.returncode == 125 and "sandbox_unavailable" in done.stderr
-    # Also where the policy itself would refuse it.
-    assert plugin.explain()["outcome"]["code"] in ("sandbox_unavailable", "policy_denied")
+    # Every port needs nftables, which not every kernel has.
+    assert told["outcome"]["code"] in (
+        ("ok",) if hosts == ["api.example.com:443"] else ("ok", "sandbox_unavailable")
+    )
+    assert plugin.explain()["outcome"]["code"] == "policy_denied"
 
 
 def test_no_network_even_where_the_policy_gives_every_plugin_one(plugin: Plugin) -> None:
