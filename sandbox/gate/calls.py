@@ -14,6 +14,7 @@ _ARCHES = ("x86_64", "aarch64")
 # Name to number, in the order of _ARCHES; None where the architecture has no such call.
 CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
+    "fcntl": (72, 25),
     "write": (1, 64),
     "close": (3, 57),
     "mmap": (9, 222),
@@ -53,6 +54,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
 }
 
 _FIONBIO = 0x5421  # what setblocking() asks for
+_F_SETPIPE_SZ = 1031
 _PROT_EXEC = 4
 _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_KIND = 1, 2, 0xF
@@ -88,6 +90,7 @@ def gate_filter(arch: str) -> bytes:
         family = code.branch(bpf.JEQ, value, internet, family)
     rules = {
         "socket": code.load(bpf.argument_offset(0), family),
+        "fcntl": among(1, (_F_SETPIPE_SZ,), allow(), kill()),
         "ioctl": among(1, (_FIONBIO,), allow(), kill()),
         "mmap": without(2, _PROT_EXEC),
         "mprotect": without(2, _PROT_EXEC),

@@ -12,7 +12,7 @@ from sandbox.seccomp.filter import AUDIT_ARCH
 from tests.sandbox.seccomp.bpf_machine import Machine
 
 ARCHES = ("x86_64", "aarch64")
-BY_ARGUMENT = {"socket", "ioctl", "mmap", "mprotect"}
+BY_ARGUMENT = {"socket", "fcntl", "ioctl", "mmap", "mprotect"}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -55,6 +55,9 @@ def test_another_architecture_ends_the_gate(arch: str) -> None:
         ("socket", (socket.AF_PACKET, socket.SOCK_RAW, 0), KILL_PROCESS),
         ("socket", (40, socket.SOCK_STREAM, 0), KILL_PROCESS),
         ("ioctl", (3, 0x5421), ALLOW),
+        ("fcntl", (3, 1031), ALLOW),
+        ("fcntl", (3, 0), KILL_PROCESS),  # F_DUPFD
+        ("fcntl", (3, 8), KILL_PROCESS),  # F_SETOWN
         ("ioctl", (3, 0x5412), KILL_PROCESS),
         ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_WRITE), ALLOW),
         ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_EXEC), KILL_PROCESS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def test_a_slow_reader_stops_the_writer(bench: Bench) -> None:
         except BlockingIOError:
             bench.turn(1)
     held = bench.pump._down
-    assert 0 < held.pending <= 65536
+    assert 0 < held.pending <= 256 << 10
     before = bench.loop.now
     bench.loop.run_once(0.01)  # nothing to do: it waits instead of turning round
     assert bench.loop.now - before >= 0.009
@@ -241,3 +242,19 @@ def test_pipes_are_given_back_empty_only() -> None:
     pool.give_back(second, empty=True)
     assert pool.take() == second
     pool.give_back(second, empty=False)
+
+
+def test_only_some_pipes_are_large() -> None:
+    pool = PipePool()
+    pipes = [pool.take() for _ in range(20)]
+    sizes = [fcntl.fcntl(pipe[0], fcntl.F_GETPIPE_SZ) for pipe in pipes]
+    assert sizes.count(256 << 10) == 8 and sizes.count(64 << 10) == 12
+    for pipe in (pipes[19], *pipes[:19]):  # a small one, then the large ones
+        pool.give_back(pipe, empty=True)
+    taken = [pool.take() for _ in range(8)]
+    assert set(taken[:7]) <= set(pipes[:8]) and taken[7] == pipes[19]
+    for pipe in taken:
+        pool.give_back(pipe, empty=False)
+    fresh = pool.take()  # there is room for a large one again
+    assert fcntl.fcntl(fresh[0], fcntl.F_GETPIPE_SZ) == 256 << 10
+    pool.give_back(fresh, empty=False)
