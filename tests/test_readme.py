@@ -63,7 +63,7 @@ def test_there_are_examples() -> None:
         "new",
         "contracts",
     }
-    assert set(_files()) == {"greedy.toml", "mcp.json", "slow.toml"}
+    assert set(_files()) == {"greedy.toml", "mcp.json", "fetch.json", "hosts.toml", "slow.toml"}
 
 
 @pytest.mark.parametrize(
