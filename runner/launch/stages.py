@@ -32,7 +32,7 @@ from sandbox.spec import Grant
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.launch.inspection import Inspection
+    from runner.launch.inspect.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
     from runner.package.signature import Signed

@@ -25,7 +25,7 @@ from sandbox.plan.plan import OpenPlan
 from sandbox.spec import Limits
 
 if TYPE_CHECKING:
-    from runner.launch.inspection import Inspection
+    from runner.launch.inspect.inspection import Inspection
     from sandbox.cell.contents import Contents
     from sandbox.limits.disk import DiskMeter
 
@@ -112,7 +112,7 @@ def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
 def make_inspection(planned: Planned) -> MakeInspection:
     """What reads along between this plugin and its host, made when its relay of stderr is."""
     from runner.contracts.registry import find_contract
-    from runner.launch.inspection import Inspection
+    from runner.launch.inspect.inspection import Inspection
     from runner.protocol.dialect import Setting
 
     limits = planned.plan.limits

@@ -23,7 +23,7 @@ from sandbox.streams.handover import forget, hand_over
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.launch.inspection import Inspection
+    from runner.launch.inspect.inspection import Inspection
     from sandbox.streams.feed import Feed
     from sandbox.streams.relay import Relay
 

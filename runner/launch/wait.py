@@ -21,7 +21,7 @@ from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.launch.inspection import Breach
+    from runner.launch.inspect.inspection import Breach
 
 # How long a plugin may take to end after it got a signal, before all its processes are killed. Its `teardown`
 # limit may say otherwise.

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from runner.contracts.mcp.inspector import make as make_mcp
 from runner.contracts.nexo.inspector import make as make_nexo
 from runner.contracts.rune.inspector import make as make_rune
-from runner.launch.inspection import Inspection
+from runner.launch.inspect.inspection import Inspection
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting
 from runner.protocol.inspector import Inspector
@@ -824,9 +824,9 @@ def test_without_the_option_nothing_is_imported(runner_as_user: Caller, rune_dir
     python = [*runner_as_user.prefix, *runner_as_user.python]
     code = "import sys; sys.argv = ['runner', *sys.argv[1:]]; from runner.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
-    code += "rare = ('runner.launch.inspection', 'runner.protocol.dialect', 'runner.protocol.wire')\n"
+    code += "rare = ('runner.launch.inspect.inspection', 'runner.protocol.dialect', 'runner.protocol.wire')\n"
     code += "print(sorted(name for name in rare if name in sys.modules), file=sys.stderr)\n"
-    for option, expected in (((), "[]"), (("--inspect",), "runner.launch.inspection")):
+    for option, expected in (((), "[]"), (("--inspect",), "runner.launch.inspect.inspection")):
         said = subprocess.run(
             [*python, "-c", code, "exec", *option, os.fspath(rune_dir), "--", "gone"],
             env=runner_as_user.environ,

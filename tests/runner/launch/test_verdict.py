@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from runner.launch import verdict
-from runner.launch.inspection import Breach
+from runner.launch.inspect.inspection import Breach
 from runner.launch.verdict import ended_early, ended_unasked, judge, limits_hit, stream_closed
 from runner.launch.wait import End, Reason
 from runner.outcome import Code, Outcome, Phase

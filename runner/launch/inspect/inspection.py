@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.launch.inspected_streams import ToHost, ToPlugin
+from runner.launch.inspect.streams import ToHost, ToPlugin
 from runner.outcome import Phase
 from runner.protocol.dialect import Violation
 from runner.protocol.frames import FrameFault
