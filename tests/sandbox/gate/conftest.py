@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from tests.sandbox.gate.netlab import Lab
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_left_to_another_test() -> Iterator[None]:
+    """A loop and its handlers hold each other. Its descriptors are closed here, and not within a test that
+    counts descriptors."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -402,6 +402,7 @@ def is_reset(connection: Client) -> bool:
 def serving(listener: socket.socket, act: Callable[[socket.socket], None] | None = None) -> Iterator[None]:
     """Serve every connection in a thread of its own."""
     chosen = act or echo
+    served: list[tuple[socket.socket, threading.Thread]] = []
 
     def handle(client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
@@ -416,7 +417,9 @@ def serving(listener: socket.socket, act: Callable[[socket.socket], None] | None
                 continue
             except OSError:
                 return
-            threading.Thread(target=handle, args=(client,), daemon=True).start()
+            thread = threading.Thread(target=handle, args=(client,))
+            served.append((client, thread))
+            thread.start()
 
     thread = threading.Thread(target=accept)
     thread.start()
@@ -426,6 +429,10 @@ def serving(listener: socket.socket, act: Callable[[socket.socket], None] | None
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
         listener.close()
+        for client, handler in served:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+            handler.join()
 
 
 def echo(client: socket.socket) -> None:

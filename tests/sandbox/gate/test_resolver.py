@@ -35,7 +35,8 @@ class Server:
         self.tcp.listen()
         self.name = NameServer(socket.AF_INET, address)
         loop.watch(self.udp.fileno(), 1, self._on_udp)
-        threading.Thread(target=self._serve_tcp, daemon=True).start()
+        self.thread = threading.Thread(target=self._serve_tcp)
+        self.thread.start()
 
     def _on_udp(self, _: int) -> None:
         message, sender = self.udp.recvfrom(4096)
@@ -64,6 +65,7 @@ class Server:
         self.udp.close()
         with contextlib.suppress(OSError):
             self.tcp.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
         self.tcp.close()
 
 
