@@ -18,6 +18,7 @@ from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.package.fault import PackageFault
 from runner.package.keys import load_trusted
 from runner.package.listing import FileList, list_package
+from runner.package.program import CodePlaces, require_own_program
 from runner.package.signature import read_signature, verify
 from runner.package.snapshot import PackageCopy, take_snapshot
 from runner.plugin import Plugin
@@ -159,9 +160,27 @@ def _at_copy(plugin: Plugin, root: str, copy: str) -> Plugin:
     )
 
 
+def require_checked(decided: Decided, plan: LaunchPlan) -> None:
+    """The last look at a plan: the copy is mounted, and all that is started is of it or of the system. A
+    rehearsal has no copy, and the folder stands for it. Raises Failure."""
+    plugin = decided.loaded.plugin
+    assert plugin.root is not None  # `_require_coverable` has refused it
+    if decided.copy:
+        require_copy_mounted(decided, plan)
+    places = CodePlaces(
+        os.path.realpath(plugin.root),
+        plugin.root_inside or plugin.root,
+        decided.original or plugin.root,
+        plan.directory,
+    )
+    with _refusing(decided):
+        # On the way to the folder itself there may be links, and a copy is mounted without them.
+        require_own_program(plan, places, links=bool(decided.copy))
+
+
 def require_copy_mounted(decided: Decided, plan: LaunchPlan) -> None:
-    """The last look at a plan: at the place of the plugin's folder there is the copy, and no file of the
-    original is shown elsewhere. Raises Failure."""
+    """At the place of the plugin's folder there is the copy, and no file of the original is shown elsewhere.
+    Raises Failure."""
     inside = decided.loaded.plugin.root_inside
     for bind in plan.operations:
         if not isinstance(bind, Bind) or contains(decided.copy, bind.real):
