@@ -69,8 +69,8 @@ class CodePlaces(NamedTuple):
         return not self.has(path) or not self.has(os.path.realpath(path))
 
     def fault(self, what: str, path: str) -> PackageFault:
-        message = f"{what} {printable(self.absolute(path))}, which is neither in the plugin's folder {self.shown} nor of the system"
-        return PackageFault(RULE, message, _HINT)
+        neither = f"which is neither in the plugin's folder {self.shown} nor of the system"
+        return PackageFault(RULE, f"{what} {printable(self.absolute(path))}, {neither}", _HINT)
 
 
 def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool = True) -> None:
