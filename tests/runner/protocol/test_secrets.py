@@ -176,6 +176,21 @@ def test_stderr_hides_them_however_it_is_cut(pieces: int) -> None:
     assert record.stderr == "the token is [secret]\n"
 
 
+def test_what_is_kept_of_stderr_is_bounded() -> None:
+    record = SessionRecord()
+    record.secrets = Secrets({"a": TOKEN})
+    most = 2 * (8192 + record.secrets.longest)
+    text = b"".join(b"%07d " % number for number in range(8192))
+    moved = 0
+    for start in range(0, len(text), 7):
+        before = len(record._tail)
+        record.wrote("stderr", text[start : start + 7])
+        moved += len(record._tail) < before
+        assert len(record._tail) <= most + 7
+    assert text.decode().endswith(record.stderr) and len(record.stderr) == 8192
+    assert 0 < moved <= len(text) // 8192  # not at each write
+
+
 def test_the_tail_of_stderr_never_begins_inside_a_secret() -> None:
     for extra in range(40):
         record = SessionRecord()
