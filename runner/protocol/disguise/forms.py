@@ -25,6 +25,9 @@ LONGEST_PART = 4 << 10
 # Bytes that one byte takes at most: \u0041, and some more if that is escaped again or broken into lines.
 WIDEST = 8
 
+# How Python may decode bytes that are no UTF-8.
+_ERRORS = ("replace", "ignore", "surrogateescape")
+
 
 class Forms:
     """What is looked for as text and in base64, and what in hex."""
@@ -47,6 +50,11 @@ class Forms:
                 self._add_text(reading)
                 if b" " in reading:
                     self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
+        if isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
+            self._add_text(given.decode("utf-8", "backslashreplace").encode())
+        if len(raw) < 2 * SHORTEST:
+            for escaped in _escaped(given):
+                self._add_text(escaped.encode("utf-8", "surrogatepass"))
         for number, part in enumerate(_parts(raw)):
             self.texts.update(_base64_of(part, continues=number > 0))
             self.hexes.add(Needle(part.hex().encode(), continues=number > 0))
@@ -60,25 +68,41 @@ class Forms:
 
 def forms_of(given: bytes | str) -> set[bytes]:
     """A secret in different encodings of characters. What is escaped in one of them, a view undoes."""
-    if isinstance(given, str):
-        raw = given.encode("utf-8", "surrogatepass")
-        if given.isascii():
-            return {raw}
-        return {raw, raw.decode("latin-1").encode(), *_printed(given)}
-    latin = given.decode("latin-1")
-    decoded = [latin, *(given.decode("utf-8", errors) for errors in ("replace", "ignore", "surrogateescape"))]
-    return {given, *_printed(latin), *(text.encode("utf-8", "surrogatepass") for text in decoded)}
+    raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+    if raw.isascii():
+        return {raw}
+    latin = raw.decode("latin-1")  # a frequent mistake, also with what is UTF-8
+    shown = [latin, given] if isinstance(given, str) else [latin]
+    decoded = [latin]
+    if isinstance(given, bytes):
+        decoded += [given.decode("utf-8", errors) for errors in _ERRORS]
+    forms = {raw, *(text.encode("utf-8", "surrogatepass") for text in decoded)}
+    return forms.union(*map(_printed, shown))
 
 
 def _printed(text: str) -> Iterator[bytes]:
     """As a view reads what `ascii` and `repr` of Python make of it: they escape a character like a byte."""
+    characters = set(text)
     for shown in (str.isascii, str.isprintable):
-        yield b"".join(
-            bytes((ord(each),))
+        written = {
+            each: bytes((ord(each),))
             if ord(each) < 0x100 and not shown(each)
             else each.encode("utf-8", "surrogatepass")
-            for each in text
-        )
+            for each in characters
+        }
+        yield b"".join(map(written.__getitem__, text))
+
+
+def _escaped(given: bytes | str) -> Iterator[str]:
+    """What a view would make too short: a short text with a line end, or with an escape of its own."""
+    text = given if isinstance(given, str) else given.decode("latin-1")
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+    yield ascii(text)[1:-1]
+    raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+    yield repr(raw)[2:-1]
+    yield "".join(f"%{byte:02X}" for byte in raw)
 
 
 def number_texts(value: Any) -> Iterator[str]:

@@ -28,6 +28,7 @@ _ESCAPE = re.compile(
     rb"|\\u[0-9A-Fa-f]{4}|\\u\{[0-9A-Fa-f]{1,6}\}|\\U[0-9A-Fa-f]{8}|\\x[0-9A-Fa-f]{2}"
     rb"|\\[\\\"'/nrtbf])"
 )
+_PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
 _UNFINISHED = re.compile(
     rb"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|u\{[0-9A-Fa-f]{0,6}|U[0-9A-Fa-f]{0,7}|x[0-9A-Fa-f]?)?)\Z"
 )
@@ -117,7 +118,11 @@ def hex_view(of: View) -> View:
 
 def readings_of(text: bytes) -> set[bytes]:
     """What `views_of` may have where a text was escaped once, twice or not at all."""
-    return {text.translate(None, LINE_ENDS), *(view.text for view in views_of(text))}
+    joined = text.translate(None, LINE_ENDS)
+    # A % of its own is not escaped in JSON. So it may be undone where the backslashes are as they were.
+    once = _PERCENT.sub(lambda found: _meant(found[0]), joined)
+    twice = _PERCENT.sub(lambda found: _meant(found[0]), once)
+    return {joined, once, twice, *(view.text for view in views_of(text))}
 
 
 def _has_escapes(text: bytes, at_end: bool) -> bool:

@@ -59,6 +59,10 @@ def test_their_text_shows_none_of_them() -> None:
         ({"a": "bell\x07 and escape\x1b"}, r"bell\x07 and escape\x1b", "[secret]"),
         ({"a": "bell\x07 and escape\x1b"}, "bell\x07 and escape\x1b", "[secret]"),
         ({"a": "right\u202eleft"}, r"right\u202eleft", "[secret]"),
+        ({"a": "short\ntx"}, json.dumps("short\ntx"), '"[secret]"'),
+        ({"a": 'a %bc"de'}, json.dumps('a %bc"de'), '"[secret]"'),
+        ({"a": "no-break\u00a0ä"}, repr("no-break\u00a0ä"), "'[secret]'"),
+        ({"a": "100%abcd\\\\x"}, json.dumps(json.dumps("100%abcd\\\\x")), r'"\"[secret]\""'),
         ({}, TOKEN, TOKEN),
     ],
 )
