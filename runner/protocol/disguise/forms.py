@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,8 @@ LONGEST_PART = 4 << 10
 # Bytes that one byte takes at most: \u0041, and some more if that is escaped again or broken into lines.
 WIDEST = 8
 
+# A text that every notation leaves as it is, or that a view reads as it is.
+_PLAIN = re.compile(rb"[A-Za-z0-9!#$&()*+,./:;<=>?@^_`{|}~\[\]-]+")
 # How Python may decode bytes that are no UTF-8.
 _ERRORS = ("replace", "ignore", "surrogateescape")
 
@@ -45,14 +48,17 @@ class Forms:
 
     def _add(self, given: bytes | str) -> None:
         raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
-        for form in forms_of(given):
+        plain = _PLAIN.fullmatch(raw) is not None
+        for form in () if plain else forms_of(given):
             for reading in readings_of(form):
                 self._add_text(reading)
                 if b" " in reading:
                     self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
-        if isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
+        if plain:
+            self._add_text(raw)
+        elif isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
             self._add_text(given.decode("utf-8", "backslashreplace").encode())
-        if len(raw) < 2 * SHORTEST:
+        if len(raw) < 2 * SHORTEST and not plain:
             for escaped in _escaped(given):
                 self._add_text(escaped.encode("utf-8", "surrogatepass"))
         for number, part in enumerate(_parts(raw)):
