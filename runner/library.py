@@ -311,8 +311,7 @@ async def open_plugin(
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
-    if secrets is not None and not isinstance(secrets, Mapping):
-        raise ValueError("secrets: it has to be a mapping of names to values")
+    secrets = _hidden(secrets)
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,
@@ -328,7 +327,7 @@ async def open_plugin(
         dict(os.environ if environ is None else environ),
         services,
         config,
-        None if secrets is None else Secrets(secrets),
+        secrets,
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
     loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)
@@ -382,6 +381,8 @@ async def run(
     **opening: Unpack[Opening],
 ) -> Result:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
+    if "secrets" in opening:
+        opening["secrets"] = _hidden(opening["secrets"])
     _require_kind(path, kind, opening.get("contract"))
     async with open_plugin(path, **opening) as plugin:
         value = await plugin.call(
@@ -398,6 +399,13 @@ def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
     if name is not None and kind not in find_contract(name).kinds:
         message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
+
+
+def _hidden(secrets: Mapping[str, Any] | None) -> Secrets | None:
+    """In place of what the caller gave: a traceback may be printed with local variables."""
+    if secrets is not None and not isinstance(secrets, Mapping):
+        raise ValueError("secrets: it has to be a mapping of names to values")
+    return None if secrets is None else Secrets(secrets)
 
 
 def _require_trio() -> None:

@@ -110,7 +110,8 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
         " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
-        " more are replaced by [secret], also in base64, hex and percent signs; not in the result of a call",
+        " more are replaced by [secret], also in base64, hex and percent signs. Shorter ones are"
+        " shown as the plugin wrote them, and so is the result of a call",
     )
 
 

@@ -58,7 +58,7 @@ def add_secrets(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=@FILE|env:NAME",
         action="append",
         default=[],
-        help="a secret for plugins that have them as files, from a file or a variable; never shown",
+        help="a secret for the plugin; hidden from 8 characters on",
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+import runner
 from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call
@@ -88,6 +90,27 @@ def test_a_secret_option_is_no_option_of_the_launch() -> None:
     found = complete_call(DEVKIT._replace(options=options), call, secrets=SECRETS)
     assert "gateway_token" not in dict(found.invocation.options)
     assert found.call.input["context"]["gateway"]["delegation_token"] == TOKEN
+
+
+@pytest.mark.trio
+async def test_a_traceback_with_local_variables_shows_no_secret() -> None:
+    """Nothing is launched: the package has no such export."""
+    call = Call("export", "no_such_export", {})
+    with pytest.raises(PluginFailure) as prepared_here:
+        complete_call(DEVKIT, call, secrets=SECRETS)
+    with pytest.raises(PluginFailure) as in_library:
+        await runner.run(DEVKIT.manifest, "no_such_export", {}, kind="export", secrets=SECRETS)
+    with pytest.raises(ValueError, match="sends its plugins none") as without_secrets:
+        await runner.run(ROOT / "tests/plugins/rune_echo", "echo", {}, secrets=SECRETS)
+    for caught, names in (
+        (prepared_here, ("given", "secrets")),
+        (in_library, ("opening", "given", "secrets")),
+        (without_secrets, ("opening", "secrets", "settings")),
+    ):
+        frames = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        text = "".join(frames.format())
+        assert all(f"    {name} = " in text for name in names), text
+        assert SECRETS["api_key"] not in text
 
 
 def test_a_manifest_with_a_fault(tmp_path: Path) -> None:
