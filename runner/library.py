@@ -407,7 +407,7 @@ def _require_trio() -> None:
         raise NotOnTrio from None
 
 
-def _context(given: Mapping[Any, Any]) -> Mapping[str, Any]:
+def _context(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ValueError("context: it has to be a mapping of names to values")
     return given
