@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from runner.launch.acquire import Acquired
     from sandbox.cell.contents import Contents
-    from sandbox.network.egress import AuditLine
 
 NAME = "exec"
 HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
@@ -168,7 +167,7 @@ class _CommandLine:
 
     def see_started(self, started: Started) -> Started:
         if self._events and started.audit is not None:
-            started.audit.on_line = _print_audit
+            started.audit.on_line = lambda line: _print_audit(_without(self._secrets or {}, line._asdict()))
         if self._secrets and started.relay is not None:
             from runner.protocol.secrets import Secrets
 
@@ -177,7 +176,7 @@ class _CommandLine:
         return started
 
 
-def _print_audit(line: AuditLine) -> None:
+def _print_audit(line: dict[str, Any]) -> None:
     """Never waits: a reader that does not keep up misses lines, and the report has them."""
     import json
 
@@ -185,7 +184,7 @@ def _print_audit(line: AuditLine) -> None:
     poll.register(2, select.POLLOUT)
     if poll.poll(0):
         with suppress(OSError):
-            os.write(2, json.dumps({"event": "network", "value": line._asdict()}).encode() + b"\n")
+            os.write(2, json.dumps({"event": "network", "value": line}).encode() + b"\n")
 
 
 def _is_stderr_writable() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import AuditLine
+from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
 _RULE = "network"  # of the notes
@@ -71,5 +72,13 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
         return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
-    hint = f'if it needs it, add "{line.name}:443", or another port, to the hosts of its manifest and policy'
-    return Note(_RULE, f"it asked for {line.name}, which is not in its list", hint)
+    return Note(_RULE, f"it asked for {line.name}, which is not in its list", _remedy(line.name))
+
+
+def _remedy(name: str) -> str:
+    """Empty for a name that no list can have."""
+    try:
+        rule = parse_rule(f"{name}:443")
+    except ValueError:
+        return ""
+    return f'if it needs it, add "{rule}", or another port, to the hosts of its manifest and policy'

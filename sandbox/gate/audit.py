@@ -25,8 +25,17 @@ class AuditPipe:
         self._fd = fd
         self._dropped = 0
         self._repeated: dict[AuditLine, int] = {}
+        self._counts: dict[str, int] = {}  # of everything, by kind and verdict: "connect refused"
 
     def write(self, line: AuditLine) -> None:
+        self._count(line)
+        self._write(line)
+
+    def _count(self, line: AuditLine) -> None:
+        key = f"{line.kind} {line.verdict}"
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def _write(self, line: AuditLine) -> None:
         fields = line._asdict()
         for key, value in fields.items():
             if isinstance(value, str):
@@ -41,12 +50,13 @@ class AuditPipe:
 
     def write_repeated(self, line: AuditLine) -> None:
         """The first such line, then the second, the fourth, the eighth: `times` says which."""
+        self._count(line)
         count = self._repeated.pop(line, 0) + 1
         self._repeated[line] = count
         if len(self._repeated) > _MOST_REPEATED:
             del self._repeated[next(iter(self._repeated))]
         if count & (count - 1) == 0:
-            self.write(line._replace(times=count))
+            self._write(line._replace(times=count))
 
     def wait_for_room(self) -> None:
         """From now on nothing is dropped: the last lines wait until they are read, or until somebody ends
@@ -54,6 +64,10 @@ class AuditPipe:
         os.set_blocking(self._fd, True)
         if self._dropped:
             self._tell_dropped()
+
+    def tell_totals(self) -> None:
+        """How many there were of each kind, also of those that have no line."""
+        self._put({"kind": "totals", **self._counts})
 
     def _on_room(self, mask: int) -> None:
         if mask & BROKEN:

@@ -119,6 +119,7 @@ class PluginGate:
             try:
                 self._audit.wait_for_room()
                 self._flows.end_all("was closed: the plugin has ended")
+                self._audit.tell_totals()
             except ReaderGone:
                 pass
         except ReaderGone:

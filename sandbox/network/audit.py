@@ -15,7 +15,7 @@ MOST_FIRST_LINES = 200
 MOST_LAST_LINES = 200
 _MOST_FAULT_CHARACTERS = 1000
 MOST_LINE_BYTES = 8 << 10  # a longer one is not the gate's
-_FAULT, _DROPPED = "fault", "dropped"
+_FAULT, _DROPPED, _TOTALS = "fault", "dropped", "totals"
 
 
 class AuditLog:
@@ -65,10 +65,20 @@ class AuditLog:
         elif kind == _DROPPED:
             count = document.get("count")
             self.dropped += count if isinstance(count, int) and count > 0 else 1
+        elif kind == _TOTALS:
+            self._count_all(document)
         elif (line := _read_line(document)) is not None:
             self._keep(line)
         else:
             self.dropped += 1
+
+    def _count_all(self, document: dict[str, Any]) -> None:
+        """The gate's own count, at its end: it also has what repeated itself and got no line."""
+        for kind in _KINDS:
+            for verdict in _VERDICTS:
+                count = document.get(f"{kind} {verdict}")
+                if isinstance(count, int) and count > self.totals[kind, verdict]:
+                    self.totals[kind, verdict] = count
 
     def _keep(self, line: AuditLine) -> None:
         self.totals[line.kind, line.verdict] += 1

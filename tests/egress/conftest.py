@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from runner.outcome import schema
 from tests.conftest import ROOT, Caller
 from tests.internet import Internet, internet, world  # noqa: F401 -- fixtures
 
@@ -66,6 +68,7 @@ class Plugin:
         )
         told = json.loads(report.read_text())
         report.unlink()
+        assert [*Draft202012Validator(schema()).iter_errors(told)] == []
         return Ran(process, told)
 
     def manifest(self, hosts: Sequence[str] | str, *command: str) -> Path:

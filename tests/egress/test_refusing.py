@@ -196,3 +196,10 @@ def test_a_failure_after_a_refusal_names_the_host_and_the_remedy(plugin: Plugin)
     ran = plugin.python(LISTED, LINE, "other.example.org", "2525")
     assert ran.process.returncode == 1
     assert "it asked for other.example.org, which is not in its list" in ran.process.stderr
+
+
+def test_what_is_asked_again_and_again_is_counted(plugin: Plugin) -> None:
+    ran = plugin.python(LISTED, TRY, json.dumps([CONTROL, *[("other.example.org", 2525)] * 5]))
+    lines = [each for each in ran.network["questions"] if each["verdict"] == "refused"]
+    asked = ran.network["totals"]["questions"]["refused"]
+    assert asked >= 5 and len(lines) < asked and max(each["times"] for each in lines) >= 4

@@ -107,3 +107,12 @@ def test_each_line_is_told_at_once() -> None:
     log.on_line = told.append
     log.feed(line(name="a.example") + line(name="b")[:-5])
     assert [each.name for each in told] == ["a.example"]
+
+
+def test_the_gate_counts_what_has_no_line() -> None:
+    log = fed(line(verdict="refused"), line(verdict="refused", times=2), line())
+    assert log.totals == {("connect", "refused"): 2, ("connect", "allowed"): 1}
+    log.feed(b'{"kind":"totals","connect refused":3,"dns allowed":7,"connect allowed":0,"odd one":9}\n')
+    assert log.totals == {("connect", "refused"): 3, ("connect", "allowed"): 1, ("dns", "allowed"): 7}
+    log.feed(b'{"kind":"totals","connect refused":"many"}\n')
+    assert log.totals["connect", "refused"] == 3 and log.dropped == 0
