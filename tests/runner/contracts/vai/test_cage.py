@@ -353,6 +353,31 @@ def test_exec_runs_no_disabled_binding(runner_as_user: Caller, plugin_dir: Path)
     assert done.returncode == 0 and "would refuse it: the binding 'bind_123' is disabled" in done.stdout
 
 
+def test_tools_does_not_list_the_export_of_a_disabled_binding(
+    runner_as_user: Caller, plugin_dir: Path
+) -> None:
+    folder, binding = devkit(plugin_dir), plugin_dir / "binding.json"
+    for status, names in (("active", ["search", "reader"]), ("disabled", ["reader"])):
+        secrets = {"api_key": "secret://org_123/api_key"}
+        binding.write_text(bound(export_id="search", secrets=secrets, config=None, status=status)["binding"])
+        done = runner_as_user("tools", "--json", "--binding", binding, folder)
+        assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == names
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ('{"delivery_id": "del_1"}', "'delivery_id', which is an option of its own: give --delivery-id"),
+        ('{"agent_id": "x"}', "not sent along with an export; known are invocation_id"),
+    ],
+)
+def test_a_stray_context_on_the_command_line(
+    runner_as_user: Caller, plugin_dir: Path, context: str, said: str
+) -> None:
+    done = runner_as_user("call", devkit(plugin_dir), "notify", "--context", context)
+    assert done.returncode == 2 and said in done.stderr
+
+
 @pytest.mark.launches
 def test_a_variable_of_the_contract_stays(runner_as_user: Caller, plugin_dir: Path) -> None:
     """The control: another variable can be given."""
