@@ -159,7 +159,7 @@ class OpenPlugin:
         `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
         cancels the call, not the plugin."""
         kind = kind or find_contract(self._plugin.contract).kinds[0]
-        call = Call(kind, name, input, context or {})
+        call = Call(kind, name, input, _context({} if context is None else context))
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         if self._pool is not None:
@@ -320,7 +320,7 @@ async def open_plugin(
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
-        options=tuple((options or {}).items()),
+        options=_options({} if options is None else options),
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
@@ -413,6 +413,22 @@ def _require_trio() -> None:
         trio.lowlevel.current_task()
     except RuntimeError:
         raise NotOnTrio from None
+
+
+def _context(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError("context: it has to be a mapping of names to values")
+    return given
+
+
+def _options(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(given, Mapping):
+        raise ValueError("options: it has to be a mapping of names to texts")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            message = f"options: the value of {name!r} is not a str"
+            raise ValueError(f"{message}; of an option that names a file, give what the file says")
+    return tuple(given.items())
 
 
 def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:

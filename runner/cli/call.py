@@ -269,7 +269,8 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
 
     if args.kind not in contract.kinds:
         raise ValueError(f"--kind {args.kind}: the contract {contract.name} has {', '.join(contract.kinds)}")
-    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
+    flags = {option.name: option.flag for option in contract.options if NAME in option.verbs}
+    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context, flags):
         raise ValueError(f"--context: {stray}")
 
 

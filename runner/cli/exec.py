@@ -149,7 +149,8 @@ class _CommandLine:
         self._events = events
 
     def see_ready(self, planned: Planned) -> None:
-        fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin)
+        options = dict(planned.invocation.options)
+        fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin, options)
         if fault is not None:
             outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
             raise Failure(outcome, EXEC_REFUSED)

@@ -104,7 +104,8 @@ def complete_call(
             plugin, call, seconds=seconds, options=options, secrets=given, config=config, now=began
         )
     except CallRefused as refused:
-        raise _refused(plugin, call, options, given, began, refused) from None
+        known = call if refused.context is None else call._replace(context=refused.context)
+        raise _refused(plugin, known, options, given, began, refused) from None
     return _complete(invocation, plugin, prepared, given, began, accepted)
 
 

@@ -180,6 +180,20 @@ async def test_a_refused_call_has_a_record_and_starts_nothing(devkit: Path) -> N
             assert plugin.invocation == caught.value.invocation
             assert caught.value.report["invocation"] == caught.value.invocation
             assert caught.value.report["plugin"] is None  # nothing was launched
+            assert (recorded(caught.value)["trace_id"] is None) is (name == "absent")
+        for context in ([1], "x", {1: "x"}):
+            with pytest.raises(ValueError, match=r"^context: it has to be a mapping"):
+                await plugin.call("notify", EVENT, context=context)
+
+
+@pytest.mark.trio
+async def test_a_binding_that_is_nested_too_deeply_is_refused(devkit: Path) -> None:
+    async with opened(devkit, options={"binding": "[" * 100_000}) as plugin:
+        with pytest.raises(InvalidCall) as caught:
+            await plugin.call("notify", EVENT)
+        found = recorded(caught.value)
+        assert (found["code"], found["binding_id"]) == ("binding.invalid", None)
+        assert found["invocation_id"] is not None
 
 
 @pytest.mark.trio
