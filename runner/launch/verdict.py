@@ -392,6 +392,13 @@ def lifeless(method: str, seconds: float) -> Outcome:
     return Outcome("timeout", "idle", message, "health", hint)
 
 
+def chatty(most: str) -> Outcome:
+    """The plugin said too much between calls."""
+    message = f"the plugin sent more than {most} while it worked on no call"
+    hint = "a process that waits for its next call has nothing to send: the plugin has to answer a call once"
+    return Outcome("crashed", "idle", message, "unasked", hint)
+
+
 def stalled(seconds: float) -> Outcome:
     from sandbox.units import format_limit
 
