@@ -262,6 +262,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
         ("cpu_time", "it exceeded its cpu_time limit"),
         ("file_size", "it wrote a file larger than its file_size limit"),
         ("pids", "it was refused more processes, by its pids limit"),
+        ("disk", "its scratch folder was full, by its disk limit"),
     ):
         if name in hits:
             return Outcome("crashed", "run", f"the plugin {words}: {because}", name, raise_hint(name))
@@ -307,6 +308,7 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
             # The kernel enforces RLIMIT_CPU in ticks, and may be some ahead of the time it reports.
             or (code == 128 + _SIGXCPU and used >= _CPU_TICKS_TOLERANCE * limits.cpu_time)
         ),
+        "disk": end.exit.scratch_full,
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
         "launch": end.reason == "launch",

@@ -356,6 +356,25 @@ def test_what_is_always_refused_is_tried_once(
     assert json.loads(done.stdout)["calls"] == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "code", "hits"),
+    [
+        ({"do": "fill"}, "runner.resource_exhausted", ["disk"]),
+        ({"do": "fill", "remove": True}, "runner.crashed", []),
+    ],
+)
+def test_a_scratch_folder_that_is_full(
+    runner_as: Caller, devkit: Path, given: dict[str, Any], code: str, hits: list[str]
+) -> None:
+    whole = json.dumps({"source": {"chain_id": "c", "projection": {"blocks": []}}, "policy": given})
+    words = ("call", "--json", devkit, "window", "--input", whole, "--limit", "disk=256K")
+    done = runner_as(*words, "--report", "2")
+    assert done.returncode == 13, done.stderr
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert (report["invocation"]["code"], report["limits_hit"]) == (code, hits)
+    assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
+
+
 def test_many_calls(runner_as_user: Caller, devkit: Path) -> None:
     done = runner_as_user("call", devkit, "reader", "--input", "{}", "--repeat", "6", "--concurrency", "2")
     assert done.returncode == 0, done.stderr
