@@ -175,8 +175,11 @@ class OpenPlugin:
     async def _call_prepared(
         self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None
     ) -> Any:
+        def given_up(record: dict[str, Any] | None) -> None:
+            self._invocation = record
+
         try:
-            prepared = await self._settings.prepare(call, seconds)
+            prepared = await self._settings.prepare(call, seconds, given_up)
         except (PluginError, PluginFailure) as error:
             self._invocation, self._report, self._stderr = error.invocation, error.report, error.stderr
             raise
@@ -214,6 +217,8 @@ class OpenPlugin:
         are not read are dropped."""
         if self._session is not None:
             return self._session.events()
+        if self._pool is not None:
+            return self._pool.events
         return self._events.__aiter__()
 
 
@@ -241,7 +246,9 @@ class _SessionSettings(NamedTuple):
             seconds=seconds,
         )
 
-    async def prepare(self, call: Call, seconds: float | None) -> PreparedCall:
+    async def prepare(
+        self, call: Call, seconds: float | None, on_given_up: Callable[[dict[str, Any] | None], None]
+    ) -> PreparedCall:
         """Raises InvalidCall and PluginFailure, with a report: nothing was started."""
         try:
             return await prepare_call(
@@ -251,6 +258,7 @@ class _SessionSettings(NamedTuple):
                 secrets=self.secrets,
                 config=self.config,
                 services=self.services,
+                on_given_up=on_given_up,
             )
         except (PluginError, PluginFailure) as error:
             report = bare_report(self.invocation, error.outcome)

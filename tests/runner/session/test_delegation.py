@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call
 from runner.protocol.host_services import Delegation, DelegationRequest, Services
+from runner.session.deadline import Deadline
 from runner.session.delegation import prepare_call
 from runner.session.prepared import PreparedCall, complete_call
 from tests.conftest import ROOT
@@ -35,7 +37,7 @@ class Gateway:
         return self.given
 
 
-async def prepared(gateway: Gateway | None, name: str = "triage", **more: Any) -> PreparedCall:
+async def prepared(gateway: Any, name: str = "triage", **more: Any) -> PreparedCall:
     services = Services(gateway=gateway)
     return await prepare_call(DEVKIT, Call("export", name, {}), secrets=SECRETS, services=services, **more)
 
@@ -54,6 +56,42 @@ async def test_credentials_reach_the_request_and_nothing_else() -> None:
     assert asked.seconds == 7.0 + 10.0  # its deadline and its grace
     assert asked.call == dict(found.invocation.options)["invocation_id"]
     assert 0.0 < found.deadline.at - trio.current_time() <= 7.0 == found.deadline.seconds
+
+
+class Stuck:
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+
+    async def delegate(self, request: DelegationRequest) -> Delegation:
+        self.asked.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.trio
+async def test_a_service_that_hangs_is_named() -> None:
+    with pytest.raises(PluginFailure) as caught:
+        await prepared(Stuck(), seconds=0.2)
+    outcome = caught.value.outcome
+    assert (outcome.code, outcome.phase, outcome.cause) == ("timeout", "launch", "deadline_exceeded")
+    assert outcome.message.startswith("the gateway service of the host gave no credentials within the 200ms")
+
+
+@pytest.mark.trio
+async def test_a_caller_that_gives_up_has_a_record() -> None:
+    records: list[Any] = []
+    stuck = Stuck()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(functools.partial(prepared, stuck, on_given_up=records.append))
+        await stuck.asked.wait()
+        nursery.cancel_scope.cancel()
+    [record] = records
+    assert (record["status"], record["code"]) == ("cancelled", "runner.cancelled")
+    assert record["export"]["id"] == "triage"
+
+
+def test_a_deadline_of_less_than_a_millisecond_is_not_nothing() -> None:
+    assert "within the 0.1ms that" in Deadline(0.0, 0.0001).passed("launch").message
 
 
 @pytest.mark.trio

@@ -273,6 +273,7 @@ def test_the_record_of_a_success() -> None:
         "dropped_events": 1,
         "permissions": {"declared": permissions, "effective": permissions},
         "checkpoint": None,
+        "late": None,
     }
 
 
@@ -306,6 +307,14 @@ def test_what_may_be_repeated(
     if keep is not None:
         assert found["retry"]["keep"] == keep and found["retry"]["attempt"] == attempt + 1
         assert found["retry"]["backoff_seconds"] == 10 * 2 ** (attempt - 1)
+
+
+def test_a_late_answer_is_kept() -> None:
+    answer = {"content": [], "checkpoint": 1}
+    assert recorded(READ, ended("cancelled", late=answer))["late"] == answer
+    assert recorded(HARNESS, ended("cancelled", late=answer))["late"] == {"content": []}  # the rest is above
+    body = {"status": "failed", "result": answer}
+    assert recorded(HARNESS, ended("timeout", late=body))["late"] == {**body, "result": {"content": []}}
 
 
 @pytest.mark.parametrize(
