@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import AuditLine
+from sandbox.network.egress import NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
@@ -72,7 +72,9 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
         return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
-    return Note(_RULE, f"it asked for {line.name}, which is not in its list", _remedy(line.name))
+    if line.reason != NOT_LISTED:  # a longer list would change nothing
+        return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
+    return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))
 
 
 def _remedy(name: str) -> str:
