@@ -51,8 +51,9 @@ def launch(
     from sandbox.cell.egress import open_gate
 
     # The gate is there before the plugin, and ends after it.
+    forget = contents.wipe if contents is not None else None
     with (
-        open_gate(plan.egress, plan.layers.uid_range, bounds.launch) as gate,
+        open_gate(plan.egress, plan.layers.uid_range, bounds.launch, plan.limits, forget) as gate,
         _launch(open_plan, owner, bwrap_path, bounds, contents, gate) as cell,
     ):
         yield cell

@@ -31,6 +31,8 @@ class EgressLimits(NamedTuple):
     first_bytes: float = 30.0  # seconds until the name in clear text has to be there
     bytes: int | None = None  # through all connections, both ways
     rate: int | None = None  # bytes per second, both ways
+    cpu: float | None = None  # cores that the gate itself may use: the plugin's own cpu limit
+    cpu_time: float | None = None  # seconds of processor time, likewise
 
 
 class EgressPlan(NamedTuple):
