@@ -365,6 +365,10 @@ class Session:
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
         self.report["exit"] = settlement.told_exit(self.report["exit"], state.verdict, state.given_up)
+        if state.record.secrets:
+            # The monitor knows no secrets, and a plugin can ask for a host of any name.
+            for key in ("network", "notes"):
+                self.report[key] = state.record.secrets.hide_in(self.report[key])
         state.record.complete(
             self.report,
             state.identity,

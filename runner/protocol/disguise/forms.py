@@ -23,6 +23,8 @@ SHORTEST = WINDOW
 MOST_LINES = 256
 # Bytes of one part of a long text.
 LONGEST_PART = 4 << 10
+# Bytes of a name in the DNS.
+LONGEST_HOST_NAME = 253
 # Bytes that one byte takes at most: \u0041, and some more if that is escaped again or broken into lines.
 WIDEST = 8
 
@@ -66,6 +68,8 @@ class Forms:
             self.hexes.add(Needle(part.hex().encode(), continues=number > 0))
 
     def _add_text(self, text: bytes) -> None:
+        if len(text) <= LONGEST_HOST_NAME and (lower := text.lower()) != text:
+            self._add_text(lower)  # host names are shown so
         if len(text) >= SHORTEST:
             for number, part in enumerate(_parts(text)):
                 self.texts.add(Needle(part, continues=number > 0))
