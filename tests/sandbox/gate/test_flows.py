@@ -1,4 +1,4 @@
-"""Connections that the kernel refuses to watch (epoll/max_user_watches, no memory)."""
+"""Connections and questions that the kernel refuses to watch (epoll/max_user_watches, no memory)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sandbox.gate.dial import Dial
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import Handler, Loop
 from sandbox.gate.names import NameTable
+from sandbox.gate.questions import NameService
 from sandbox.network.egress import EgressPlan
 from sandbox.network.rules import parse_rules
 
@@ -115,3 +116,20 @@ def test_an_attempt_that_cannot_be_watched_has_failed(full: bool) -> None:
             loop.run_once(20)
     assert told[0][0] is not full
     assert (os.strerror(errno.ENOSPC) in told[0][1]) is full
+
+
+def test_a_client_of_the_name_service_that_cannot_be_watched_is_closed() -> None:
+    loop = FullLoop()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        service = NameService(loop, Any, udp, listener)  # type: ignore[arg-type]  # nothing is asked
+        for full in (True, False):
+            loop.full = full
+            with socket.create_connection(listener.getsockname(), 20) as client:
+                loop.run_once(20)
+                assert len(service._clients) == (not full)
+                if full:
+                    assert client.recv(1) == b""
+        service._clients.popitem()[1]._client.close()
