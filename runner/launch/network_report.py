@@ -51,6 +51,17 @@ def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
     return found
 
 
+def gate_end(stage: Stage | None) -> list[Note]:
+    """What to know about a gate that has ended early."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None or not log.gate_ended_early:
+        return []
+    message = f"the gate, the process that makes its connections, {log.describe_end()}"
+    hint = "run it again; if memory was short, see the kernel's log (dmesg) for what was killed"
+    return [Note(_RULE, message, hint)]
+
+
 def refused_hosts(stage: Stage | None) -> list[Note]:
     """What to know about hosts that were refused, if the plugin has failed."""
     started = started_of(stage)

@@ -58,7 +58,7 @@ class GateSockets(NamedTuple):
 class AuditLine(NamedTuple):
     """One connection or one DNS question, allowed or refused."""
 
-    kind: str  # "dns" | "connect"
+    kind: str  # "dns" | "connect"; "gate" in live events alone, if the gate ended early
     name: str  # the host that was meant, normalised; the address where there is no name
     port: int  # 0 for dns
     verdict: str  # "allowed" | "refused" | "failed": allowed, and not reachable
