@@ -12,7 +12,7 @@ from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
 _RULE = "network"  # of the notes
-_MOST_TOLD = 5  # refused hosts, in notes
+_MOST_TOLD = 5  # refused hosts, in notes; and of those that were not reached
 
 _LISTS = {"connect": "connections", "dns": "questions"}
 
@@ -70,7 +70,33 @@ def refused_hosts(stage: Stage | None) -> list[Note]:
         return []
     found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
     more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
+    if log.left_out["refused"] or log.dropped:  # then nobody knows how many hosts there were
+        total = sum(count for (_, verdict), count in log.totals.items() if verdict == "refused")
+        more = f"it asked for more hosts: {total} questions and connections were refused in all; "
+        more += "the report names some of them"
     return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
+
+
+def unreached_hosts(stage: Stage | None) -> list[Note]:
+    """What to know about hosts of the list that could not be reached, if the plugin has failed."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None:
+        return []
+    # Reached at another time: then it is not what the plugin failed of.
+    reached = {(line.name, line.port) for line in log.lines if line.verdict == "allowed" and line.address}
+    found = {
+        (line.name, line.port): f"{_address(line)} was allowed and not reached: it {line.reason}"
+        for line in log.lines
+        if line.verdict == "failed" and (line.name, line.port) not in reached
+    }
+    told = [Note(_RULE, message) for message in found.values()]
+    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report says why"
+    return told[:_MOST_TOLD] + ([Note(_RULE, more)] if len(told) > _MOST_TOLD else [])
+
+
+def _address(line: AuditLine) -> str:
+    return f"[{line.name}]:{line.port}" if ":" in line.name else f"{line.name}:{line.port}"
 
 
 def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
@@ -82,7 +108,7 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
-        return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
+        return Note(_RULE, f"it asked for {_address(line)}, which was refused: it {line.reason}")
     if line.reason != NOT_LISTED:  # a longer list would change nothing
         return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
     return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))
