@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import AuditLine
+from sandbox.network.egress import NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
@@ -59,10 +59,9 @@ def refused_hosts(stage: Stage | None) -> list[Note]:
         return []
     found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
     more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
-    if log.left_out["refused"] or log.dropped:  # then nobody knows how many hosts there were
-        total = sum(count for (_, verdict), count in log.totals.items() if verdict == "refused")
-        more = f"it asked for more hosts: {total} questions and connections were refused in all; "
-        more += "the report names some of them"
+    if not _has_all(log, "refused"):
+        all_refused = f"{_total(log, 'refused')} questions and connections were refused in all"
+        more = f"it asked for more hosts: {all_refused}; the report names some of them"
     return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
 
 
@@ -80,8 +79,21 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
         if line.verdict == "failed" and (line.name, line.port) not in reached
     }
     told = [Note(_RULE, message) for message in found.values()]
-    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report says why"
+    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report names them"
+    if not _has_all(log, "failed"):
+        all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
+        more = f"{all_failed}; the report names some of them"
     return told[:_MOST_TOLD] + ([Note(_RULE, more)] if len(told) > _MOST_TOLD else [])
+
+
+def _has_all(log: AuditLog, verdict: str) -> bool:
+    """Whether the report names every host that met with this verdict. If not, nobody knows their number."""
+    return not log.left_out[verdict] and not log.dropped
+
+
+def _total(log: AuditLog, verdict: str) -> int:
+    """How often it was given, also to those without a line."""
+    return sum(count for (_, given), count in log.totals.items() if given == verdict)
 
 
 def _address(line: AuditLine) -> str:
@@ -98,7 +110,9 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
         return Note(_RULE, f"it asked for {_address(line)}, which was refused: it {line.reason}")
-    return Note(_RULE, f"it asked for {line.name}, which is not in its list", _remedy(line.name))
+    if line.reason != NOT_LISTED:  # a longer list would change nothing
+        return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
+    return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))
 
 
 def _remedy(name: str) -> str:

@@ -18,6 +18,9 @@ DNS_ADDRESS = "127.0.0.1"
 DNS_PORT = 53
 
 
+NOT_LISTED = "is not in its list"  # the reason of a refusal that a longer list would change
+
+
 class EgressLimits(NamedTuple):
     """Of all connections of one plugin together, unless it says otherwise."""
 

@@ -10,7 +10,7 @@ import pytest
 from runner.launch.network_report import refused_hosts, unreached_hosts
 from runner.launch.stages import Started
 from sandbox.network.audit import MOST_FIRST_LINES, MOST_LAST_LINES, AuditLog
-from sandbox.network.egress import AuditLine
+from sandbox.network.egress import NOT_LISTED, AuditLine
 
 
 def ended(log: AuditLog) -> Started:
@@ -29,14 +29,20 @@ def told(*lines: AuditLine) -> list[tuple[str, str]]:
     return [(note.message, note.hint) for note in refused_hosts(ended(logged(*lines)))]
 
 
-def question(name: str, verdict: str = "refused") -> AuditLine:
-    return AuditLine("dns", name, 0, verdict)
+def question(name: str, verdict: str = "refused", reason: str = NOT_LISTED) -> AuditLine:
+    return AuditLine("dns", name, 0, verdict, reason=reason)
 
 
 def test_a_name_and_its_remedy() -> None:
     [(message, hint)] = told(question("api.example.com"), question("fine.example", "allowed"))
     assert message == "it asked for api.example.com, which is not in its list"
     assert hint.startswith('if it needs it, add "api.example.com:443"')
+
+
+@pytest.mark.parametrize("reason", ["is one name too many: all places are taken", "was asked for in class 3"])
+def test_another_reason_is_told_and_no_list_is_advised(reason: str) -> None:
+    found = told(question("x4096.example.com", reason=reason))
+    assert found == [(f"it asked for x4096.example.com, which was refused: it {reason}", "")]
 
 
 def test_a_connection_says_more_than_its_question() -> None:
@@ -106,3 +112,7 @@ def test_a_host_that_was_reached_at_another_time_is_not_told() -> None:
 def test_not_too_many_that_were_not_reached() -> None:
     messages = unreached(*(dialled(f"n{number}.example", 1, "failed", "broke") for number in range(9)))
     assert len(messages) == 6 and messages[-1].startswith("4 more hosts were allowed and not reached")
+    kept = MOST_FIRST_LINES + MOST_LAST_LINES
+    lines = [dialled(f"n{number}.example", 1, "failed", "broke") for number in range(kept + 1)]
+    many = f"{kept + 1} connections were allowed and failed in all; the report names some of them"
+    assert unreached(*lines)[-1] == many
