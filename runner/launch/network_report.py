@@ -70,10 +70,9 @@ def refused_hosts(stage: Stage | None) -> list[Note]:
         return []
     found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
     more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
-    if log.left_out["refused"] or log.dropped:  # then nobody knows how many hosts there were
-        total = sum(count for (_, verdict), count in log.totals.items() if verdict == "refused")
-        more = f"it asked for more hosts: {total} questions and connections were refused in all; "
-        more += "the report names some of them"
+    if not _has_all(log, "refused"):
+        all_refused = f"{_total(log, 'refused')} questions and connections were refused in all"
+        more = f"it asked for more hosts: {all_refused}; the report names some of them"
     return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
 
 
@@ -91,8 +90,21 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
         if line.verdict == "failed" and (line.name, line.port) not in reached
     }
     told = [Note(_RULE, message) for message in found.values()]
-    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report says why"
+    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report names them"
+    if not _has_all(log, "failed"):
+        all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
+        more = f"{all_failed}; the report names some of them"
     return told[:_MOST_TOLD] + ([Note(_RULE, more)] if len(told) > _MOST_TOLD else [])
+
+
+def _has_all(log: AuditLog, verdict: str) -> bool:
+    """Whether the report names every host that met with this verdict. If not, nobody knows their number."""
+    return not log.left_out[verdict] and not log.dropped
+
+
+def _total(log: AuditLog, verdict: str) -> int:
+    """How often it was given, also to those without a line."""
+    return sum(count for (_, given), count in log.totals.items() if given == verdict)
 
 
 def _address(line: AuditLine) -> str:

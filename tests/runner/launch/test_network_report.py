@@ -112,3 +112,7 @@ def test_a_host_that_was_reached_at_another_time_is_not_told() -> None:
 def test_not_too_many_that_were_not_reached() -> None:
     messages = unreached(*(dialled(f"n{number}.example", 1, "failed", "broke") for number in range(9)))
     assert len(messages) == 6 and messages[-1].startswith("4 more hosts were allowed and not reached")
+    kept = MOST_FIRST_LINES + MOST_LAST_LINES
+    lines = [dialled(f"n{number}.example", 1, "failed", "broke") for number in range(kept + 1)]
+    many = f"{kept + 1} connections were allowed and failed in all; the report names some of them"
+    assert unreached(*lines)[-1] == many
