@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import AuditLine
+from sandbox.network.egress import NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
@@ -51,6 +51,17 @@ def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
     return found
 
 
+def gate_end(stage: Stage | None) -> list[Note]:
+    """What to know about a gate that has ended early."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None or not log.gate_ended_early:
+        return []
+    message = f"the gate, the process that makes its connections, {log.describe_end()}"
+    hint = "run it again; if memory was short, see the kernel's log (dmesg) for what was killed"
+    return [Note(_RULE, message, hint)]
+
+
 def refused_hosts(stage: Stage | None) -> list[Note]:
     """What to know about hosts that were refused, if the plugin has failed."""
     started = started_of(stage)
@@ -72,7 +83,9 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
         return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
-    return Note(_RULE, f"it asked for {line.name}, which is not in its list", _remedy(line.name))
+    if line.reason != NOT_LISTED:  # a longer list would change nothing
+        return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
+    return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))
 
 
 def _remedy(name: str) -> str:

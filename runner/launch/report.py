@@ -115,9 +115,9 @@ def _network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
     if planned is None or planned.plan.egress is None:
         return []
-    from runner.launch.network_report import refused_hosts
+    from runner.launch.network_report import gate_end, refused_hosts
 
-    return refused_hosts(stage)
+    return [*gate_end(stage), *refused_hosts(stage)]
 
 
 def _network_document(stage: Stage | None) -> dict[str, Any] | None:

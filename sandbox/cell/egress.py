@@ -1,8 +1,9 @@
 """The gate of one plugin, as the process that launches it sees it: started before it, ended after it.
 
 The gate is forked and not executed, and confines itself before it serves. It gets the sockets of the plugin's
-network namespace from the process that made it. It ends when the process that launched it has ended, or
-closes its end of a pipe. Whatever keeps it from starting keeps the plugin from starting.
+network namespace from the process that made it. When the plugin has ended, a byte on a pipe tells the gate to
+deliver what the plugin has sent, and then to end. It ends at once when the process that launched it has
+ended, or closes its end of that pipe. Whatever keeps it from starting keeps the plugin from starting.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -25,8 +26,11 @@ from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
 from sandbox.spec import Limits
 
-# How long the gate may take to write its last lines after the plugin has ended, before it is killed.
-_FAREWELL_SECONDS = 1.0
+# How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
+# part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.
+DELIVERY_SECONDS = 5.0
+# How long it may take to write its last lines when it has been told to end at once, before it is killed.
+_LAST_LINES_SECONDS = 1.0
 _READ_BYTES = 64 << 10
 
 
@@ -41,6 +45,7 @@ class GateProcess:
         self.order = order  # for the spawner
         self._alive = alive
         self._channel = channel
+        self._has_ended = False
 
     def let_go(self) -> None:
         """Close our copy of the channel: from now on the gate notices if the cell's init ends."""
@@ -53,25 +58,40 @@ class GateProcess:
         except BlockingIOError:
             return True
         self.log.feed(data)
+        self._has_ended = not data
         return bool(data)
 
-    def drain(self, seconds: float) -> None:
-        """Take what it writes until it ends, for `seconds` at most, however much it writes."""
+    def drain(self, seconds: float, stop: Collection[int] = ()) -> None:
+        """Take what it writes until it ends, for `seconds` at most, however much it writes, or until one of
+        `stop` is readable."""
         until = time.monotonic() + seconds
         watch = select.poll()
-        watch.register(self.audit_fd, select.POLLIN)
-        while (left := until - time.monotonic()) > 0 and watch.poll(left * 1000) and self.read():
-            pass
+        for fd in (self.audit_fd, *stop):
+            watch.register(fd, select.POLLIN)
+        while (left := until - time.monotonic()) > 0 and (ready := watch.poll(left * 1000)):
+            if any(fd != self.audit_fd for fd, _ in ready) or not self.read():
+                return
+
+    def dismiss(self) -> None:
+        """The plugin has ended. The gate ends when it has delivered what the plugin had sent; drain() waits
+        for that."""
+        self.let_go()
+        with suppress(BrokenPipeError):
+            os.write(self._alive, b".")
 
     def close(self) -> None:
-        """End and reap it."""
+        """End it at once, if it has not ended, and reap it."""
         self.let_go()
         os.close(self._alive)
-        self.drain(_FAREWELL_SECONDS)
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        self.drain(_FAREWELL_SECONDS)  # it has ended: what is left in the pipe
+        self.drain(_LAST_LINES_SECONDS)
+        by_itself = self._has_ended
+        if not by_itself:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        if by_itself and status and not self.log.gate_ended_early:
+            self.log.end_early()
+        self.drain(_LAST_LINES_SECONDS)  # it has ended: what is left in the pipe
         os.close(self.pidfd)
         os.close(self.audit_fd)
 
@@ -89,7 +109,7 @@ class GateMeter(Meter):
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if self._open and self._gate.audit_fd in ready and not self._gate.read():
             self._open = False
-            self._gate.log.gate_ended_early = True
+            self._gate.log.end_early()
         return None
 
 

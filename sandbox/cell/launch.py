@@ -161,6 +161,7 @@ def _order(
         keyring=plan.layers.session_keyring,
         ending=ending,
         folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
+        scratch=next((number for number, op in enumerate(plan.folders) if op.is_scratch), -1),
         # The uid is free again when the last process with it ends, not when the runner ends.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )

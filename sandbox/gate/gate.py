@@ -3,8 +3,9 @@
     P --fork--> gate: reads the resolver's configuration, receives the sockets, confines itself, "g", serves
     cell's init: makes the namespace and the sockets, sends them, waits for the "g"
 
-It ends when the process that forked it ends, when `alive` becomes readable, or when something happens that it
-does not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
+When the plugin has ended, `alive` says a byte: then the gate delivers what the plugin has sent, and ends. It
+ends at once when the process that forked it ends, when `alive` ends, or when something happens that it does
+not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ _FDS_PER_SEARCH = 4
 _MORE_FDS = 64
 _MOST_FAULT_CHARACTERS = 300
 
+_PLUGIN_ENDED = "was closed: the plugin has ended"
+_CUT = "was cut: the plugin has ended, and what it had sent was not delivered in time"
+
 
 class _Ended(Exception):
     """There is nobody left to serve."""
@@ -63,7 +67,8 @@ def run_gate(
     """In a forked child of a process with one thread.
 
     `channel`: the socket on which the cell's init sends the listeners and waits for "g". `audit`: the pipe
-    for audit lines. `alive`: a pipe or pidfd that becomes readable, or ends, when the gate has to end.
+    for audit lines. `alive`: a pipe that brings a byte when the plugin has ended, and ends when the gate has
+    to end at once.
     `identity`: the uid and gid to take, as root. A gate that cannot be confined never writes the "g"; it
     writes {"kind": "fault", "reason": ...} to `audit`.
     """
@@ -105,6 +110,7 @@ class PluginGate:
         upstream = read_upstream(lambda name: self._names.find(name) is not None)
         self._resolver = Resolver(self._loop, upstream)
         self._table = NameTable(plan.limits.names)
+        self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
         self._pace: Pace | None = None
@@ -118,6 +124,7 @@ class PluginGate:
         answerer = Answerer(self._loop, self._names, self._table, self._audit, ipv6=has_ipv6)
         udp, tcp = socket.socket(fileno=sockets.dns_udp), socket.socket(fileno=sockets.dns_tcp)
         self._service = NameService(self._loop, answerer, udp, tcp)
+        self._alive = alive
         self._loop.watch(alive, READ, self._on_end)
         self._pace = Pace(self._plan.limits.cpu, self._plan.limits.cpu_time, alive)
 
@@ -127,7 +134,8 @@ class PluginGate:
         try:
             self._loop.run(self._pace.keep)
         except _Ended:
-            self._end_all("was closed: the plugin has ended")
+            assert self._flows is not None
+            self._end_all(_CUT if self._flows.leaving else _PLUGIN_ENDED)
         except TimeSpent:
             self._end_all(
                 "was closed: the gate has used as much processor time as the plugin may (the cpu_time limit)"
@@ -145,6 +153,13 @@ class PluginGate:
             pass
 
     def _on_end(self, _: int) -> None:
+        assert self._flows is not None
+        if not os.read(self._alive, 1):
+            raise _Ended
+        if not self._flows.leaving:
+            self._flows.deliver_all(_PLUGIN_ENDED, self._on_delivered)
+
+    def _on_delivered(self) -> None:
         raise _Ended
 
 

@@ -18,6 +18,9 @@ DNS_ADDRESS = "127.0.0.1"
 DNS_PORT = 53
 
 
+NOT_LISTED = "is not in its list"  # the reason of a refusal that a longer list would change
+
+
 class EgressLimits(NamedTuple):
     """Of all connections of one plugin together, unless it says otherwise."""
 
@@ -55,7 +58,7 @@ class GateSockets(NamedTuple):
 class AuditLine(NamedTuple):
     """One connection or one DNS question, allowed or refused."""
 
-    kind: str  # "dns" | "connect"
+    kind: str  # "dns" | "connect"; "gate" in live events alone, if the gate ended early
     name: str  # the host that was meant, normalised; the address where there is no name
     port: int  # 0 for dns
     verdict: str  # "allowed" | "refused" | "failed": allowed, and not reachable

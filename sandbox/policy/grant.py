@@ -18,6 +18,7 @@ from sandbox.policy.policy import (
     expand,
     host_matches,
     matches,
+    private_fault,
     steers,
 )
 from sandbox.spec import (
@@ -204,24 +205,34 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
         return Network("none", where=asked.where)
     if asked.mode == "allowlist" and asked.hosts == POLICY_HOSTS:
         return _policy_hosts(asked, policy, ceiling, denials)
-    if asked.mode != "allowlist" or ceiling in ("open", "host"):
+    if asked.mode != "allowlist":
         return asked
     granted = []
     for host in asked.hosts:
-        if any(host_matches(pattern, host) for pattern in rule.hosts):
+        reason, hint = _host_denial(host, policy, ceiling)
+        if reason:
+            denials.append(Denial("network_hosts", host, reason, hint, asked.required, where=asked.where))
+        else:
             granted.append(host)
-            continue
-        denials.append(
-            Denial(
-                "network_hosts",
-                host,
-                f"policy {policy.name} does not list this host",
-                f'the operator can add "{host}" to hosts under [network] in the policy',
-                asked.required,
-                where=asked.where,
-            )
-        )
     return asked._replace(hosts=tuple(granted)) if granted else Network("none", where=asked.where)
+
+
+def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> tuple[str, str]:
+    """The reason and the hint; empty if the plugin gets this entry of its list.
+
+    For the gate an address of the list is the operator's word, also if it is private. So under a ceiling
+    that lets a manifest name any host, it still cannot name a private address by itself.
+    """
+    rule = policy.network
+    if any(host_matches(pattern, host) for pattern in rule.hosts):
+        return "", ""
+    hint = f'the operator can add "{host}" to hosts under [network] in the policy'
+    if ceiling == "allowlist":
+        return f"policy {policy.name} does not list this host", hint
+    fault = "" if rule.private else private_fault(host)
+    if not fault:
+        return "", ""
+    return f"it {fault}, and policy {policy.name} does not list it", f'{hint}, or set private = "allow" there'
 
 
 def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
@@ -287,6 +298,10 @@ def _env(
                 )
         else:
             env[request.name] = environ[request.name] if request.value is None else request.value
+    own = {request.name for request in spec.env if request.fixed}
+    for name in sorted(own.intersection((*overrides.pass_env, *dict(overrides.env)))):
+        reason = "the plugin's contract sets this variable itself"
+        denials.append(Denial("env_contract", name, reason, f"leave --env {name} out"))
     env.update((name, environ[name]) for name in overrides.pass_env if name in environ)
     env.update(overrides.env)
     return tuple(env.items())

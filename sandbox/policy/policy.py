@@ -268,3 +268,21 @@ def host_matches(pattern: str, host: str) -> bool:
         return covers(parse_rule(pattern, ranges=True), parse_rule(host))
     except ValueError:
         return False
+
+
+def private_fault(host: str) -> str:
+    """Why an entry of a manifest's list needs the operator's word, as the second half of a sentence. Empty
+    for names, and for addresses that a name could lead to without that word."""
+    from sandbox.network.rules import parse_rule
+
+    try:
+        rule = parse_rule(host)
+    except ValueError as error:
+        return str(error)
+    if rule.kind != "address":
+        return ""
+    from sandbox.network.addresses import refusal
+
+    if refusal(rule.host, allow_private=True):
+        return ""  # what is refused even then is never dialled, whoever lists it
+    return refusal(rule.host)

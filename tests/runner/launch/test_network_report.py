@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,25 +10,32 @@ import pytest
 from runner.launch.network_report import refused_hosts
 from runner.launch.stages import Started
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import AuditLine
+from sandbox.network.egress import NOT_LISTED, AuditLine
 
 
 def told(*lines: AuditLine) -> list[tuple[str, str]]:
     log = AuditLog()
-    log.first.extend(lines)
+    for line in lines:
+        log.feed(json.dumps(line._asdict()).encode() + b"\n")
     nothing: list[Any] = [None] * (len(Started._fields))
     started = Started(*nothing)._replace(audit=log)
     return [(note.message, note.hint) for note in refused_hosts(started)]
 
 
-def question(name: str, verdict: str = "refused") -> AuditLine:
-    return AuditLine("dns", name, 0, verdict)
+def question(name: str, verdict: str = "refused", reason: str = NOT_LISTED) -> AuditLine:
+    return AuditLine("dns", name, 0, verdict, reason=reason)
 
 
 def test_a_name_and_its_remedy() -> None:
     [(message, hint)] = told(question("api.example.com"), question("fine.example", "allowed"))
     assert message == "it asked for api.example.com, which is not in its list"
     assert hint.startswith('if it needs it, add "api.example.com:443"')
+
+
+@pytest.mark.parametrize("reason", ["is one name too many: all places are taken", "was asked for in class 3"])
+def test_another_reason_is_told_and_no_list_is_advised(reason: str) -> None:
+    found = told(question("x4096.example.com", reason=reason))
+    assert found == [(f"it asked for x4096.example.com, which was refused: it {reason}", "")]
 
 
 def test_a_connection_says_more_than_its_question() -> None:

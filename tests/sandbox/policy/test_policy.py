@@ -736,6 +736,46 @@ def test_each_host_outside_the_list_is_a_denial() -> None:
     ]
 
 
+PRIVATE_WORDS = (
+    "10.9.9.9:2525",
+    "192.168.1.1:443",
+    "100.64.0.1:443",
+    "[fd00::1]:443",
+    "[2002:a09:909::]:2525",  # 6to4, of 10.9.9.9
+    "[64:ff9b::a09:909]:2525",  # NAT64
+)
+
+
+@pytest.mark.parametrize("ceiling", ["open", "host"])
+@pytest.mark.parametrize("host", PRIVATE_WORDS)
+def test_a_manifest_cannot_name_a_private_address_by_itself(ceiling: NetworkMode, host: str) -> None:
+    """Under a wide ceiling it can name other hosts. For the gate a listed address is the operator's word."""
+    asks = SandboxSpec(network=Network("allowlist", (host, "45.33.1.10:80", "evil.com:1"), ("net",)))
+    for hosts in ((), ("*:*",)):  # a * stands for names, and for no address
+        result = given(asks, PLAIN._replace(network=NetworkRule("none", ceiling, hosts)))
+        assert result.network.hosts == ("45.33.1.10:80", "evil.com:1")
+        [denial] = result.denials
+        assert (denial.rule, denial.asked, denial.required) == ("network_hosts", host, True)
+        assert "private" in denial.reason and 'private = "allow"' in denial.hint
+    for rule in (NetworkRule("none", ceiling, (host,)), NetworkRule("none", ceiling, private=True)):
+        result = given(asks, PLAIN._replace(network=rule))
+        assert result.network.hosts == (host, "45.33.1.10:80", "evil.com:1") and result.denials == ()
+
+
+def test_a_private_address_by_the_operators_range_or_variable() -> None:
+    asks = SandboxSpec(network=Network("allowlist", ("10.9.9.9:2525",)))
+    ranged = NetworkRule("none", "open", ("10.0.0.0/8:2525",))
+    assert given(asks, PLAIN._replace(network=ranged)).denials == ()
+    assert given(asks, PLAIN._replace(network=ranged._replace(hosts=("10.0.0.0/8:443",)))).refused
+    raised = PLAIN._replace(network=NetworkRule(environment_may_raise=True))
+    assert given(asks, raised, host_network_by="ALLOW").refused
+
+
+def test_an_entry_that_no_list_can_have_is_refused() -> None:
+    asks = SandboxSpec(network=Network("allowlist", ("10.0.0.0/8:443",)))
+    assert given(asks, PLAIN._replace(network=NetworkRule("none", "open"))).refused
+
+
 @pytest.mark.parametrize(
     ("rule", "mode", "refusals"),
     [
@@ -915,6 +955,14 @@ def test_precedence_when_two_set_the_same_variable() -> None:
     result = given(spec, policy, environ={"D": "host"}, overrides=said)
     assert dict(result.env) == {"A": "policy", "B": "policy", "C": "line", "D": "host", "LD_PRELOAD": "line"}
     assert rules(result) == [("env_policy", False)]
+
+
+@pytest.mark.parametrize("said", [Overrides(env=(("A", "line"),)), Overrides(pass_env=("A",))])
+def test_the_operator_cannot_replace_a_variable_of_the_contract(said: Overrides) -> None:
+    """The control: a variable of the manifest can be replaced."""
+    for fixed, found in ((True, [("env_contract", True)]), (False, [])):
+        spec = SandboxSpec(env=(EnvRequest("A", "contract", fixed=fixed),))
+        assert rules(given(spec, environ={"A": "host"}, overrides=said)) == found
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\0", "Ä"])
