@@ -123,9 +123,8 @@ class _Server6(_Server):
 
 def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     """`line`: says who it is first, then echoes. `http`: HTTP/1.1. `tls`: HTTP/1.1 in TLS. `echo`: bytes as
-    they come. `sink`: reads nothing at all. `late`: begins to read after a moment, and tells how much there was
-    and how it ended. `source`: sends what each line asks for, in bytes. `http2`:
-    HTTP/2 in TLS."""
+    they come. `sink`: reads nothing at all. `late`: begins to read after a moment, and tells how much there
+    was and how it ended. `source`: sends what each line asks for, in bytes. `http2`: HTTP/2 in TLS."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

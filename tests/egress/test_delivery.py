@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,12 +34,13 @@ except TimeoutError:
 def test_a_plugin_that_sends_and_ends(plugin: Plugin) -> None:
     ran = plugin.python(["ipv4.example.com:2526"], SEND)
     assert ran.process.returncode == 0, ran.process.stderr
-    seen = []
+    seen: list[dict[str, Any]] = []
     while not seen:
         seen = [each for each in plugin.internet.look() if each["seen"] == "bytes"]
     assert seen == [{"seen": "bytes", "count": 300_000, "trouble": ""}]
     (connection,) = ran.network["connections"]
-    assert (connection["sent"], connection["reason"]) == (300_000, "was closed: the plugin has ended")
+    assert connection["sent"] == 300_000
+    assert connection["reason"] in ("", "was closed: the plugin has ended")  # the server may have been faster
     assert not ran.network["gate_ended_early"]
 
 
