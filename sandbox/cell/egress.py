@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
+from sandbox.spec import Limits
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.
@@ -114,14 +115,21 @@ class GateMeter(Meter):
 
 @contextmanager
 def open_gate(
-    egress: EgressPlan, uid_range: tuple[int, int] | None, until: float | None = None
+    egress: EgressPlan,
+    uid_range: tuple[int, int] | None,
+    until: float | None = None,
+    plugin: Limits | None = None,
+    forget: Callable[[], None] | None = None,
 ) -> Iterator[GateProcess]:
     """Start the gate. Raises LayerUnavailable, and OSError if there are no processes or descriptors left.
 
-    `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. The gate waits for its
-    sockets; whether it serves, the cell's init learns from it.
+    `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. `plugin`: its limits,
+    of which those of processor time are the gate's too. `forget`: removes from the gate what it must not
+    have. The gate waits for its sockets; whether it serves, the cell's init learns from it.
     """
     recipe = find_recipe(egress)
+    if plugin is not None:
+        egress = egress._replace(limits=egress.limits._replace(cpu=plugin.cpu, cpu_time=plugin.cpu_time))
     with ExitStack() as stack:
         identity = None
         if uid_range is not None:
@@ -135,7 +143,7 @@ def open_gate(
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
         gates = (theirs.fileno(), audit_w, alive_r)
         try:
-            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity)
+            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity, forget)
         except BaseException:
             for fd in (audit_r, alive_w):
                 os.close(fd)
@@ -181,7 +189,11 @@ def _run_gate(
 
 
 def _fork_gate(
-    egress: EgressPlan, gates: tuple[int, int, int], ours: tuple[int, ...], identity: tuple[int, int] | None
+    egress: EgressPlan,
+    gates: tuple[int, int, int],
+    ours: tuple[int, ...],
+    identity: tuple[int, int] | None,
+    forget: Callable[[], None] | None,
 ) -> int:
     """`gates`: its ends of channel, audit and alive. `ours`: the other ends, which it must not hold."""
     # A signal would run our handlers in the child. The gate unblocks them when it has reset them.
@@ -192,6 +204,8 @@ def _fork_gate(
             try:
                 for fd in ours:
                     os.close(fd)
+                if forget is not None:
+                    forget()
                 channel, audit, alive = gates
                 _run_gate(channel, egress, audit, alive, identity)
             finally:

@@ -37,6 +37,9 @@ class UnansweredMessage(ValueError):
     """The message is no question at all: an answer, or too short to have an id. Nothing is sent back."""
 
 
+NO_NAME = "(no name)"  # of a message whose question cannot be read
+
+
 class NameQuestion(NamedTuple):
     id: int
     labels: tuple[bytes, ...]  # as they were sent
@@ -55,8 +58,17 @@ class NameQuestion(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for people, whatever its bytes are."""
-        return b".".join(self.labels).decode("ascii", "backslashreplace").replace("\0", "\\x00") or "."
+        """The name for people, whatever its bytes are. A dot inside a label has a backslash before it."""
+        joined = b".".join(label.replace(b"\\", b"\\\\").replace(b".", b"\\.") for label in self.labels)
+        return joined.decode("ascii", "backslashreplace").replace("\0", "\\x00") or "."
+
+
+class RefusedQuestion(NamedTuple):
+    """Of the plugin, and not to be answered by a name."""
+
+    reply: bytes
+    reason: str  # the second half of a sentence
+    shown: str = NO_NAME
 
 
 class NameReply(NamedTuple):
@@ -71,8 +83,8 @@ class NameReply(NamedTuple):
 # --- what the plugin asks ----------------------------------------------------------------------------
 
 
-def read_question(message: bytes) -> NameQuestion | bytes:
-    """The question, or the complete reply to something that is no question we answer.
+def read_question(message: bytes) -> NameQuestion | RefusedQuestion:
+    """The question, or something that is no question we answer, with its complete reply.
 
     Raises UnansweredMessage where a reply might be taken for another's.
     """
@@ -82,7 +94,8 @@ def read_question(message: bytes) -> NameQuestion | bytes:
     if flags & _QR:
         raise UnansweredMessage("is an answer")
     if flags & _OPCODE:
-        return _bare_reply(number, flags, NOTIMP)
+        reason = f"is another operation than a question (opcode {(flags & _OPCODE) >> 11})"
+        return RefusedQuestion(_bare_reply(number, flags, NOTIMP), reason)
     try:
         if len(message) > MOST_MESSAGE_BYTES:
             raise MalformedMessage("is too long")
@@ -92,13 +105,16 @@ def read_question(message: bytes) -> NameQuestion | bytes:
         kind, family = _unpack(_QUESTION_END, message, at)
         section = message[_HEADER.size : at + _QUESTION_END.size]
         version = _read_extension(message, at + _QUESTION_END.size, extras)
-    except MalformedMessage:
-        return _bare_reply(number, flags, FORMERR)
+    except MalformedMessage as error:
+        reason = f"is a DNS message that {error}"
+        return RefusedQuestion(_bare_reply(number, flags, FORMERR), reason)
     question = NameQuestion(number, labels, kind, section, bool(flags & _RD), extras == 1)
     if version:
-        return write_reply(question, _BADVERS)
+        reason = f"was asked for with version {version} of EDNS; only version 0 is known"
+        return RefusedQuestion(write_reply(question, _BADVERS), reason, question.shown)
     if family not in (IN, 255):
-        return write_reply(question, REFUSED)
+        reason = f"was asked for in class {family}; only class IN is answered"
+        return RefusedQuestion(write_reply(question, REFUSED), reason, question.shown)
     return question
 
 

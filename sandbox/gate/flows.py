@@ -156,8 +156,12 @@ class Flows:
         elif self.meter.spent:
             reason = "is refused: the plugin has moved all bytes that it may (the bytes limit)"
         else:
-            self._open.add(Flow(self, client, target, target.rule))
-            return
+            try:
+                self._open.add(Flow(self, client, target, target.rule))
+                return
+            except OSError as error:
+                # The kernel has no memory for it, or the user no more watches (epoll/max_user_watches).
+                reason = f"is refused: the gate cannot watch it ({error.strerror})"
         client.close()
         rule = str(target.rule) if target.rule is not None else ""
         self.audit.write_repeated(AuditLine("connect", target.host.text, port, "refused", rule, reason))
@@ -209,7 +213,8 @@ def _has_bytes(client: socket.socket) -> bool:
 
 
 class Flow:
-    """One connection that a rule allows, from accept to its audit line."""
+    """One connection that a rule allows, from accept to its audit line. Raises OSError if the client cannot
+    be watched; it is the caller's then."""
 
     __slots__ = (
         "_address",
@@ -246,12 +251,13 @@ class Flow:
         self._pump: SplicePump | None = None
         self._over = False
         limits = flows.plan.limits
-        self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
         # Who dials an address has no name that could be compared.
         self._judged = bool(target.host.version) or target.port not in flows.plan.judged_ports
+        # Before there are timers: it may fail.
+        flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
+        self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
         if not self._judged:
             self._timers.append(flows.loop.call_later(limits.first_bytes, self._on_first_bytes_limit))
-        flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
         # Not now: an answer that is known would end the flow before it is counted.
         self._timers.append(flows.loop.call_at(flows.loop.now, self._resolve))
 

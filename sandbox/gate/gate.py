@@ -21,10 +21,18 @@ import signal
 from typing import NoReturn
 
 from sandbox.gate.audit import AuditPipe, ReaderGone
-from sandbox.gate.confine import ConfinementError, close_others, confine, follow_parent, leave_terminal
+from sandbox.gate.confine import (
+    ConfinementError,
+    close_others,
+    confine,
+    follow_parent,
+    forget_environment,
+    leave_terminal,
+)
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.names import NameTable
+from sandbox.gate.pace import Pace, TimeSpent
 from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.resolver import MOST_TRIES, Resolver
 from sandbox.gate.upstream import read_upstream
@@ -72,6 +80,7 @@ def run_gate(
         close_others({channel, audit, alive})
         os.set_blocking(audit, False)
         follow_parent(lambda: _is_alive(alive))
+        forget_environment()
         gate = PluginGate(plan, audit)
         gate.open(receive_sockets(channel), alive)
         _load_what_is_lazy()
@@ -104,6 +113,7 @@ class PluginGate:
         self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
+        self._pace: Pace | None = None
 
     def open(self, sockets: GateSockets, alive: int) -> None:
         listeners = [socket.socket(fileno=fd) for fd in sockets.listeners]
@@ -116,19 +126,29 @@ class PluginGate:
         self._service = NameService(self._loop, answerer, udp, tcp)
         self._alive = alive
         self._loop.watch(alive, READ, self._on_end)
+        self._pace = Pace(self._plan.limits.cpu, self._plan.limits.cpu_time, alive)
 
     def serve(self) -> None:
         """Until there is nobody left to serve. Connections that are open then still get their audit line."""
+        assert self._pace is not None
+        try:
+            self._loop.run(self._pace.keep)
+        except _Ended:
+            assert self._flows is not None
+            self._end_all(_CUT if self._flows.leaving else _PLUGIN_ENDED)
+        except TimeSpent:
+            self._end_all(
+                "was closed: the gate has used as much processor time as the plugin may (the cpu_time limit)"
+            )
+        except ReaderGone:
+            pass
+
+    def _end_all(self, reason: str) -> None:
         assert self._flows is not None
         try:
-            self._loop.run()
-        except _Ended:
-            try:
-                self._audit.wait_for_room()
-                self._flows.end_all(_CUT if self._flows.leaving else _PLUGIN_ENDED)
-                self._audit.tell_totals()
-            except ReaderGone:
-                pass
+            self._audit.wait_for_room()
+            self._flows.end_all(reason)
+            self._audit.tell_totals()
         except ReaderGone:
             pass
 

@@ -317,10 +317,14 @@ class SplicePump:
             (self._down, self._up, self._on_server),
         ):
             mask, fd = self._mask(out, into), out.source.fileno()
-            if mask:
-                self._loop.resume(fd, mask, handler)
-            else:
+            if not mask:
                 self._loop.change(fd, 0)
+                continue
+            try:
+                self._loop.resume(fd, mask, handler)
+            except OSError as error:  # it was forgotten, and the kernel does not watch it again
+                self._finish(f"broke: {os.strerror(error.errno or 0)}")
+                return
 
     def _must_wait(self) -> bool:
         """Whether something of a plugin that has ended is still on its way. An answer of the server would

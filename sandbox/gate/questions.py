@@ -14,8 +14,8 @@ from sandbox.gate.audit import AuditPipe
 from sandbox.gate.loop import READ, WRITE, Brake, Loop, Timer, accept
 from sandbox.gate.names import NameTable
 from sandbox.gate.pump import reset_on_close
-from sandbox.network.egress import AuditLine
-from sandbox.network.hosts import parse_host
+from sandbox.network.egress import NOT_LISTED, AuditLine
+from sandbox.network.hosts import Host, parse_host
 from sandbox.network.rules import EVERY_PORT, HostRule, covers
 
 ANSWER_SECONDS = 60  # for which our answers hold; names.KEPT_SECONDS is longer
@@ -56,20 +56,22 @@ class Answerer:
             question = dns.read_question(message)
         except dns.UnansweredMessage:
             return None
-        if isinstance(question, bytes):
-            return question
+        if isinstance(question, dns.RefusedQuestion):
+            self._record_refusal(question.shown, question.reason)
+            return question.reply
         try:
-            host = parse_host(question.name or "")
-            if host.version:
-                raise ValueError("is an address and no name")
+            host = _read_host(question)
         except ValueError as error:
             return self._refuse(question, question.shown, str(error))
         rule = self._rules.find(host.text)
         if rule is None:
-            return self._refuse(question, host.text, "is not in its list")
+            return self._refuse(question, host.text, NOT_LISTED)
         if question.kind not in self._kinds:
             # There is such a name, and it has no record of this kind: nothing that hints at other addresses,
-            # other ports or keys (HTTPS, SVCB).
+            # other ports or keys (HTTPS, SVCB). Every lookup asks for both kinds of addresses.
+            reason = "" if question.kind == dns.AAAA else f"was asked for records of type {question.kind}"
+            reason += "; only addresses are answered" if reason else ""
+            self._audit.write_repeated(AuditLine("dns", host.text, 0, "allowed", rule, reason))
             return dns.write_reply(question, dns.NOERROR)
         synthetic = self._table.give(host.text, self._loop.now)
         if synthetic is None:
@@ -81,9 +83,23 @@ class Answerer:
         return dns.write_reply(question, dns.NOERROR, address, ANSWER_SECONDS)
 
     def _refuse(self, question: dns.NameQuestion, name: str, reason: str) -> bytes:
+        self._record_refusal(name, reason)
+        return dns.write_reply(question, dns.REFUSED)
+
+    def _record_refusal(self, name: str, reason: str) -> None:
         shown = name[:_MOST_SHOWN_CHARACTERS]
         self._audit.write_repeated(AuditLine("dns", shown, 0, "refused", reason=reason))
-        return dns.write_reply(question, dns.REFUSED)
+
+
+def _read_host(question: dns.NameQuestion) -> Host:
+    """Raises ValueError with the second half of a sentence, which says what is wrong."""
+    name = question.name
+    if name is None:
+        raise ValueError("has a dot, or a byte outside ASCII, inside a label; no host name has that")
+    host = parse_host(name)
+    if host.version:
+        raise ValueError("is an address and no name")
+    return host
 
 
 class NameService:
@@ -132,7 +148,10 @@ class NameService:
                 reset_on_close(client)
                 client.close()
             else:
-                self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+                try:
+                    self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+                except OSError:  # the kernel does not watch it
+                    client.close()
             if self._brake.count():
                 return
 
@@ -154,8 +173,8 @@ class QuestionStream:
         self._service = service
         self._buffer = b""
         self._out = b""
+        loop.watch(client.fileno(), READ, self._on_event)  # before there is a timer: it may fail
         self._timer: Timer = loop.call_later(_CLIENT_SECONDS, self._close)
-        loop.watch(client.fileno(), READ, self._on_event)
 
     def _close(self) -> None:
         self._loop.cancel(self._timer)

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     Address = IPv4Address | IPv6Address
 
 # Every program that can reach one of these gets the keys of a cloud machine. Some lie outside of every
-# special range.
+# special range. Two clouds have several of them in one private range of IPv6.
 METADATA: tuple[str, ...] = (
     "169.254.169.254",
     "169.254.170.2",
     "100.100.100.200",
     "168.63.129.16",
     "192.0.0.192",
-    "fd00:ec2::254",
+    "fd00:ec2::/32",
+    "fd00:c1::/32",
     "fd20:ce::254",
     "fd00:42::42",
 )
@@ -127,7 +128,7 @@ def _is_own(address: Address) -> bool:
 
 def _judge(address: Address, allow_private: bool, own: Collection[Address]) -> str:
     metadata, private, special = _tables()
-    if address in metadata:
+    if any(address in network for network in metadata):
         return "serves the keys of cloud machines (metadata)"
     for network, reason in special:
         if address in network:
@@ -178,14 +179,14 @@ def _carried(address: Address) -> list[tuple[IPv4Address, str]]:
 
 @cache
 def _tables() -> tuple[
-    frozenset[IPv4Address | IPv6Address],
+    tuple[IPv4Network | IPv6Network, ...],
     tuple[IPv4Network | IPv6Network, ...],
     tuple[tuple[IPv4Network | IPv6Network, str], ...],
 ]:
-    from ipaddress import ip_address, ip_network
+    from ipaddress import ip_network
 
     return (
-        frozenset(ip_address(address) for address in METADATA),
+        tuple(ip_network(network) for network in METADATA),
         tuple(ip_network(network) for network in PRIVATE),
         tuple((ip_network(network), reason) for network, reason in SPECIAL),
     )

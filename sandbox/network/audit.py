@@ -1,29 +1,57 @@
 """What the gate of one plugin has said: its audit lines, bounded.
 
-The plugin decides how many lines there are. The first and the last ones are kept, the others are counted.
+The plugin decides how many lines there are. The first and the last ones of each kind are kept, the others
+are counted. So its DNS questions cannot push its connections out.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandbox.network.egress import AuditLine
 
-MOST_FIRST_LINES = 200
+MOST_FIRST_LINES = 200  # of each kind
 MOST_LAST_LINES = 200
+MOST_TOLD_LINES = 10_000  # to those who want each line at once
 _MOST_FAULT_CHARACTERS = 1000
 MOST_LINE_BYTES = 8 << 10  # a longer one is not the gate's
 _FAULT, _DROPPED, _TOTALS = "fault", "dropped", "totals"
+_KINDS = ("connect", "dns")
+_VERDICTS = ("allowed", "refused", "failed")
+
+# The last one that is told at once.
+LAST_TOLD = AuditLine(
+    "end", "", 0, "", reason=f"{MOST_TOLD_LINES} lines were shown; later ones are only counted, in the report"
+)
+
+
+class KeptLines:
+    """The first and the last ones, in order."""
+
+    def __init__(self) -> None:
+        self._first: list[AuditLine] = []
+        self._last: deque[AuditLine] = deque()
+
+    def __iter__(self) -> Iterator[AuditLine]:
+        yield from self._first
+        yield from self._last
+
+    def add(self, line: AuditLine) -> AuditLine | None:
+        """The line that has to go, if there is one."""
+        if len(self._first) < MOST_FIRST_LINES:
+            self._first.append(line)
+            return None
+        self._last.append(line)
+        return self._last.popleft() if len(self._last) > MOST_LAST_LINES else None
 
 
 class AuditLog:
     def __init__(self) -> None:
-        self.first: list[AuditLine] = []
-        self.last: deque[AuditLine] = deque(maxlen=MOST_LAST_LINES)
+        self._kept = {kind: KeptLines() for kind in _KINDS}
         self.totals: Counter[tuple[str, str]] = Counter()  # all lines, by kind and verdict
-        self.left_out: Counter[str] = Counter()  # lines that are in neither list, by verdict
+        self.left_out: Counter[str] = Counter()  # lines that were not kept, by verdict
         self.dropped = 0  # lines that were not read in time, or make no sense
         self.fault = ""  # why the gate could not start, or ended by itself
         # Before the plugin, or before it had delivered what the plugin sent. Connections were reset, and
@@ -31,13 +59,14 @@ class AuditLog:
         self.gate_ended_early = False
         # For those who want each line at once, and one of kind "gate" if the gate ends early.
         self.on_line: Callable[[AuditLine], None] | None = None
+        self._told = 0
         self._rest = b""
         self._skipping = False  # inside a line that is too long
 
     @property
     def lines(self) -> tuple[AuditLine, ...]:
-        """Those that were kept, in order."""
-        return (*self.first, *self.last)
+        """Those that were kept: those of each kind in order."""
+        return tuple(line for kept in self._kept.values() for line in kept)
 
     def feed(self, data: bytes) -> None:
         """Bytes from the gate's pipe, cut anywhere."""
@@ -96,18 +125,18 @@ class AuditLog:
 
     def _keep(self, line: AuditLine) -> None:
         self.totals[line.kind, line.verdict] += 1
-        if len(self.first) < MOST_FIRST_LINES:
-            self.first.append(line)
-        else:
-            if len(self.last) == MOST_LAST_LINES:
-                self.left_out[self.last[0].verdict] += 1
-            self.last.append(line)
+        gone = self._kept[line.kind].add(line)
+        if gone is not None:
+            self.left_out[gone.verdict] += 1
         if self.on_line is not None:
-            self.on_line(line)
+            self._tell(self.on_line, line)
 
-
-_KINDS = ("dns", "connect")
-_VERDICTS = ("allowed", "refused", "failed")
+    def _tell(self, on_line: Callable[[AuditLine], None], line: AuditLine) -> None:
+        self._told += 1
+        if self._told <= MOST_TOLD_LINES:
+            on_line(line)
+        elif self._told == MOST_TOLD_LINES + 1:
+            on_line(LAST_TOLD)
 
 
 def _read_line(document: dict[str, Any]) -> AuditLine | None:

@@ -18,6 +18,9 @@ DNS_ADDRESS = "127.0.0.1"
 DNS_PORT = 53
 
 
+NOT_LISTED = "is not in its list"  # the reason of a refusal that a longer list would change
+
+
 class EgressLimits(NamedTuple):
     """Of all connections of one plugin together, unless it says otherwise."""
 
@@ -28,6 +31,8 @@ class EgressLimits(NamedTuple):
     first_bytes: float = 30.0  # seconds until the name in clear text has to be there
     bytes: int | None = None  # through all connections, both ways
     rate: int | None = None  # bytes per second, both ways
+    cpu: float | None = None  # cores that the gate itself may use: the plugin's own cpu limit
+    cpu_time: float | None = None  # seconds of processor time, likewise
 
 
 class EgressPlan(NamedTuple):

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
@@ -145,6 +146,7 @@ class NetworkRule(NamedTuple):
     # set by the person who chose the policy.
     environment_may_raise: bool = False
     private: bool = False  # whether names may lead to private ranges of addresses
+    limits: EgressLimits = EgressLimits()  # of allowlist and open
 
 
 class EnvRule(NamedTuple):
@@ -268,3 +270,21 @@ def host_matches(pattern: str, host: str) -> bool:
         return covers(parse_rule(pattern, ranges=True), parse_rule(host))
     except ValueError:
         return False
+
+
+def private_fault(host: str) -> str:
+    """Why an entry of a manifest's list needs the operator's word, as the second half of a sentence. Empty
+    for names, and for addresses that a name could lead to without that word."""
+    from sandbox.network.rules import parse_rule
+
+    try:
+        rule = parse_rule(host)
+    except ValueError as error:
+        return str(error)
+    if rule.kind != "address":
+        return ""
+    from sandbox.network.addresses import refusal
+
+    if refusal(rule.host, allow_private=True):
+        return ""  # what is refused even then is never dialled, whoever lists it
+    return refusal(rule.host)

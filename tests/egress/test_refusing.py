@@ -108,6 +108,39 @@ def test_private_addresses_by_policy(plugin: Plugin) -> None:
     assert ran.stdout == f"220 {PRIVATE}\n", ran.network
 
 
+KAGED = {
+    "name": "words",
+    "version": "1.0.0",
+    "kaged_api": 1,
+    "description": "Connects.",
+    "tools": [{"name": "none", "description": "None.", "parameters_schema": {"type": "object"}}],
+}
+ADDRESS_WORDS = {
+    "mcp": ("mcp.json", {"mcpServers": {"demo": {"command": "./words", "x-sandbox": {"network": ["WORD"]}}}}),
+    "kaged": ("kaged-plugin.yaml", {**KAGED, "command": ["./words"], "capabilities": ["net:WORD"]}),
+}
+
+
+@pytest.mark.parametrize("contract", ADDRESS_WORDS)
+def test_a_manifest_that_names_a_private_address_itself(plugin: Plugin, contract: str) -> None:
+    """A ceiling that lets it name every host is not the operator's word for the local network."""
+    name, document = ADDRESS_WORDS[contract]
+    script = f"#!/usr/bin/python3 -I\nimport sys\nsys.argv[1:] = ['{PRIVATE}', '2525']\n{LINE}"
+    plugin.write(plugin.folder / "words", script, mode=0o755)
+    text = json.dumps(document).replace("WORD", f"{PRIVATE}:2525")
+    manifest = plugin.write(plugin.folder / name, text)
+    refusing = 'ceiling = "open"\nhosts = ["*:*"]\nprivate = "deny"'
+    done = plugin.caller("exec", "--policy", plugin.policy(refusing), manifest)
+    assert done.returncode == 126 and "network_hosts" in done.stderr, done.stderr
+    assert plugin.internet.connections() == []
+    told = plugin.caller("explain", "--network", "--policy", plugin.policy(refusing), manifest).stdout
+    assert f"REFUSED {PRIVATE}:2525: it is private" in told
+    listing = f'ceiling = "open"\nhosts = ["{PRIVATE}:2525"]\nprivate = "deny"'
+    for network in (listing, refusing.replace('private = "deny"', 'private = "allow"')):
+        done = plugin.caller("exec", "--policy", plugin.policy(network), manifest)
+        assert done.stdout == f"220 {PRIVATE}\n", done.stderr
+
+
 def test_a_name_that_is_bound_to_another_address_later(plugin: Plugin) -> None:
     target = ("rebinding.example.com", 2525)
     ran = plugin.python(["rebinding.example.com:2525"], TRY, json.dumps([target] * 3))

@@ -71,9 +71,9 @@ def test_an_answer_repeats_the_question_in_its_own_spelling() -> None:
     ],
 )
 def test_what_is_no_question_gets_a_code(message: bytes, code: int) -> None:
-    reply = dns.read_question(message)
-    assert isinstance(reply, bytes)
-    number, flags = struct.unpack_from("!HH", reply)
+    found = dns.read_question(message)
+    assert isinstance(found, dns.RefusedQuestion) and found.reason
+    number, flags = struct.unpack_from("!HH", found.reply)
     assert (number, flags & 0x8000, flags & 0xF) == (7, 0x8000, code)
 
 
@@ -82,10 +82,11 @@ def test_the_longest_name_is_taken() -> None:
 
 
 def test_an_unknown_version_of_edns_is_told_so() -> None:
-    reply = dns.read_question(
+    found = dns.read_question(
         question(counts=(1, 0, 0, 1), tail=b"\0" + struct.pack("!HHIH", 41, 4096, 1 << 16, 0))
     )
-    assert isinstance(reply, bytes)
+    assert isinstance(found, dns.RefusedQuestion)
+    reply = found.reply
     assert reply[3] & 0xF == 0 and reply.endswith(struct.pack("!HHIH", 41, 1232, 1 << 24, 0))
 
 
@@ -106,7 +107,17 @@ def test_a_label_that_reads_as_something_else_is_no_name(label: bytes) -> None:
     asked = dns.read_question(question(bytes([len(label)]) + label + encode_name("example.com")))
     assert isinstance(asked, dns.NameQuestion)
     assert asked.name is None
-    assert asked.shown.isascii()
+    assert asked.shown.isascii() and asked.shown != "a.b.example.com"
+
+
+def test_no_two_names_are_shown_alike() -> None:
+    names = ([b"a.b", b"c"], [b"a", b"b", b"c"], [b"a\\", b"b", b"c"], [b"a\\.b", b"c"])
+    shown = set()
+    for labels in names:
+        asked = dns.read_question(question(b"".join(bytes([len(each)]) + each for each in labels) + b"\0"))
+        assert isinstance(asked, dns.NameQuestion)
+        shown.add(asked.shown)
+    assert len(shown) == len(names) and "a\\.b.c" in shown
 
 
 @given(st.binary(max_size=1400))

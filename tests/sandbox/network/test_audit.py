@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from sandbox.network.audit import MOST_FIRST_LINES, MOST_LAST_LINES, MOST_LINE_BYTES, AuditLog
+from sandbox.network.audit import (
+    LAST_TOLD,
+    MOST_FIRST_LINES,
+    MOST_LAST_LINES,
+    MOST_LINE_BYTES,
+    MOST_TOLD_LINES,
+    AuditLog,
+)
 from sandbox.network.egress import AuditLine
 
 
@@ -50,6 +57,16 @@ def test_the_first_and_the_last_are_kept() -> None:
     assert ports == [*range(MOST_FIRST_LINES), *range(total - MOST_LAST_LINES, total)]
     assert log.left_out == {"refused": 10, "allowed": 20}
     assert sum(log.totals.values()) == total
+
+
+def test_questions_do_not_push_connections_out() -> None:
+    log = fed(*(line(kind="dns", port=0, name=f"x{n}.example") for n in range(250)))
+    log.feed(line(name="evidence.example"))
+    log.feed(b"".join(line(kind="dns", port=0, name=f"y{n}.example") for n in range(450)))
+    assert [each.name for each in log.lines if each.kind == "connect"] == ["evidence.example"]
+    questions = [each.name for each in log.lines if each.kind == "dns"]
+    assert len(questions) == MOST_FIRST_LINES + MOST_LAST_LINES
+    assert (questions[0], questions[-1], log.left_out) == ("x0.example", "y449.example", {"allowed": 300})
 
 
 def test_one_line_more_than_fits_is_counted() -> None:
@@ -107,6 +124,17 @@ def test_each_line_is_told_at_once() -> None:
     log.on_line = told.append
     log.feed(line(name="a.example") + line(name="b")[:-5])
     assert [each.name for each in told] == ["a.example"]
+
+
+@pytest.mark.parametrize("more", [0, 1, 500])
+def test_only_so_many_are_told_at_once(more: int) -> None:
+    log = AuditLog()
+    told: list[AuditLine] = []
+    log.on_line = told.append
+    log.feed(line() * (MOST_TOLD_LINES + more))
+    assert len(told) == MOST_TOLD_LINES + (more > 0)
+    assert (told[-1] == LAST_TOLD) is (more > 0) and str(MOST_TOLD_LINES) in LAST_TOLD.reason
+    assert log.totals == {("connect", "allowed"): MOST_TOLD_LINES + more}
 
 
 def test_the_gate_counts_what_has_no_line() -> None:
