@@ -23,6 +23,9 @@ SeccompProfile = Literal["strict", "default", "compat"]
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
 
+# With these a program makes no socket of the internet, so a network is of no use to it.
+SECCOMP_WITHOUT_INTERNET: tuple[SeccompProfile, ...] = ("strict",)
+
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN).
 ARGUMENT_LIMIT = 131072 - 1
 
@@ -52,6 +55,11 @@ class Network(NamedTuple):
 POLICY_HOSTS = ("*",)
 
 
+def names_policy_hosts(asked: Network | None) -> bool:
+    """Whether the policy's list is asked for, alone or with hosts that the plugin names."""
+    return asked is not None and asked.mode == "allowlist" and POLICY_HOSTS[0] in asked.hosts
+
+
 class EnvRequest(NamedTuple):
     """Variables a plugin wants: set by its manifest, or passed on from the host."""
 
@@ -59,6 +67,8 @@ class EnvRequest(NamedTuple):
     value: str | None = None  # None: the host's own value is asked for
     required: bool = True
     where: KeyPath = ()
+    # Set by the contract, which also makes the folder that it names: an operator's own value would be wrong.
+    fixed: bool = False
 
 
 class Limits(NamedTuple):

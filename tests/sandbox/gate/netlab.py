@@ -298,14 +298,21 @@ class GateDouble:
         self.pid, self.plugin_pid = json.loads(told[0])
         self.plugin = Namespace.of(self.plugin_pid)
 
-    def end(self) -> int:
-        """The cell has ended: the gate has to end by itself. Its exit code."""
-        if self._alive >= 0:
+    def end(self, *, deliver: bool = False) -> int:
+        """The cell has ended: the gate has to end by itself, at once or when it has delivered everything. Its
+        exit code."""
+        if deliver:
+            self.dismiss()
+        elif self._alive >= 0:
             os.close(self._alive)
             self._alive = -1
         os.set_blocking(self._audit, True)
         self.lines()  # to the end: the gate's last lines wait until they are read
         return self.process.wait(_SECONDS)
+
+    def dismiss(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended since it was told before
+            os.write(self._alive, b".")
 
     def close(self) -> None:
         if self._alive >= 0:

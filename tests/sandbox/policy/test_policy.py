@@ -840,6 +840,91 @@ def test_a_plugin_that_names_no_host_gets_those_of_the_policy(
 
 
 @pytest.mark.parametrize(
+    ("listed", "refusals", "hosts"),
+    [
+        (("api.example:443", "gw.example:443"), [], ("api.example:443", "gw.example:443")),
+        (("*.example:443",), [], ("*.example:443",)),
+        (("api.example:443",), [("network_hosts", True)], ("api.example:443",)),
+        ((), [("network_hosts", True)] * 2, ()),
+    ],
+)
+def test_hosts_of_the_policy_and_one_of_its_own(
+    listed: tuple[str, ...], refusals: list[tuple[str, bool]], hosts: tuple[str, ...]
+) -> None:
+    """As a plugin asks that also talks to its host's gateway."""
+    asks = SandboxSpec(network=Network("allowlist", (*POLICY_HOSTS, "gw.example:443")))
+    result = given(asks, PLAIN._replace(network=NetworkRule("none", "allowlist", listed)))
+    assert (result.network.hosts, rules(result)) == (hosts, refusals)
+    assert given(asks, PLAIN._replace(network=NetworkRule("none", "open"))).network.mode == "open"
+
+
+MANY_PORTS = tuple(f"n{port}.example:{port}" for port in range(1, 66))
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "ceiling", "listed", "place"),
+    [
+        (Network("allowlist", MANY_PORTS), "open", (), "the plugin's own list"),
+        (Network("allowlist", MANY_PORTS), "allowlist", ("*:*",), "the plugin's own list"),
+        (Network("allowlist", POLICY_HOSTS), "allowlist", MANY_PORTS, "hosts under [network]"),
+        (Network("allowlist", (*POLICY_HOSTS, "n9.example:9")), "allowlist", MANY_PORTS, "under [network]"),
+        (Network("open", required=False), "allowlist", MANY_PORTS, "hosts under [network] in the policy"),
+    ],
+)
+def test_a_list_of_too_many_ports_is_a_denial(
+    asked: Network, ceiling: NetworkMode, listed: tuple[str, ...], place: str, required: bool
+) -> None:
+    required = required and asked.required
+    asked = asked._replace(required=required, where=("net",))
+    policy = PLAIN._replace(network=NetworkRule("none", ceiling, listed))
+    result = given(SandboxSpec(network=asked), policy)
+    assert result.network == Network("none", where=("net",))
+    [denial] = result.denials
+    assert (denial.rule, denial.required, denial.where) == ("network_ports", required, ("net",))
+    assert denial.reason == "the list names 65 ports; 64 are the most" and place in denial.hint
+    # The control: one port less.
+    less = policy._replace(network=policy.network._replace(hosts=listed[-64:]))
+    result = given(SandboxSpec(network=asked._replace(hosts=asked.hosts[-64:])), less)
+    assert len(result.network.hosts) == 64 and result.denials == ()
+
+
+@pytest.mark.parametrize("mode", ["allowlist", "open", "host"])
+@pytest.mark.parametrize(
+    ("asked", "rule", "hint"),
+    [
+        ("strict", SeccompRule(), 'let the manifest ask for seccomp = "default"'),
+        (None, SeccompRule("strict", "strict"), 'set default and ceiling = "default" under [seccomp]'),
+        (None, SeccompRule("strict", "default"), 'set default = "default" under [seccomp]'),
+    ],
+)
+def test_a_network_without_sockets_is_a_denial(
+    mode: NetworkMode, asked: SeccompProfile | None, rule: SeccompRule, hint: str
+) -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", "host"), seccomp=rule)
+    network = Network(mode, ("a.example:443",) if mode == "allowlist" else (), ("net",))
+    result = given(SandboxSpec(network=network, seccomp=asked), policy)
+    assert result.network.mode == "none" and result.seccomp == "strict"
+    [denial] = result.denials
+    assert (denial.rule, denial.asked, denial.required) == ("network_seccomp", f"network {mode}", True)
+    assert hint in denial.hint and denial.where == ("net",)
+    # The controls: sockets, or no network.
+    assert given(SandboxSpec(network=network), policy._replace(seccomp=SeccompRule())).denials == ()
+    assert given(SandboxSpec(network=Network("none"), seccomp=asked), policy).denials == ()
+    withheld = given(SandboxSpec(network=network._replace(required=False), seccomp=asked), policy)
+    assert withheld.refused == () and withheld.network.mode == "none" and withheld.denials
+
+
+def test_the_default_network_without_sockets_refuses_nothing() -> None:
+    policy = PLAIN._replace(network=NetworkRule("host", "host"), seccomp=SeccompRule("strict", "strict"))
+    result = given(SandboxSpec(), policy)
+    assert (result.network.mode, rules(result)) == ("none", [("network_seccomp", False)])
+    # Without a cage there is no filter either.
+    free = given(SandboxSpec(enabled=False), policy._replace(unsandboxed=True))
+    assert (free.network.mode, free.denials) == ("host", ())
+
+
+@pytest.mark.parametrize(
     ("pattern", "host", "answer"),
     [
         ("example.com:443", "example.com:443", True),
@@ -981,6 +1066,14 @@ def test_precedence_when_two_set_the_same_variable() -> None:
     result = given(spec, policy, environ={"D": "host"}, overrides=said)
     assert dict(result.env) == {"A": "policy", "B": "policy", "C": "line", "D": "host", "LD_PRELOAD": "line"}
     assert rules(result) == [("env_policy", False)]
+
+
+@pytest.mark.parametrize("said", [Overrides(env=(("A", "line"),)), Overrides(pass_env=("A",))])
+def test_the_operator_cannot_replace_a_variable_of_the_contract(said: Overrides) -> None:
+    """The control: a variable of the manifest can be replaced."""
+    for fixed, found in ((True, [("env_contract", True)]), (False, [])):
+        spec = SandboxSpec(env=(EnvRequest("A", "contract", fixed=fixed),))
+        assert rules(given(spec, environ={"A": "host"}, overrides=said)) == found
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\0", "Ä"])
