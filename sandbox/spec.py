@@ -152,14 +152,15 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
-    rule: str  # stable id: unsandboxed, outside, missing, program, owner, project, network
+    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network.
+    rule: str
     message: str
     hint: str = ""
 
     @property
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
-        return self.rule in ("unsandboxed", "outside", "project")
+        return self.rule in ("unsandboxed", "network_host", "network_open", "outside", "project")
 
 
 class Project(NamedTuple):

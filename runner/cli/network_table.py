@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from runner.launch.network_report import SHOUTED
 from runner.launch.stages import Decided, Stage, decided_of
 from sandbox.network.addresses import vet
+from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule
 from sandbox.spec import Denial, Network, names_policy_hosts
-
-# Loud: nothing stands between the plugin and what these reach.
-SHOUTED = {
-    "host": "THE HOST'S OWN NETWORK: every host, every port, and all that listens on localhost. Nothing is "
-    "checked or recorded.",
-    "open": "EVERY HOST BY NAME, ON EVERY PORT. Not this machine, and link-local addresses.",
-}
+from sandbox.units import format_duration, format_size
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
@@ -28,6 +24,7 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
     return {
         "mode": granted.mode,
         "private": decided.policy.network.private,
+        "limits": {name: getattr(decided.policy.network.limits, name) for name in _LIMITS},
         "hosts": [
             {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": _never_dialled(host)}
             for host, by, allowed in _rows(decided)
@@ -60,7 +57,19 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
         private = "may" if rule.private else "must not"
         yield f"names {private} lead to private addresses (private under [network] in the policy)"
         yield "this machine and link-local addresses are never dialled, by name or by address"
-        yield "on ports 80 and 443 the name in clear text (HTTP Host, TLS server name) has to be the same"
+        yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
+        yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
+        yield f"limits (under [network] in the policy): {_limits(rule.limits)}"
+
+
+_LIMITS = ("connections", "bytes", "rate", "idle")  # those that a policy can set
+
+
+def _limits(limits: EgressLimits) -> str:
+    size = "any number of bytes" if limits.bytes is None else f"{format_size(limits.bytes)} in all"
+    rate = "at any rate" if limits.rate is None else f"{format_size(limits.rate)} per second"
+    idle = f"closed after {format_duration(limits.idle)} without a byte"
+    return f"{limits.connections} connections at once, {size}, {rate}, {idle}"
 
 
 def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:

@@ -14,6 +14,15 @@ from sandbox.spec import Note
 _RULE = "network"  # of the notes
 _MOST_TOLD = 5  # refused hosts, in notes; and of those that were not reached
 
+# Loud: little or nothing stands between the plugin and what these reach.
+SHOUTED = {
+    "host": "THIS PLUGIN HAS THE HOST'S OWN NETWORK: every host, every port, and all that listens on "
+    "localhost. Nothing is checked or recorded",
+    "open": "THIS PLUGIN REACHES EVERY HOST BY NAME, ON EVERY PORT, except this machine and link-local "
+    "addresses",
+}
+_LESS = 'to allow less, set ceiling = "allowlist" under [network] in the policy and list hosts'
+
 _LISTS = {"connect": "connections", "dns": "questions"}
 
 
@@ -49,6 +58,13 @@ def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
     for (kind, verdict), count in log.totals.items():
         found[_LISTS[kind]][verdict] = count
     return found
+
+
+def network_notes(stage: Stage | None) -> list[Note]:
+    planned = planned_of(stage)
+    mode = "none" if planned is None else planned.grant.network.mode
+    shouted = [Note(f"network_{mode}", SHOUTED[mode], _LESS)] if mode in SHOUTED else []
+    return [*shouted, *refused_hosts(stage), *unreached_hosts(stage)]
 
 
 def refused_hosts(stage: Stage | None) -> list[Note]:

@@ -113,11 +113,11 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
 
 def _network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
-    if planned is None or planned.plan.egress is None:
+    if planned is None or planned.grant.network.mode == "none":
         return []
-    from runner.launch.network_report import refused_hosts, unreached_hosts
+    from runner.launch.network_report import network_notes
 
-    return [*refused_hosts(stage), *unreached_hosts(stage)]
+    return network_notes(stage)
 
 
 def _network_document(stage: Stage | None) -> dict[str, Any] | None:

@@ -130,9 +130,10 @@ FEWER_PORTS = "name fewer ports, or * for every port of a host"  # a hint, for p
 
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
     """An allowlist, as sandbox/network/rules.py reads it but without ranges of addresses and without a rule
-    for every name. `none`: this contract's spelling of "no network"."""
+    for every name. An empty one is no network. `none`: this contract's spelling of that."""
     if not items:
-        faults.error(keys, "network_allowlist", "the allowlist is empty", f"to allow nothing, write {none}")
+        message = "the allowlist is empty, so there is no network"
+        faults.warn(keys, "network_allowlist", message, f"to say so, write {none}")
     found: dict[str, None] = {}
     for item in items:
         try:

@@ -198,6 +198,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
     if spec.network is None:
         return Network(rule.default)
     asked = spec.network
+    if asked.mode == "allowlist" and not asked.hosts:  # an empty list is no network
+        return Network("none", where=asked.where)
     if asked.mode == "open" and not asked.required:  # the policy's own hosts are better than none
         asked = asked._replace(mode="allowlist", hosts=POLICY_HOSTS)
     raised = bool(host_network_by) and rule.environment_may_raise

@@ -60,11 +60,46 @@ def test_nothing_is_said_of_hosts_where_there_is_no_network(runner_as: Caller, c
     assert "REFUSED network allowlist" in said.stdout and said.returncode == 21
 
 
-def test_the_hosts_own_network_is_shouted(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
-    entry = {"command": "/usr/bin/true", "x-sandbox": {"network": "host"}}
+def test_the_limits_of_the_policy(runner_as: Caller, config: Path, policy: Path, write_file: Write) -> None:
+    text = policy.read_text()
+    own = text.replace("connections = 256", 'connections = 7\nrate = "2M"').replace(
+        'idle = "10m"', 'idle = "90s"'
+    )
+    for given, words, numbers in (
+        (
+            text,
+            "256 connections at once, any number of bytes, at any rate, closed after 10m",
+            (256, None, 600),
+        ),
+        (
+            own,
+            "7 connections at once, any number of bytes, 2 MiB per second, closed after 1m30s",
+            (7, 2 << 20, 90),
+        ),
+    ):
+        write_file(policy, given)
+        said = runner_as("explain", "--network", "--policy", policy, config)
+        assert f"limits (under [network] in the policy): {words} without a byte" in said.stdout
+        said = runner_as("explain", "--network", "--format", "json", "--policy", policy, config)
+        limits = json.loads(said.stdout)["limits"]
+        assert (limits["connections"], limits["rate"], limits["idle"]) == numbers and limits["bytes"] is None
+
+
+@pytest.mark.parametrize(("asked", "shouted"), [("host", True), ("none", False)])
+def test_the_hosts_own_network_is_shouted(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, asked: str, shouted: bool
+) -> None:
+    entry = {"command": "/usr/bin/true", "x-sandbox": {"network": asked}}
     config = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
-    said = runner_as("explain", "--network", "--policy", "dev", config)
-    assert said.returncode == 0 and "THE HOST'S OWN NETWORK" in said.stdout
+    loud = "THIS PLUGIN HAS THE HOST'S OWN NETWORK"
+    for options in (("--network",), ()):
+        said = runner_as("explain", *options, "--policy", "dev", config)
+        assert said.returncode == 0 and (loud in said.stdout) is shouted
+    report = runner_as.home / "report.json"
+    said = runner_as("exec", "--policy", "dev", "--report", report, config)
+    assert said.returncode == 0 and said.stderr.count(loud) == shouted and bool(said.stderr) is shouted
+    notes = [note["rule"] for note in json.loads(report.read_text())["notes"]]
+    assert ("network_host" in notes) is shouted
 
 
 NEVER = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.identity import accounts
+from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.grant import Overrides, grant
@@ -327,6 +328,10 @@ ceiling = ["${state_dir}/x", "/etc"]
 default = "none"
 ceiling = "allowlist"
 hosts = ["Example.com:443", "*.example.com:*", "*:22"]
+connections = 7
+bytes = "2G"
+rate = "512K"
+idle = "90s"
 [env]
 set = {A = "1"}
 pass = ["B"]
@@ -374,7 +379,12 @@ def test_every_key_of_a_policy() -> None:
         scan_limit=7,
         read=PathRule(("/srv/data",), ("/srv", "*")),
         write=PathRule(("${state_dir}",), ("${state_dir}/x", "/etc")),
-        network=NetworkRule("none", "allowlist", ("example.com:443", "*.example.com:*", "*:22")),
+        network=NetworkRule(
+            "none",
+            "allowlist",
+            ("example.com:443", "*.example.com:*", "*:22"),
+            limits=EgressLimits(connections=7, bytes=2 << 30, rate=512 << 10, idle=90.0),
+        ),
         env=EnvRule((("A", "1"),), ("B",), ("C_*",), ("LD_*",)),
         seccomp=SeccompRule("strict", "compat"),
         limits=(
@@ -429,6 +439,15 @@ FAULTS = {
     'read = {ceiling = ["/root/.cache"]}': "policy_value",
     'read = {ceiling = ["${home}/x"]}': "policy_value",
     'read = {cieling = ["/srv"]}': "policy_unknown_key",
+    "network = {connections = 0}": "policy_value",
+    "network = {connections = 1025}": "policy_value",
+    'network = {connections = "many"}': "policy_value",
+    "network = {bytes = 0}": "policy_value",
+    'network = {bytes = "lots"}': "policy_value",
+    "network = {rate = -1}": "policy_value",
+    "network = {rate = true}": "policy_value",
+    "network = {idle = 0}": "policy_value",
+    'network = {idle = "10M"}': "policy_value",
     'network = {default = "allowlist"}': "policy_value",
     'network = {default = "host", ceiling = "none"}': "policy_order",
     'network = {ceiling = "internet"}': "policy_value",
@@ -760,6 +779,13 @@ def test_a_manifest_cannot_name_a_private_address_by_itself(ceiling: NetworkMode
     for rule in (NetworkRule("none", ceiling, (host,)), NetworkRule("none", ceiling, private=True)):
         result = given(asks, PLAIN._replace(network=rule))
         assert result.network.hosts == (host, "45.33.1.10:80", "evil.com:1") and result.denials == ()
+
+
+@pytest.mark.parametrize("ceiling", ["none", "allowlist", "open", "host"])
+def test_an_empty_list_is_no_network(ceiling: NetworkMode) -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", ceiling, ("*:*",)))
+    result = given(SandboxSpec(network=Network("allowlist", (), ("net",))), policy)
+    assert (result.network.mode, result.denials) == ("none", ())
 
 
 def test_a_private_address_by_the_operators_range_or_variable() -> None:
