@@ -159,7 +159,7 @@ class OpenPlugin:
         `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
         cancels the call, not the plugin."""
         kind = kind or find_contract(self._plugin.contract).kinds[0]
-        call = Call(kind, name, input, context or {})
+        call = Call(kind, name, input, _context({} if context is None else context))
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         if self._pool is not None:
@@ -175,8 +175,11 @@ class OpenPlugin:
     async def _call_prepared(
         self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None
     ) -> Any:
+        def given_up(record: dict[str, Any] | None) -> None:
+            self._invocation = record
+
         try:
-            prepared = await self._settings.prepare(call, seconds)
+            prepared = await self._settings.prepare(call, seconds, given_up)
         except (PluginError, PluginFailure) as error:
             self._invocation, self._report, self._stderr = error.invocation, error.report, error.stderr
             raise
@@ -214,6 +217,8 @@ class OpenPlugin:
         are not read are dropped."""
         if self._session is not None:
             return self._session.events()
+        if self._pool is not None:
+            return self._pool.events
         return self._events.__aiter__()
 
 
@@ -241,7 +246,9 @@ class _SessionSettings(NamedTuple):
             seconds=seconds,
         )
 
-    async def prepare(self, call: Call, seconds: float | None) -> PreparedCall:
+    async def prepare(
+        self, call: Call, seconds: float | None, on_given_up: Callable[[dict[str, Any] | None], None]
+    ) -> PreparedCall:
         """Raises InvalidCall and PluginFailure, with a report: nothing was started."""
         try:
             return await prepare_call(
@@ -251,6 +258,7 @@ class _SessionSettings(NamedTuple):
                 secrets=self.secrets,
                 config=self.config,
                 services=self.services,
+                on_given_up=on_given_up,
             )
         except (PluginError, PluginFailure) as error:
             report = bare_report(self.invocation, error.outcome)
@@ -311,8 +319,7 @@ async def open_plugin(
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
-    if secrets is not None and not isinstance(secrets, Mapping):
-        raise ValueError("secrets: it has to be a mapping of names to values")
+    secrets = _hidden(secrets)
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,
@@ -321,14 +328,14 @@ async def open_plugin(
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
         overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
-        options=tuple((options or {}).items()),
+        options=_options({} if options is None else options),
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
         dict(os.environ if environ is None else environ),
         services,
         config,
-        None if secrets is None else Secrets(secrets),
+        secrets,
     )
     # Read here only to learn the contract. The monitor reads it again, and that is what counts.
     loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)
@@ -382,6 +389,8 @@ async def run(
     **opening: Unpack[Opening],
 ) -> Result:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
+    if "secrets" in opening:
+        opening["secrets"] = _hidden(opening["secrets"])
     _require_kind(path, kind, opening.get("contract"))
     async with open_plugin(path, **opening) as plugin:
         value = await plugin.call(
@@ -400,11 +409,34 @@ def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 
+def _hidden(secrets: Mapping[str, Any] | None) -> Secrets | None:
+    """In place of what the caller gave: a traceback may be printed with local variables."""
+    if secrets is not None and not isinstance(secrets, Mapping):
+        raise ValueError("secrets: it has to be a mapping of names to values")
+    return None if secrets is None else Secrets(secrets)
+
+
 def _require_trio() -> None:
     try:
         trio.lowlevel.current_task()
     except RuntimeError:
         raise NotOnTrio from None
+
+
+def _context(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError("context: it has to be a mapping of names to values")
+    return given
+
+
+def _options(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(given, Mapping):
+        raise ValueError("options: it has to be a mapping of names to texts")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            message = f"options: the value of {name!r} is not a str"
+            raise ValueError(f"{message}; of an option that names a file, give what the file says")
+    return tuple(given.items())
 
 
 def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:

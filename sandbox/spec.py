@@ -67,6 +67,8 @@ class EnvRequest(NamedTuple):
     value: str | None = None  # None: the host's own value is asked for
     required: bool = True
     where: KeyPath = ()
+    # Set by the contract, which also makes the folder that it names: an operator's own value would be wrong.
+    fixed: bool = False
 
 
 class Limits(NamedTuple):

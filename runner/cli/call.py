@@ -110,7 +110,8 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|-",
         help="a JSON object with the operator's secrets, for plugins whose contract sends them. The runner"
         " shows and reports none of them. Where the plugin repeats one, texts and numbers of 8 characters or"
-        " more are replaced by [secret], also in base64, hex and percent signs; not in the result of a call",
+        " more are replaced by [secret], also in base64, hex and percent signs. Shorter ones are"
+        " shown as the plugin wrote them, and so is the result of a call",
     )
 
 
@@ -268,7 +269,8 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
 
     if args.kind not in contract.kinds:
         raise ValueError(f"--kind {args.kind}: the contract {contract.name} has {', '.join(contract.kinds)}")
-    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context):
+    flags = {option.name: option.flag for option in contract.options if NAME in option.verbs}
+    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context, flags):
         raise ValueError(f"--context: {stray}")
 
 

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     ended_stage = ended_of(stage)
     if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
         with suppress(OSError):
-            _print_outcome(stage, outcome)
+            _print_outcome(stage, outcome, secrets)
     return status
 
 
@@ -149,13 +149,14 @@ class _CommandLine:
         self._events = events
 
     def see_ready(self, planned: Planned) -> None:
-        fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin)
+        options = dict(planned.invocation.options)
+        fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin, options)
         if fault is not None:
             outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
             raise Failure(outcome, EXEC_REFUSED)
         wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
         if planned.plan.notes or wide:
-            _print_notes(planned, urgent=True)
+            _print_notes(planned, self._secrets or {}, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
         return watch_signals()
@@ -195,7 +196,7 @@ def _is_stderr_writable() -> bool:
     return bool(poll.poll(_STDERR_WRITE_SECONDS * 1000))
 
 
-def _print_notes(stage: Stage | None, *, urgent: bool) -> None:
+def _print_notes(stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool) -> None:
     from runner.cli import text
     from runner.launch.report import notes
 
@@ -204,11 +205,11 @@ def _print_notes(stage: Stage | None, *, urgent: bool) -> None:
             if note.urgent is urgent:
                 if not _is_stderr_writable():
                     return
-                text.note(note)
+                text.note(note._replace(**_without(secrets, note._asdict())))
                 sys.stderr.flush()
 
 
-def _print_outcome(stage: Stage | None, outcome: Outcome) -> None:
+def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
     """A plugin that failed by itself has said so itself. Only the runner knows that a limit ended it, and
     which paths it may have missed."""
     ended = ended_of(stage)
@@ -218,7 +219,7 @@ def _print_outcome(stage: Stage | None, outcome: Outcome) -> None:
 
         text.failure(stage, outcome)
     if outcome.code == "crashed" and planned_of(stage) is not None:
-        _print_notes(stage, urgent=False)
+        _print_notes(stage, secrets, urgent=False)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.text import say

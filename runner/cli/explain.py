@@ -243,8 +243,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield "It would be launched" + (
             ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
-        if fault := find_contract(plugin.contract).choice_fault(plugin):
-            yield f"Only `runner exec` would refuse it: {printable(fault.message)}"
+        loaded = loaded_of(stage)
+        options = {} if loaded is None else dict(loaded.invocation.options)
+        if fault := find_contract(plugin.contract).choice_fault(plugin, options):
+            yield f"But `runner exec` would refuse it: {printable(fault.message)}"
             yield f"  {printable(fault.hint)}"
     else:
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"

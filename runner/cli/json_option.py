@@ -33,8 +33,9 @@ def read_json_option(option: str, word: str | None) -> Any:
     try:
         return wire.decode(raw)
     except wire.WireFault as fault:
-        what = "this is not JSON" if fault.cause == "bad_json" else "this JSON cannot be used"
-        raise ValueError(f"{option}: {what}: {fault.detail}{_meant(option, word)}") from None
+        if fault.cause != "bad_json":
+            raise ValueError(f"{option}: this JSON cannot be used: {fault.detail}") from None
+        raise ValueError(f"{option}: this is not JSON: {fault.detail}{_meant(option, word)}") from None
 
 
 def _meant(option: str, word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def add_secrets(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=@FILE|env:NAME",
         action="append",
         default=[],
-        help="a secret for plugins that have them as files, from a file or a variable; never shown",
+        help="a secret for the plugin; hidden from 8 characters on",
     )
 
 
@@ -159,6 +160,8 @@ def add_contract_options(parser: argparse.ArgumentParser) -> None:
 _CONTRACT_DEST = "contract_option_"
 
 _MOST_FILE_BYTES = 1 << 20  # of a file that an option of a contract names
+_WRITER_SECONDS = 5.0  # for which a FIFO may be without anybody who writes to it
+_WRITER_POLL_SECONDS = 0.1
 _MOST_SECRET_BYTES = 1 << 20  # the limit of all secrets together (sandbox/cell/contents.py)
 
 
@@ -213,10 +216,49 @@ def _file_text(flag: str, path: str) -> str:
         raise ValueError(f"{flag} {path}: byte {error.start} of it is not UTF-8") from None
 
 
+class _NobodyWrites(Exception):
+    pass
+
+
+def _read_pipe(pipe: int, most: int) -> bytes:
+    """Until all who write to it have ended, or `most` bytes. Raises _NobodyWrites. The descriptor is not
+    blocking. Opening a FIFO otherwise would wait for ever for somebody who writes to it."""
+    import select
+    import time
+
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    until = time.monotonic() + _WRITER_SECONDS
+    found, has_writer = b"", False
+    while len(found) < most:
+        try:
+            data = os.read(pipe, most - len(found))
+        except BlockingIOError:
+            has_writer = True
+            poll.poll()  # who writes may take their time: perhaps a person is asked for a password
+            continue
+        if not data and (found or has_writer):
+            break
+        found += data
+        if not data:
+            # Nothing is said about somebody who opens it and writes nothing: reading tells.
+            has_writer = bool(poll.poll(_WRITER_POLL_SECONDS * 1000))
+            if not has_writer and time.monotonic() >= until:
+                raise _NobodyWrites
+    return found
+
+
 def _read_file(flag: str, path: str, shown: str, most: int) -> bytes:
     try:
-        with open(path, "rb") as file:
-            raw = file.read(most + 1)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raw = _read_pipe(file.fileno(), most + 1)
+            else:
+                os.set_blocking(file.fileno(), True)
+                raw = file.read(most + 1)
+    except _NobodyWrites:
+        told = f"it is a FIFO, and nobody has opened it for writing within {_WRITER_SECONDS:g} s"
+        raise ValueError(f"{flag}{shown}: {told}; start the program that writes to it first") from None
     except OSError as error:
         raise ValueError(f"{flag}{shown}: {error.strerror}") from None
     except ValueError:

@@ -136,6 +136,7 @@ def _require_package(plugin: Plugin | None, found: tuple[Diagnostic, ...]) -> tu
 
 
 def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
+    from runner.package.key_search import KeySearch
     from runner.package.keys import load_key
     from runner.package.listing import list_package
     from runner.package.signature import sign, write_signature
@@ -149,11 +150,12 @@ def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, A
         message = f"the private key {args.key} lies in the package, and everybody who has it could sign"
         raise _Refused(message, f"move it out of {root}", USAGE_ERROR, "key_exposed")
     try:
-        listing = list_package(root)
+        listing = list_package(root, KeySearch(key))
         signature = sign(listing, plugin.id, plugin.version, key, time.time())
         write_signature(root, signature)
     except PackageFault as fault:
-        raise _Refused(str(fault), fault.hint, EXIT["manifest_invalid"], fault.rule) from None
+        status = USAGE_ERROR if fault.rule == "key_exposed" else EXIT["manifest_invalid"]
+        raise _Refused(str(fault), fault.hint, status, fault.rule) from None
     except OSError as error:
         message = f"the signature cannot be written to {root}: {error.strerror}"
         raise _Refused(

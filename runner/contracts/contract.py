@@ -177,8 +177,14 @@ class Contract(Protocol):
         """Why the plugin cannot run on this machine, as far as the manifest says it."""
         return None
 
-    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
-        """Why `runner exec` does not know which cage to make: an option has to choose, and was not given."""
+    def check_options(self, plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
+        """Errors in what the options name, by the files beside the manifest. `read` has found none by the
+        text alone. Only `runner check` asks."""
+        return ()
+
+    def choice_fault(self, plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
+        """Why `runner exec` makes no cage by these options: one has to choose and was not given, or what one
+        names may be looked at, and not be run."""
         return None
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:

@@ -64,7 +64,18 @@ def network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
     mode = "none" if planned is None else planned.grant.network.mode
     shouted = [Note(f"network_{mode}", SHOUTED[mode], _LESS)] if mode in SHOUTED else []
-    return [*shouted, *refused_hosts(stage), *unreached_hosts(stage)]
+    return [*shouted, *gate_end(stage), *refused_hosts(stage), *unreached_hosts(stage)]
+
+
+def gate_end(stage: Stage | None) -> list[Note]:
+    """What to know about a gate that has ended early."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None or not log.gate_ended_early:
+        return []
+    message = f"the gate, the process that makes its connections, {log.describe_end()}"
+    hint = "run it again; if memory was short, see the kernel's log (dmesg) for what was killed"
+    return [Note(_RULE, message, hint)]
 
 
 def refused_hosts(stage: Stage | None) -> list[Note]:

@@ -116,10 +116,10 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         denylist = make_denylist(decided, bwrap, mounts, environ)
         request = _request(decided, layers, environ)
         compiled = sources.hold_new(request, decided, layers, denylist, found, environ).plan
-        if decided.copy:
-            from runner.launch.signed import require_copy_mounted
+        if decided.signed is not None:
+            from runner.launch.signed import require_checked
 
-            require_copy_mounted(decided, compiled)
+            require_checked(decided, compiled)
     identity = compiled.owners.identity() if compiled.owners is not None else ""
     return Planned(
         decided,

@@ -171,8 +171,12 @@ def _state_dir(
 
 
 def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
-    """The plugin's state directory in the place where the runner keeps them all."""
-    return os.path.join(real_state_dir(state_root(environ), follow="own"), state_name(plugin))
+    """The plugin's state directory in the place where the runner keeps them all. Raises StateRefused."""
+    root = state_root(environ)
+    if not root.startswith("/"):  # it would be below the caller's working directory
+        message = "there is no place for the plugin's state: HOME is not the path of a folder"
+        raise StateRefused(message, "set HOME, or choose a directory with --state-dir")
+    return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
 
 
 def state_name(plugin: Plugin) -> str:

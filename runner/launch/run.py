@@ -81,7 +81,7 @@ def run(
             if _must_be_signed(decided):
                 from runner.launch.signed import check_package
 
-                decided = stack.enter_context(check_package(decided, environ))
+                decided = stack.enter_context(check_package(decided, environ, began))
                 stage = decided = decided._replace(timings=watch.lap("policy"))
             stack.enter_context(sources)
             stage = planned = plan(decided, environ, watch, sources)

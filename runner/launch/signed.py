@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from runner.launch.stages import Decided
-from runner.launch.verdict import failing
+from runner.launch.verdict import TIMEOUT, failing
+from runner.launch.wait import unwinding_signals
 from runner.manifest.load import load as load_manifest
-from runner.outcome import EXEC_REFUSED, Failure, Outcome
+from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure, Outcome
 from runner.package.fault import PackageFault
 from runner.package.keys import load_trusted
 from runner.package.listing import FileList, list_package
+from runner.package.program import CodePlaces, require_own_program
 from runner.package.signature import read_signature, verify
 from runner.package.snapshot import PackageCopy, take_snapshot
 from runner.plugin import Plugin
@@ -33,13 +35,44 @@ _HINT = 'or set signature = "optional" under [packages] in a policy of your own'
 
 
 @contextmanager
-def check_package(decided: Decided, environ: Mapping[str, str]) -> Iterator[Decided]:
+def check_package(
+    decided: Decided, environ: Mapping[str, str], began: float | None = None
+) -> Iterator[Decided]:
     """The same decision about a copy of the package, whose signature is valid and whose key is trusted. The
-    copy is removed when the context ends. Raises Failure."""
-    with ExitStack() as stack:
+    copy is removed when the context ends. Raises Failure, also at the deadline, which runs from `began` (on
+    the monotonic clock)."""
+    deadline = decided.grant.limits.deadline
+    until = None if began is None or deadline is None else began + deadline
+
+    def look() -> None:
+        if until is not None and time.monotonic() >= until:
+            raise Failure(TIMEOUT, EXEC_DEADLINE)
+
+    with unwinding_signals() as calm, ExitStack() as stack:
         with _refusing(decided):
-            checked = _check(decided, environ, stack)
-        yield checked
+            checked = _check(decided, environ, stack, look)
+        stack.callback(calm)  # runs before the copy is removed
+        try:
+            yield checked
+        except Failure as failure:
+            # People know the folder. The copy is gone when they read this.
+            failure.outcome = _replace_text(failure.outcome, checked.copy, checked.original)
+            raise
+
+
+def _replace_text(outcome: Outcome, text: str, new: str) -> Outcome:
+    return outcome._replace(
+        message=outcome.message.replace(text, new),
+        hint=outcome.hint.replace(text, new),
+        denials=tuple(
+            denial._replace(
+                asked=denial.asked.replace(text, new),
+                reason=denial.reason.replace(text, new),
+                hint=denial.hint.replace(text, new),
+            )
+            for denial in outcome.denials
+        ),
+    )
 
 
 def rehearse_check(decided: Decided) -> Decided:
@@ -69,7 +102,9 @@ def _refusal(decided: Decided, reason: str, hint: str) -> Outcome:
     return Outcome("policy_denied", "policy", message, RULE, "; ".join(filter(None, (hint, _HINT))))
 
 
-def _check(decided: Decided, environ: Mapping[str, str], stack: ExitStack) -> Decided:
+def _check(
+    decided: Decided, environ: Mapping[str, str], stack: ExitStack, look: Callable[[], None]
+) -> Decided:
     root = _require_coverable(decided)
     trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
     trusted = load_trusted(trust)
@@ -77,7 +112,7 @@ def _check(decided: Decided, environ: Mapping[str, str], stack: ExitStack) -> De
     taken: list[PackageCopy] = []
 
     def copy_package() -> FileList:
-        taken.append(stack.enter_context(take_snapshot(root, environ)))
+        taken.append(stack.enter_context(take_snapshot(root, environ, look)))
         return taken[-1].listing
 
     signed = verify(raw, plugin.id, plugin.version, trusted, trust, time.time(), copy_package)
@@ -159,9 +194,27 @@ def _at_copy(plugin: Plugin, root: str, copy: str) -> Plugin:
     )
 
 
+def require_checked(decided: Decided, plan: LaunchPlan) -> None:
+    """The last look at a plan: the copy is mounted, and all that is started is of it or of the system. A
+    rehearsal has no copy, and the folder stands for it. Raises Failure."""
+    plugin = decided.loaded.plugin
+    assert plugin.root is not None  # `_require_coverable` has refused it
+    if decided.copy:
+        require_copy_mounted(decided, plan)
+    places = CodePlaces(
+        os.path.realpath(plugin.root),
+        plugin.root_inside or plugin.root,
+        decided.original or plugin.root,
+        plan.directory,
+    )
+    with _refusing(decided):
+        # On the way to the folder itself there may be links, and a copy is mounted without them.
+        require_own_program(plan, places, links=bool(decided.copy))
+
+
 def require_copy_mounted(decided: Decided, plan: LaunchPlan) -> None:
-    """The last look at a plan: at the place of the plugin's folder there is the copy, and no file of the
-    original is shown elsewhere. Raises Failure."""
+    """At the place of the plugin's folder there is the copy, and no file of the original is shown elsewhere.
+    Raises Failure."""
     inside = decided.loaded.plugin.root_inside
     for bind in plan.operations:
         if not isinstance(bind, Bind) or contains(decided.copy, bind.real):

@@ -14,7 +14,7 @@ from runner.launch.acquire import Acquired
 from runner.launch.stages import Planned, Started
 from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.verdict import failing
-from runner.launch.wait import Clocks, End
+from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.limits.cgroup import Cgroup
@@ -27,6 +27,7 @@ from sandbox.spec import Limits
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection
     from sandbox.cell.contents import Contents
+    from sandbox.cell.egress import GateProcess
     from sandbox.limits.disk import DiskMeter
 
 # The cell's init has a deadline of its own, this much after the runner's. It ends the plugin if the runner
@@ -129,12 +130,16 @@ def settle(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End,
     stopped terminal is waited for until one of `stop` is readable: a signal came, or the caller has ended.
     """
     plumbing, relay, inspection, disk = started.plumbing, started.relay, started.inspection, started.disk
+    delivering = _begin_delivery(started, end)
     if not stop or end.reason is not None:
         writable = plumbing.finish()
     else:
         deadline = started.clocks.deadline
         left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         writable = plumbing.finish(left, stop)
+    if delivering is not None:
+        gate, until = delivering
+        gate.drain(until - time.monotonic(), stop)
     late = [relay.exceeded] if relay is not None and relay.exceeded is not None else []
     if inspection is not None:
         inspection.finish(_HOST_READ_SECONDS)
@@ -149,6 +154,23 @@ def settle(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End,
     if disk is not None and end.limit == "disk":
         end = end._replace(detail=disk.why or f"in {disk.where}")
     return _with_oom_around(started, end), writable
+
+
+def _begin_delivery(started: Started, end: End) -> tuple[GateProcess, float] | None:
+    """Let the gate deliver what the plugin had sent when it ended, and until when. Not for a plugin that was
+    killed: then the gate ends at once."""
+    gate = started.cell.gate
+    if gate is None or end.forced or end.reason not in (None, "signal"):
+        return None
+    from sandbox.cell.egress import DELIVERY_SECONDS
+
+    clocks = started.clocks
+    seconds = DELIVERY_SECONDS
+    if end.reason == "signal":  # who sent it expects an end within the grace
+        seconds = min(seconds, GRACE_SECONDS if clocks.teardown is None else clocks.teardown)
+    until = time.monotonic() + seconds
+    gate.dismiss()
+    return gate, until if clocks.deadline is None else min(until, clocks.deadline)
 
 
 def _with_oom_around(started: Started, end: End) -> End:

@@ -262,6 +262,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
         ("cpu_time", "it exceeded its cpu_time limit"),
         ("file_size", "it wrote a file larger than its file_size limit"),
         ("pids", "it was refused more processes, by its pids limit"),
+        ("disk", "its scratch folder was full, by its disk limit"),
     ):
         if name in hits:
             return Outcome("crashed", "run", f"the plugin {words}: {because}", name, raise_hint(name))
@@ -307,6 +308,7 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
             # The kernel enforces RLIMIT_CPU in ticks, and may be some ahead of the time it reports.
             or (code == 128 + _SIGXCPU and used >= _CPU_TICKS_TOLERANCE * limits.cpu_time)
         ),
+        "disk": end.exit.scratch_full,
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
         "launch": end.reason == "launch",
@@ -390,6 +392,13 @@ def lifeless(method: str, seconds: float) -> Outcome:
     message = f"there was no answer to {method} within {format_limit('deadline', seconds)}"
     hint = "this is the contract's limit: the plugin has to answer whenever it works on no call"
     return Outcome("timeout", "idle", message, "health", hint)
+
+
+def chatty(most: str) -> Outcome:
+    """The plugin said too much between calls."""
+    message = f"the plugin sent more than {most} while it worked on no call"
+    hint = "a process that waits for its next call has nothing to send: the plugin has to answer a call once"
+    return Outcome("crashed", "idle", message, "unasked", hint)
 
 
 def stalled(seconds: float) -> Outcome:

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -116,6 +116,42 @@ def watch_signals() -> Iterator[Signals]:
         yield signals
     finally:
         signals.close()
+
+
+class SignalCame(BaseException):
+    """A signal that ends the runner came before the launch."""
+
+
+@contextmanager
+def unwinding_signals() -> Iterator[Callable[[], None]]:
+    """For a launch that has something to remove before there is a plugin. A signal that would end the runner
+    at once raises SignalCame, as SIGINT raises KeyboardInterrupt, and ends the runner when the context ends.
+    A second one raises nothing more; nor does a first one once the function that is yielded was called."""
+    came: list[int] = []
+    calm = False
+
+    def unwind(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) == 1 and not calm:
+            raise SignalCame
+
+    def be_calm() -> None:
+        nonlocal calm
+        calm = True
+
+    # A monitor has handlers of its own, and its host calls a launch off by other means.
+    old = {
+        number: signal.signal(number, unwind)
+        for number in _ENDING
+        if signal.getsignal(number) is signal.SIG_DFL
+    }
+    try:
+        yield be_calm
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager

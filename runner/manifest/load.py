@@ -244,7 +244,7 @@ def load_all(
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
         loaded = _read(name, document, each, home, options or {}, config)
-        results.append(_check_files(name, document, loaded))
+        results.append(_check_files(name, document, loaded, options or {}))
         shown += len(results[-1].diagnostics)
     first = results[0]
     return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
@@ -306,10 +306,15 @@ def _parsed(config: str) -> object:
     return json.loads(config)
 
 
-def _check_files(name: str, document: Document, loaded: ManifestRead) -> ManifestRead:
+def _check_files(
+    name: str, document: Document, loaded: ManifestRead, options: Mapping[str, str]
+) -> ManifestRead:
     if loaded.plugin is None:
         return loaded
-    found = find_contract(name).check_files(document, loaded.plugin)
+    contract = find_contract(name)
+    found = contract.check_files(document, loaded.plugin)
+    if options:
+        found += contract.check_options(loaded.plugin, options)
     failed = any(diagnostic.severity == "error" for diagnostic in found)
     return ManifestRead(None if failed else loaded.plugin, loaded.diagnostics + found)
 

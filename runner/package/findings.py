@@ -17,7 +17,7 @@ MOST_FINDINGS = 200
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_HEAD_BYTES = 4096  # of a file, in which the first line of a private key is looked for
+_SEARCHED_BYTES = 8 << 20  # of a file, in which the first line of a private key is looked for
 
 # Histories hold what was removed later, and their hooks are programs.
 _HISTORIES = frozenset((".git", ".hg", ".svn", ".bzr", ".jj"))
@@ -25,7 +25,13 @@ _SECRET_NAMES = re.compile(
     r"(\.env(\..+)?|\.netrc|\.npmrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)|.+\.(p12|pfx|jks|kdbx))\Z"
 )
 _HARMLESS_NAMES = re.compile(r"\.env\.(example|sample|template|dist)\Z")
-_PRIVATE_KEY = re.compile(rb"^-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----", re.MULTILINE)
+# At the beginning of a line. Elsewhere it is mostly a program that knows such files.
+_PRIVATE_KEY = re.compile(rb"^[ \t]*-----BEGIN ([A-Z0-9]{1,16} ){0,3}PRIVATE KEY( BLOCK)?-----", re.MULTILINE)
+# In DER: a sequence of a version and of the algorithm (PKCS #8), the modulus (RSA) or the key itself (EC).
+_DER_KEY = re.compile(
+    rb"\x30([\x00-\x7f]|\x81.|\x82..)\x02\x01([\x00\x01]\x30.{1,2}\x06|\x00\x02\x82|\x01\x04[\x14-\x42])",
+    re.DOTALL,
+)
 
 
 def find_faults(root: str) -> tuple[Diagnostic, ...]:
@@ -38,6 +44,13 @@ def find_faults(root: str) -> tuple[Diagnostic, ...]:
             found.append(search.finding("", "too_many_faults", "there are more faults than these", ""))
             break
     return tuple(found)
+
+
+def _read_searched(file: int) -> bytes:
+    found = b""
+    while len(found) < _SEARCHED_BYTES and (data := os.read(file, _SEARCHED_BYTES - len(found))):
+        found += data
+    return found
 
 
 class _Search:
@@ -127,13 +140,13 @@ class _Search:
             yield self._unreadable(path, error)
             return
         try:
-            head = os.read(file, _HEAD_BYTES)
+            content = _read_searched(file)
         except OSError as error:
             yield self._unreadable(path, error)
             return
         finally:
             os.close(file)
-        if _PRIVATE_KEY.search(head):
+        if _DER_KEY.match(content) or _PRIVATE_KEY.search(content):
             yield self.finding(path, "package_secret", "it holds a private key", secret, "warning")
 
     def _twins(self, path: str, names: list[str]) -> Iterator[Diagnostic]:

@@ -48,6 +48,13 @@ class SigningKey(NamedTuple):
         signature: bytes = self.private.sign(message)
         return signature
 
+    def secret(self) -> bytes:
+        """The 32 bytes that the key is made of."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        raw: bytes = self.private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+        return raw
+
 
 class TrustedKey(NamedTuple):
     key_id: str

@@ -170,6 +170,8 @@ class _Walk:
             before = os.fstat(file)
             if not stat.S_ISREG(before.st_mode):
                 self._refuse_kind(path, before.st_mode)
+            if self._bytes + before.st_size > MOST_BYTES:  # before anything of it is read: it may be sparse
+                raise self._too_large()
             if self._keeper is not None:
                 self._keeper.open_file(path, before.st_mode, modes)
             try:
@@ -197,11 +199,14 @@ class _Walk:
             size += len(data)
             self._bytes += len(data)
             if self._bytes > MOST_BYTES:
-                message = f"the files of {self._root} are larger than {MOST_BYTES >> 20} MiB together"
-                raise PackageFault("package_size", message, "leave out what the plugin does not need")
+                raise self._too_large()
             digest.update(data)
             if self._keeper is not None:
                 self._keeper.write(data)
+
+    def _too_large(self) -> PackageFault:
+        message = f"the files of {self._root} are larger than {MOST_BYTES >> 20} MiB together"
+        return PackageFault("package_size", message, "leave out what the plugin does not need")
 
     def _refuse_kind(self, path: str, mode: int) -> None:
         message = f"{self._shown(path)} is {kind_of(mode)}, which a signature cannot cover"

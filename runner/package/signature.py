@@ -185,7 +185,7 @@ def parse_signature(raw: bytes) -> Signature:
         raise _malformed(error.diagnostics[0].message) from None
     fields = Signature._fields
     schema = data.get("schema")
-    if schema != SCHEMA or isinstance(schema, bool):
+    if type(schema) is not int or schema != SCHEMA:  # 1.0 and true are equal to 1, and are not it
         raise _malformed(f"its schema is not {SCHEMA}, the only one that this runner knows")
     for name in (*fields, *data):
         if name not in fields:

@@ -5,9 +5,10 @@ the user who runs the runner) can write to it, and no plugin is shown the folder
 a copy has a lock on its folder as long as it lives. A runner that was killed leaves its copy behind, and the
 next one that makes a copy removes it.
 
-    PACKAGES/NAME/           held by a lock
-    PACKAGES/NAME/package/   the copy
+    PACKAGES/copy.RANDOM/           held by a lock
+    PACKAGES/copy.RANDOM/package/   the copy
 
+Only folders with such a name are removed: whatever else is there belongs to somebody.
 Folders and files keep the permissions that reading and executing need, and lose those for writing and
 the set-id bits. The list that is signed has no permissions, so these are the ones of the original.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from runner.package.fault import PackageFault
@@ -26,11 +28,14 @@ from sandbox.files import write_all
 from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
+from sandbox.policy.load import untrustworthy
 from sandbox.value import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKAGE = "package"
+_PREFIX = "copy."
+_NAME = re.compile(r"copy\.[0-9a-f]{32}\Z")
 _MOST_TRIES = 8  # a sweep of another runner may take a new folder away before it is locked
 
 
@@ -40,13 +45,25 @@ class PackageCopy(NamedTuple):
 
 
 def packages_folder(environ: Mapping[str, str]) -> str:
-    """Where copies are made: beside the state directories of plugins."""
-    return os.path.join(os.path.dirname(state_root(environ)), PACKAGES)
+    """Where copies are made: beside the state directories of plugins. Raises PackageFault."""
+    folder = os.path.join(os.path.dirname(state_root(environ)), PACKAGES)
+    if not folder.startswith("/"):
+        message = "there is no place for a checked copy of the package: HOME is not the path of a folder"
+        hint = "set HOME, or name the place with XDG_STATE_HOME=/absolute/path"
+        raise PackageFault("package_copy", message, hint)
+    return folder
+
+
+def _go_on() -> None:
+    """There is no reason to stop."""
 
 
 @contextmanager
-def take_snapshot(root: str, environ: Mapping[str, str]) -> Iterator[PackageCopy]:
-    """A copy of the package in the folder `root`. Raises PackageFault."""
+def take_snapshot(
+    root: str, environ: Mapping[str, str], look: Callable[[], None] = _go_on
+) -> Iterator[PackageCopy]:
+    """A copy of the package in the folder `root`. Raises PackageFault. `look` is called before each piece of
+    the copy, and may raise."""
     folder = packages_folder(environ)
     try:
         place, parent = _open_parent(folder)
@@ -60,7 +77,7 @@ def take_snapshot(root: str, environ: Mapping[str, str]) -> Iterator[PackageCopy
             raise _no_place(folder, error) from None
         try:
             try:
-                with _Copy(held) as keeper:
+                with _Copy(held, look) as keeper:
                     listing = list_package(root, keeper)
                     keeper.finish()
             except OSError as error:
@@ -84,7 +101,15 @@ def _no_place(folder: str, error: Exception) -> PackageFault:
 
 def _open_parent(folder: str) -> tuple[str, int]:
     """The folder of all copies, made where it is missing: its path without links, and a descriptor."""
-    real = resolve(folder, follow="own")
+    # The folder itself is no link: what is behind one may be anything, and this is where folders are removed.
+    above, name = os.path.split(folder)
+    real = os.path.join(resolve(above, follow="own"), name)
+    if os.path.islink(real):
+        hint = "remove the link" + (
+            "" if os.geteuid() == 0 else ", or name another place with XDG_STATE_HOME"
+        )
+        message = f"{real}, where checked copies of packages are made, is a symbolic link"
+        raise PackageFault("package_copy", message, hint)
     # A dropped uid walks through root's folders. Those of other users are closed.
     mode = 0o711 if os.geteuid() == 0 else 0o700
     steps = walk(real, follow="none", make=mode)
@@ -100,6 +125,11 @@ def _open_parent(folder: str) -> tuple[str, int]:
             f"{real}, where checked copies of packages are made, can be changed by others",
             f"chown {os.geteuid()} {real} && chmod {mode:o} {real}",
         )
+    # The copy is mounted by its path: nobody else may be able to put another tree in its place.
+    fault = untrustworthy(real, f"{real}, where checked copies of packages are made,")
+    if fault is not None:
+        os.close(fd)
+        raise PackageFault("package_copy", f"no checked copy can be made in {real}: {fault[0]}", fault[1])
     if stat.S_IMODE(status.st_mode) != mode:
         os.fchmod(fd, mode)
     return real, fd
@@ -108,7 +138,7 @@ def _open_parent(folder: str) -> tuple[str, int]:
 def _make_holder(parent: int) -> tuple[str, int]:
     """A new folder with a lock on it. Raises OSError."""
     for _ in range(_MOST_TRIES):
-        name = os.urandom(16).hex()
+        name = _PREFIX + os.urandom(16).hex()
         os.mkdir(name, 0o700, dir_fd=parent)
         try:
             held = os.open(name, _FOLDER, dir_fd=parent)
@@ -131,7 +161,7 @@ def _make_holder(parent: int) -> tuple[str, int]:
 
 def sweep_snapshots(parent: int) -> None:
     """Remove the copies of runners that were killed."""
-    for name in os.listdir(parent):
+    for name in filter(_NAME.match, os.listdir(parent)):
         try:
             held = os.open(name, _FOLDER, dir_fd=parent)
         except OSError:
@@ -155,7 +185,8 @@ def _remove(name: str, parent: int) -> None:
 class _Copy:
     """Writes a package while it is listed."""
 
-    def __init__(self, holder: int) -> None:
+    def __init__(self, holder: int, look: Callable[[], None]) -> None:
+        self._look = look
         os.mkdir(_PACKAGE, 0o700, dir_fd=holder)
         self._root = os.open(_PACKAGE, _FOLDER, dir_fd=holder)
         self._file = -1
@@ -168,6 +199,7 @@ class _Copy:
         os.close(self._root)
 
     def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
+        self._look()
         parts = path.split("/")
         for depth, folder_mode in enumerate(folder_modes):
             folder = "/".join(parts[:depth])
@@ -179,6 +211,7 @@ class _Copy:
         os.fchmod(self._file, _readable(mode, folder=False))
 
     def write(self, data: bytes) -> None:
+        self._look()
         write_all(self._file, data)
 
     def close_file(self) -> None:

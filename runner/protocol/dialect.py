@@ -44,13 +44,19 @@ class Call(NamedTuple):
     context: Mapping[str, Any] = {}  # fields that a contract sends along: agent_id, workspace_id, …
 
 
-def stray_context(call: Call, known: Mapping[str, Sequence[str]]) -> str:
-    """The fault of a call's context; empty if it has none. A key that would not be sent is refused."""
+def stray_context(
+    call: Call, known: Mapping[str, Sequence[str]], flags: Mapping[str, str] | None = None
+) -> str:
+    """The fault of a call's context; empty if it has none. A key that would not be sent is refused. `flags`:
+    the contract's own options, by name."""
     keys = known.get(call.kind, ())
     stray = [key for key in call.context if key not in keys]
     if not stray or call.kind == "list":
         return ""
-    text = f"the context has {quoted(stray[0])}, which is not sent along with a {call.kind}"
+    if flags and stray[0] in flags:
+        return f"the context has {quoted(stray[0])}, which is an option of its own: give {flags[stray[0]]}"
+    article = "an" if call.kind[:1] in tuple("aeiou") else "a"
+    text = f"the context has {quoted(stray[0])}, which is not sent along with {article} {call.kind}"
     return f"{text}; known are {', '.join(keys)}" if keys else f"{text}: in this contract it has no context"
 
 
@@ -216,6 +222,8 @@ class CallRefused(Exception):
     def __init__(self, event: Refusal | Violation) -> None:
         super().__init__(event.message)
         self.event = event
+        # The context of the call as far as it was completed, for its record. None: as its caller gave it.
+        self.context: Mapping[str, Any] | None = None
 
 
 class Message(NamedTuple):

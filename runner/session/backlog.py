@@ -17,11 +17,17 @@ _SMALL_BYTES = 4 << 10  # of a frame. 256 of these fit, so their content need no
 class Backlog(AsyncIterator[Notice | Progress]):
     """For one reader, which may stop at any time. Ends when it is closed and empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Backlog | None = None) -> None:
+        """`whole`: where all events are read, if this is one process of several. What the process says is
+        counted here."""
         self.share = Share(EVENTS)
         self.dropped = 0
         self._last: Notice | None = None
+        self._whole = whole
         self._send, self._receive = trio.open_memory_channel[tuple[Notice | Progress, Charge]](MOST_EVENTS)
+        if whole is not None:
+            self._send.close()
+            self.share, self._send = whole.share, whole._send.clone()
 
     def charge(self, weight: int) -> Charge:
         """A charge for the events of one frame."""
@@ -53,7 +59,9 @@ class Backlog(AsyncIterator[Notice | Progress]):
 
     def close(self, last: Notice | None = None) -> None:
         """Take no more events. What is there can still be read. `last`: read after all others, and never
-        dropped; only the first one given counts."""
+        dropped; only the first one given counts. Of one process of several, it is an event like others."""
+        if self._whole is not None and self._last is None and last is not None:
+            self.tell(last, None)
         self._last = self._last or last
         self._send.close()
 

@@ -24,7 +24,8 @@ async def await_answer(
     state: SessionState, token: int, waiter: Waiter, events: Events, deadline: Deadline, passed: Outcome
 ) -> None:
     """Send a request, and wait until its waiter has an answer. What is answered after the deadline is kept as
-    `waiter.late` only. `passed`: the outcome if the deadline passes."""
+    `waiter.late` only. So is a success that comes when the caller has given up: nobody gets it, and the
+    outcome is that of the caller. `passed`: the outcome if the deadline passes."""
     try:
         with trio.move_on_at(deadline.at):
             waiter.letters = state.act_all(events)
@@ -35,7 +36,7 @@ async def await_answer(
         # Our caller was cancelled, or its callback failed, or it is ^C.
         if waiter.answer is None:
             await _cancel(state, token, waiter, USER_CANCELLED, GIVEN_UP)
-        if trio.current_time() >= deadline.at:
+        if isinstance(waiter.answer, Reply) or trio.current_time() >= deadline.at:
             keep_late(waiter)
         raise
     if waiter.answer is None:

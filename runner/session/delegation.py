@@ -9,16 +9,17 @@ from typing import Any
 
 import trio
 
-from runner.exceptions import PluginFailure
+from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal
 from runner.protocol.host_services import DelegationRequest, Gateway, HostError, Services
 from runner.protocol.secrets import Secrets
 from runner.session.open import open_session
-from runner.session.prepared import PreparedCall, cage_contents, complete_call
+from runner.session.prepared import GIVEN_UP, PreparedCall, cage_contents, complete_call
 from runner.session.session import Session
 
 FAILED = "auth.delegation_failed"  # the code of a call that got no credentials
+_NO_CREDENTIALS = "the gateway service of the host gave no credentials"
 
 
 async def prepare_call(
@@ -29,9 +30,13 @@ async def prepare_call(
     secrets: Mapping[str, Any] | None = None,
     config: Any = None,
     services: Services | None = None,
+    on_given_up: Callable[[dict[str, Any] | None], None] | None = None,
 ) -> PreparedCall:
     """`complete_call` in a thread, and the credentials. Raises InvalidCall and PluginFailure: then nothing
-    was started."""
+    was started.
+
+    `on_given_up`: called with the record of a call whose caller was cancelled meanwhile.
+    """
     complete = functools.partial(
         complete_call, invocation, call, seconds=seconds, secrets=secrets, config=config
     )
@@ -39,9 +44,16 @@ async def prepare_call(
     gateway = None if services is None else services.gateway
     if completed.prepared.delegation is None or gateway is None:
         return completed
-    with trio.move_on_at(completed.deadline.at):
-        return await _delegate(completed, gateway, completed.prepared.delegation)
-    failure = PluginFailure(completed.deadline.passed("launch"))
+    try:
+        with trio.move_on_at(completed.deadline.at):
+            return await _delegate(completed, gateway, completed.prepared.delegation)
+    except (PluginError, PluginFailure):
+        raise
+    except BaseException:
+        if on_given_up is not None:
+            on_given_up(completed.record(CallEnd(GIVEN_UP)))
+        raise
+    failure = PluginFailure(completed.deadline.passed("launch", _NO_CREDENTIALS))
     failure.invocation = completed.record(CallEnd(failure.outcome))
     raise failure
 

@@ -2,12 +2,16 @@
 
 Each process has a task of its own, which opens its session and ends it. A caller gets the session of a
 process that is its alone until its call is over. A process serves a further call only if both calls were
-prepared alike and the last one succeeded. Processes end with the pool. One that waits for a call costs
-nothing: its task waits for two events.
+prepared alike, for the same caller and with the same secrets, and the last one succeeded. Processes end with
+the pool, or when others need their place. One that waits for a call costs nothing: its task waits for two
+events.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -19,18 +23,22 @@ from runner.launch.stages import Invocation
 from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import CallEnd, Identity
+from runner.session.backlog import Backlog
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
 from runner.session.waiter import OnProgress, first_of
 from sandbox.value import NamedTuple
 
-# How many calls with secrets of their own one process serves. All of them are hidden in what it writes, and
-# each makes that slower.
-_MOST_SECRETS = 64
-
 OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsyncContextManager[Session]]
 Key = tuple[tuple[str, str], ...]
+
+
+class Keys(NamedTuple):
+    """What a call was prepared for."""
+
+    share: Key  # calls with the same one have a number of processes together
+    worker: Key  # calls with the same one may have the same process
 
 
 class Invoked(NamedTuple):
@@ -53,8 +61,8 @@ class Sharing(NamedTuple):
 class Worker:
     """One process of the pool."""
 
-    def __init__(self, key: Key) -> None:
-        self.key = key
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
         self.session: Session | None = None
         self.failure: Exception | None = None  # of its launch
         self.record: dict[str, Any] | None = None  # of its last call that succeeded
@@ -63,7 +71,7 @@ class Worker:
         self.ready = trio.Event()  # or its launch has failed
         self.leave = trio.Event()  # no further call is wanted
         self.done = trio.Event()  # nothing of it is left
-        self._known: list[dict[str, Any]] = []  # secrets of its calls
+        self.refused: PluginError | None = None  # its last call's, whose report is still to come
 
     @property
     def is_idle(self) -> bool:
@@ -72,18 +80,6 @@ class Worker:
     @property
     def is_leaving(self) -> bool:
         return self.leave.is_set() or (self.session is not None and self.session.is_over)
-
-    def learn(self, prepared: PreparedCall) -> None:
-        """Hide the secrets of a call in all that the process writes from now on."""
-        secrets = dict(prepared.secrets)
-        if secrets not in self._known:
-            self._known.append(secrets)
-            if self.session is not None:
-                self.session.hide({str(number): each for number, each in enumerate(self._known)})
-
-    @property
-    def knows_enough(self) -> bool:
-        return len(self._known) >= _MOST_SECRETS
 
     def end(self) -> None:
         self.leave.set()
@@ -94,12 +90,14 @@ class Worker:
 class Pool:
     """Made by `open_pool`."""
 
-    def __init__(self, nursery: trio.Nursery, open_prepared: OpenPrepared) -> None:
+    def __init__(self, nursery: trio.Nursery, open_prepared: OpenPrepared, events: Backlog) -> None:
         self._nursery = nursery
         self._open = open_prepared
         self._shares: dict[Key, Sharing] = {}
         self._workers: list[Worker] = []
         self._closed = False
+        self._salt = os.urandom(32)  # of what stands for secrets in keys
+        self.events = events  # of all processes
         self.invocation: dict[str, Any] | None = None  # the record of the call that ended last
         self.report: dict[str, Any] | None = None  # of the process that ended last
 
@@ -112,7 +110,7 @@ class Pool:
             value = await session.call(prepared.call, deadline=prepared.deadline, on_progress=on_progress)
         except BaseException as error:
             if worker is not None:
-                await _ended(worker, error, told_early=self._shares[worker.key].reuses)
+                await _ended(worker, error, told_early=self._shares[worker.keys.share].reuses)
             self.invocation = _complete(prepared, worker, error)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
@@ -120,8 +118,8 @@ class Pool:
         session.end = None  # nor what it answered last
         identity = session.identity
         assert identity is not None
-        shared = self._shares[worker.key].reuses and _is_like_others(prepared)
-        if shared and not worker.is_leaving and not worker.knows_enough:
+        shared = self._shares[worker.keys.share].reuses and _is_like_others(prepared)
+        if shared and not worker.is_leaving:
             worker.is_busy = False
             return Invoked(value, identity, record, None, session.stderr)
         worker.end()
@@ -132,23 +130,23 @@ class Pool:
     # --- processes ----------------------------------------------------------------------------------------
 
     async def _acquire(self, prepared: PreparedCall) -> Worker:
-        key = _key(prepared)
-        if key not in self._shares:
+        keys = _keys(prepared, self._salt)
+        if keys.share not in self._shares:
             plugin = await _read(prepared.invocation)
             contract = prepared.contract
             reuses = contract.reuses(plugin)
-            self._shares[key] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
-        share = self._shares[key]
+            self._shares[keys.share] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
+        share = self._shares[keys.share]
         while not self._closed:
-            alike = [worker for worker in self._workers if worker.key == key]
-            idle = next((worker for worker in alike if worker.is_idle), None)
-            if idle is not None and _is_like_others(prepared):
-                idle.is_busy = True
-                idle.learn(prepared)
-                return idle
-            if not share.most or len(alike) < share.most:
-                return self._start(key, prepared)
-            leaving = next((worker for worker in alike if worker.is_leaving), idle)
+            sharing = [worker for worker in self._workers if worker.keys.share == keys.share]
+            idle = [worker for worker in sharing if worker.is_idle]
+            alike = next((worker for worker in idle if worker.keys.worker == keys.worker), None)
+            if alike is not None and _is_like_others(prepared):
+                alike.is_busy = True
+                return alike
+            if not share.most or len(sharing) < share.most:
+                return self._start(keys, prepared)
+            leaving = next((worker for worker in sharing if worker.is_leaving), next(iter(idle), None))
             if leaving is None:
                 raise PluginFailure(_overloaded(share.most))
             leaving.end()  # an idle one, if this call cannot use it
@@ -158,9 +156,8 @@ class Pool:
                 raise PluginFailure(prepared.deadline.passed("launch"))
         raise PluginFailure(CLOSED)
 
-    def _start(self, key: Key, prepared: PreparedCall) -> Worker:
-        worker = Worker(key)
-        worker.learn(prepared)
+    def _start(self, keys: Keys, prepared: PreparedCall) -> Worker:
+        worker = Worker(keys)
         self._workers.append(worker)
         self._nursery.start_soon(self._keep, worker, prepared)
         return worker
@@ -170,6 +167,8 @@ class Pool:
 
         def made(session: Session) -> None:
             worker.session = session
+            session.tell_events_to(self.events)
+            session.state.ends_if_chatty = self._shares[worker.keys.share].reuses
 
         opening = self._open(prepared, made)
         del prepared  # a process that waits does not hold what its first call said
@@ -184,6 +183,9 @@ class Pool:
             self._workers.remove(worker)
             if worker.session is not None:
                 self.report = _with_record(worker.session.report, worker.record)
+                if worker.refused is not None:
+                    _add_report(worker.refused, worker.session)
+                    worker.refused = None
             worker.leave.set()
             worker.ready.set()
             worker.done.set()
@@ -216,9 +218,12 @@ async def _opened(worker: Worker) -> Session:
 
 async def _ended(worker: Worker, error: BaseException, *, told_early: bool) -> None:
     """A call that did not succeed ends its process, and is told when nothing is left of it: then there is a
-    report. `told_early`: not so if it is the plugin's "no", which the plugin may say often."""
+    report. `told_early`: not so if it is the plugin's "no", which the plugin may say often. That gets its
+    report when the process has ended, and so before it leaves the pool."""
     worker.end()
-    if not (told_early and isinstance(error, PluginError)):
+    if told_early and isinstance(error, PluginError):
+        worker.refused = error
+    else:
         with trio.CancelScope(shield=True):
             await worker.done.wait()
 
@@ -234,24 +239,43 @@ def _complete(prepared: PreparedCall, worker: Worker | None, error: BaseExceptio
         end = CallEnd(error.outcome, refusal=refusal)
     error.invocation = record = prepared.record(end)
     if session is not None:
-        error.stderr = session.stderr
-        if session.report is not None:
-            error.report = with_outcome(session.report, error.outcome)
+        _add_report(error, session)
     error.report = _with_record(error.report, record)
     return record
+
+
+def _add_report(error: PluginError | PluginFailure, session: Session) -> None:
+    error.stderr = session.stderr
+    if session.report is not None:
+        error.report = _with_record(with_outcome(session.report, error.outcome), error.invocation)
 
 
 def _with_record(report: dict[str, Any] | None, record: dict[str, Any] | None) -> dict[str, Any] | None:
     return report if report is None or record is None else {**report, "invocation": record}
 
 
-def _key(prepared: PreparedCall) -> Key:
-    """Calls with the same key were prepared alike, for the same caller."""
+def _keys(prepared: PreparedCall, salt: bytes) -> Keys:
     contract, context = prepared.contract, prepared.call.context
     own = contract.options_of_one_call
     options = {name: text for name, text in prepared.prepared.options.items() if name not in own}
     callers = ((f"caller {name}", str(context.get(name, ""))) for name in contract.caller_keys)
-    return (("", prepared.call.kind), *callers, *sorted(options.items()))
+    alike = (("", prepared.call.kind), *sorted(options.items()))
+    return Keys(alike, (*alike, *callers, ("secrets", _digest(prepared, salt))))
+
+
+def _digest(prepared: PreparedCall, salt: bytes) -> str:
+    """What stands for the secrets of a call. Secrets that are no JSON are like no others."""
+    try:
+        text = json.dumps(dict(prepared.secrets), sort_keys=True, default=_hex)
+    except (TypeError, ValueError, RecursionError):
+        return os.urandom(32).hex()
+    return hashlib.blake2b(text.encode(), key=salt).hexdigest()
+
+
+def _hex(value: object) -> object:
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    raise TypeError
 
 
 def _overloaded(most: int) -> Outcome:
@@ -264,10 +288,11 @@ def _overloaded(most: int) -> Outcome:
 @asynccontextmanager
 async def open_pool(open_prepared: OpenPrepared) -> AsyncIterator[Pool]:
     failure: BaseException | None = None
+    events = Backlog()
     # What the body raises is kept until after the nursery, which would put it into a group.
     try:
         async with trio.open_nursery() as nursery:
-            pool = Pool(nursery, open_prepared)
+            pool = Pool(nursery, open_prepared, events)
             try:
                 yield pool
             except BaseException as error:  # noqa: BLE001 -- raised again below
@@ -276,6 +301,8 @@ async def open_pool(open_prepared: OpenPrepared) -> AsyncIterator[Pool]:
     except BaseExceptionGroup as group:
         # The tasks raise nothing. It is ^C, or our caller's cancellation.
         failure = failure or group.exceptions[0]
+    finally:
+        events.close()
     if failure is not None:
         try:
             raise failure

@@ -92,18 +92,31 @@ def complete_call(
     began, accepted = time.time(), time.monotonic()
     plugin = read_plugin(invocation._replace(options=()))
     contract = find_contract(plugin.contract)
-    given = dict(secrets or {})
+    # From here on no local variable has a text of a secret: a traceback may be printed with them.
+    given = secrets = _with_secret_options(secrets, invocation, contract)
+    named = {option.name for option in contract.options if option.secret}
+    invocation = invocation._replace(
+        options=tuple(each for each in invocation.options if each[0] not in named)
+    )
     options = dict(invocation.options)
-    for option in contract.options:
-        if option.secret and option.name in options:
-            given[option.flag] = options.pop(option.name)
     try:
         prepared = contract.prepare(
             plugin, call, seconds=seconds, options=options, secrets=given, config=config, now=began
         )
     except CallRefused as refused:
-        raise _refused(plugin, call, options, Secrets(given), began, refused) from None
+        known = call if refused.context is None else call._replace(context=refused.context)
+        raise _refused(plugin, known, options, given, began, refused) from None
     return _complete(invocation, plugin, prepared, given, began, accepted)
+
+
+def _with_secret_options(
+    secrets: Mapping[str, Any] | None, invocation: Invocation, contract: Contract
+) -> Secrets:
+    options = dict(invocation.options)
+    flags = {option.flag: option.name for option in contract.options if option.secret}
+    return Secrets(
+        {**(secrets or {}), **{flag: options[name] for flag, name in flags.items() if name in options}}
+    )
 
 
 def _complete(

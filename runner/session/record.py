@@ -27,14 +27,19 @@ class SessionRecord:
         self.farewell_error = ""
         self.forced = False  # it was killed because it did not end when asked to
         self.secrets = Secrets()  # not to be shown, although the plugin may write them to its stderr
-        self._tail = bytearray()
-        self._tail_is_cut = False
+        self._tail = bytearray()  # up to twice as much as is needed: it is not moved at each write
 
     @property
     def stderr(self) -> str:
         """The end of what it wrote there."""
-        tail = self.secrets.hide_in_tail(bytes(self._tail), cut=self._tail_is_cut)
+        tail = bytes(self._tail[-self._kept :])
+        tail = self.secrets.hide_in_tail(tail, cut=len(tail) < self.bytes["stderr"])
         return tail[-_STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+
+    @property
+    def _kept(self) -> int:
+        """So much of stderr that no secret is cut in what is shown."""
+        return _STDERR_TAIL_BYTES + self.secrets.longest
 
     @property
     def noise(self) -> str:
@@ -49,9 +54,9 @@ class SessionRecord:
         if b"\n" in data:  # ten times faster than counting; most of a long answer has none
             self.lines += data.count(b"\n")
         if stream == "stderr":
-            tail = self._tail + data
-            self._tail = tail[-_STDERR_TAIL_BYTES - self.secrets.longest :]
-            self._tail_is_cut = self._tail_is_cut or len(self._tail) < len(tail)
+            self._tail += data
+            if len(self._tail) > 2 * self._kept:
+                del self._tail[: -self._kept]
 
     def exceeded(self, limits: Limits) -> str | None:
         """The output limit that has just been exceeded. Both streams count together."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
@@ -38,8 +38,8 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
-from runner.protocol.secrets import Secrets
 from runner.session import settlement
+from runner.session.backlog import Backlog
 from runner.session.cancellation import await_answer
 from runner.session.deadline import Deadline
 from runner.session.outbox import Letter
@@ -95,10 +95,6 @@ class Session:
     def is_over(self) -> bool:
         """Whether nothing more can be asked of it."""
         return self.state.is_over
-
-    def hide(self, secrets: Mapping[str, Any]) -> None:
-        """Show none of these texts from now on, instead of those before."""
-        self.state.record.secrets = Secrets(secrets)
 
     @property
     def stderr(self) -> str:
@@ -309,6 +305,11 @@ class Session:
         """What the plugin says unasked, until it ends. For one reader; what is not read is dropped."""
         return self.state.backlog
 
+    def tell_events_to(self, whole: Backlog) -> None:
+        """Its events are read there, with those of other processes. Called before there are any."""
+        self.state.backlog.close()
+        self.state.backlog = Backlog(whole)
+
     def see_audit(self, line: AuditLine) -> None:
         """A connection or a DNS question of the plugin has ended."""
         self.state.act(Notice("network", line._asdict()))
@@ -364,6 +365,10 @@ class Session:
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
         self.report["exit"] = settlement.told_exit(self.report["exit"], state.verdict, state.given_up)
+        if state.record.secrets:
+            # The monitor knows no secrets, and a plugin can ask for a host of any name.
+            for key in ("network", "notes"):
+                self.report[key] = state.record.secrets.hide_in(self.report[key])
         state.record.complete(
             self.report,
             state.identity,

@@ -85,6 +85,7 @@ class SessionState:
         self.owes_answer = False  # the last call timed out
         self.closing = False
         self.given_up = False  # by the caller that opened it
+        self.ends_if_chatty = False  # it waits for calls, and is ended if it says much meanwhile
         self.ready = trio.Event()
         self.over = trio.Event()  # nothing more can be asked
         self.stdout_eof = trio.Event()

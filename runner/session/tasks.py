@@ -29,6 +29,10 @@ _READ_BYTES = 64 << 10  # of a stream, for one read
 _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
 _PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
+# What a plugin may say between two calls if it is ended for more (state.ends_if_chatty). An event or a second
+# answer may come after the end of a call; a flood would use a whole core of its host.
+_UNASKED_FRAMES = 100
+_UNASKED_BYTES = 1 << 20
 
 # KeyboardInterrupt belongs to the caller that waits for the plugin. In one of these tasks it would end the
 # session's reading and its clocks before the shutdown.
@@ -43,6 +47,7 @@ class SessionTasks:
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._turn = trio.current_time()  # when other tasks last ran
+        self._unasked = {"frames": 0, "bytes": 0}  # since the last call
 
     async def run(self) -> None:
         """Run all tasks until `stop`. Shielded: a caller that is cancelled still needs them for shutdown."""
@@ -134,6 +139,7 @@ class SessionTasks:
                     state.phase = "handshake"
                 self._turn = trio.current_time()
                 self._count("stdout", data)
+                self._note_unasked("bytes", len(data), _UNASKED_BYTES)
                 for frame in framer.feed(bytes(data)):
                     await self._take(frame, nursery)
                 if framer.fault is not None:
@@ -171,6 +177,7 @@ class SessionTasks:
         if state.verdict is not None:
             return  # it arrived together with the frame that ended the session, and is too late
         state.record.frames += 1
+        self._note_unasked("frames", 1, _UNASKED_FRAMES)
         if len(frame) > _THREAD_BYTES:
             message = await trio.to_thread.run_sync(state.dialect.read, frame)
         else:
@@ -221,6 +228,15 @@ class SessionTasks:
         exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
             state.fail(verdict.output_exceeded(exceeded, state.terms.limits, state.phase))
+
+    def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
+        state = self._state
+        if state.is_awaited or state.is_over or not state.ends_if_chatty:
+            self._unasked = {"frames": 0, "bytes": 0}
+            return
+        self._unasked[what] += count
+        if self._unasked[what] > most:
+            state.fail(verdict.chatty(f"{most} {what}"))
 
     # --- the plugin's questions -------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class Exit(NamedTuple):
     left: tuple[int, ...] = ()  # processes that could not be killed
     unexecuted: Verdict | None = None  # why the program could not be executed, if it got that far
     complaint: str = ""  # bwrap's error message, if the program never ran
+    scratch_full: bool = False  # at the end; False also if the cell's init was killed first
 
     @property
     def kill_incomplete(self) -> bool:
@@ -200,6 +201,7 @@ class Cell:
                 left=self._strays(),
                 unexecuted=verdict if verdict.errno else None,
                 complaint="" if verdict.executed else self._complaint(),
+                scratch_full=ending is not None and ending.full,
             )
         return self._exit
 

@@ -48,6 +48,17 @@ class Contents:
     def of(self, file: MemoryFile) -> bytes | None:
         return self.secrets.get(file.secret) if file.secret else self.files.get(file.dest)
 
+    def wipe(self) -> None:
+        """In a forked child that needs none of it. Secrets are overwritten where they are, because the frames
+        of the launching process that the child has inherited refer to them too."""
+        import ctypes
+
+        for value in self.secrets.values():
+            if len(value) > 1:  # shorter ones are shared by all of Python
+                ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
+        self.secrets.clear()
+        self.files.clear()
+
     def strays(self, files: Sequence[MemoryFile]) -> list[str]:
         """The names of what was given and no file has."""
         known = {file.secret or file.dest for file in files}

@@ -1,8 +1,9 @@
 """The gate of one plugin, as the process that launches it sees it: started before it, ended after it.
 
 The gate is forked and not executed, and confines itself before it serves. It gets the sockets of the plugin's
-network namespace from the process that made it. It ends when the process that launched it has ended, or
-closes its end of a pipe. Whatever keeps it from starting keeps the plugin from starting.
+network namespace from the process that made it. When the plugin has ended, a byte on a pipe tells the gate to
+deliver what the plugin has sent, and then to end. It ends at once when the process that launched it has
+ended, or closes its end of that pipe. Whatever keeps it from starting keeps the plugin from starting.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -23,9 +24,13 @@ from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
+from sandbox.spec import Limits
 
-# How long the gate may take to write its last lines after the plugin has ended, before it is killed.
-_FAREWELL_SECONDS = 1.0
+# How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
+# part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.
+DELIVERY_SECONDS = 5.0
+# How long it may take to write its last lines when it has been told to end at once, before it is killed.
+_LAST_LINES_SECONDS = 1.0
 _READ_BYTES = 64 << 10
 
 
@@ -40,6 +45,7 @@ class GateProcess:
         self.order = order  # for the spawner
         self._alive = alive
         self._channel = channel
+        self._has_ended = False
 
     def let_go(self) -> None:
         """Close our copy of the channel: from now on the gate notices if the cell's init ends."""
@@ -52,25 +58,40 @@ class GateProcess:
         except BlockingIOError:
             return True
         self.log.feed(data)
+        self._has_ended = not data
         return bool(data)
 
-    def drain(self, seconds: float) -> None:
-        """Take what it writes until it ends, for `seconds` at most, however much it writes."""
+    def drain(self, seconds: float, stop: Collection[int] = ()) -> None:
+        """Take what it writes until it ends, for `seconds` at most, however much it writes, or until one of
+        `stop` is readable."""
         until = time.monotonic() + seconds
         watch = select.poll()
-        watch.register(self.audit_fd, select.POLLIN)
-        while (left := until - time.monotonic()) > 0 and watch.poll(left * 1000) and self.read():
-            pass
+        for fd in (self.audit_fd, *stop):
+            watch.register(fd, select.POLLIN)
+        while (left := until - time.monotonic()) > 0 and (ready := watch.poll(left * 1000)):
+            if any(fd != self.audit_fd for fd, _ in ready) or not self.read():
+                return
+
+    def dismiss(self) -> None:
+        """The plugin has ended. The gate ends when it has delivered what the plugin had sent; drain() waits
+        for that."""
+        self.let_go()
+        with suppress(BrokenPipeError):
+            os.write(self._alive, b".")
 
     def close(self) -> None:
-        """End and reap it."""
+        """End it at once, if it has not ended, and reap it."""
         self.let_go()
         os.close(self._alive)
-        self.drain(_FAREWELL_SECONDS)
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        self.drain(_FAREWELL_SECONDS)  # it has ended: what is left in the pipe
+        self.drain(_LAST_LINES_SECONDS)
+        by_itself = self._has_ended
+        if not by_itself:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        if by_itself and status and not self.log.gate_ended_early:
+            self.log.end_early()
+        self.drain(_LAST_LINES_SECONDS)  # it has ended: what is left in the pipe
         os.close(self.pidfd)
         os.close(self.audit_fd)
 
@@ -88,20 +109,27 @@ class GateMeter(Meter):
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if self._open and self._gate.audit_fd in ready and not self._gate.read():
             self._open = False
-            self._gate.log.gate_ended_early = True
+            self._gate.log.end_early()
         return None
 
 
 @contextmanager
 def open_gate(
-    egress: EgressPlan, uid_range: tuple[int, int] | None, until: float | None = None
+    egress: EgressPlan,
+    uid_range: tuple[int, int] | None,
+    until: float | None = None,
+    plugin: Limits | None = None,
+    forget: Callable[[], None] | None = None,
 ) -> Iterator[GateProcess]:
     """Start the gate. Raises LayerUnavailable, and OSError if there are no processes or descriptors left.
 
-    `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. The gate waits for its
-    sockets; whether it serves, the cell's init learns from it.
+    `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. `plugin`: its limits,
+    of which those of processor time are the gate's too. `forget`: removes from the gate what it must not
+    have. The gate waits for its sockets; whether it serves, the cell's init learns from it.
     """
     recipe = find_recipe(egress)
+    if plugin is not None:
+        egress = egress._replace(limits=egress.limits._replace(cpu=plugin.cpu, cpu_time=plugin.cpu_time))
     with ExitStack() as stack:
         identity = None
         if uid_range is not None:
@@ -115,7 +143,7 @@ def open_gate(
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
         gates = (theirs.fileno(), audit_w, alive_r)
         try:
-            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity)
+            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity, forget)
         except BaseException:
             for fd in (audit_r, alive_w):
                 os.close(fd)
@@ -161,7 +189,11 @@ def _run_gate(
 
 
 def _fork_gate(
-    egress: EgressPlan, gates: tuple[int, int, int], ours: tuple[int, ...], identity: tuple[int, int] | None
+    egress: EgressPlan,
+    gates: tuple[int, int, int],
+    ours: tuple[int, ...],
+    identity: tuple[int, int] | None,
+    forget: Callable[[], None] | None,
 ) -> int:
     """`gates`: its ends of channel, audit and alive. `ours`: the other ends, which it must not hold."""
     # A signal would run our handlers in the child. The gate unblocks them when it has reset them.
@@ -172,6 +204,8 @@ def _fork_gate(
             try:
                 for fd in ours:
                     os.close(fd)
+                if forget is not None:
+                    forget()
                 channel, audit, alive = gates
                 _run_gate(channel, egress, audit, alive, identity)
             finally:

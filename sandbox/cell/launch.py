@@ -51,8 +51,9 @@ def launch(
     from sandbox.cell.egress import open_gate
 
     # The gate is there before the plugin, and ends after it.
+    forget = contents.wipe if contents is not None else None
     with (
-        open_gate(plan.egress, plan.layers.uid_range, bounds.launch) as gate,
+        open_gate(plan.egress, plan.layers.uid_range, bounds.launch, plan.limits, forget) as gate,
         _launch(open_plan, owner, bwrap_path, bounds, contents, gate) as cell,
     ):
         yield cell
@@ -160,6 +161,7 @@ def _order(
         keyring=plan.layers.session_keyring,
         ending=ending,
         folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
+        scratch=next((number for number, op in enumerate(plan.folders) if op.is_scratch), -1),
         # The uid is free again when the last process with it ends, not when the runner ends.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )

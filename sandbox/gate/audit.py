@@ -46,7 +46,10 @@ class AuditPipe:
             self._dropped += 1
         elif not self._put(fields):
             self._dropped += 1
-            self._loop.watch(self._fd, WRITE, self._on_room)
+            try:
+                self._loop.watch(self._fd, WRITE, self._on_room)
+            except OSError:
+                pass  # the next line tries again
 
     def write_repeated(self, line: AuditLine) -> None:
         """The first such line, then the second, the fourth, the eighth: `times` says which."""

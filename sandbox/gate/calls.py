@@ -58,6 +58,9 @@ _F_SETPIPE_SZ = 1031
 _PROT_EXEC = 4
 _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_KIND = 1, 2, 0xF
+_DEFAULT_PROTOCOL = 0  # TCP or UDP: not MPTCP, UDP-Lite or SCTP
+# What the gate sets: SO_LINGER and TCP_NODELAY. Others could attach programs to a socket.
+_SOL_SOCKET, _SO_LINGER, _IPPROTO_TCP, _TCP_NODELAY = 1, 13, 6, 1
 _NETLINK_ROUTE = 0  # asks the kernel which addresses are this machine's (sandbox/network/addresses.py)
 
 
@@ -83,12 +86,20 @@ def gate_filter(arch: str) -> bytes:
             place = code.mask(mask, place)
         return code.load(bpf.argument_offset(argument), place)
 
-    internet = among(1, (_SOCK_STREAM, _SOCK_DGRAM), allow(), kill(), _SOCK_KIND)
+    protocol = among(2, (_DEFAULT_PROTOCOL,), allow(), kill())
+    internet = among(1, (_SOCK_STREAM, _SOCK_DGRAM), protocol, kill(), _SOCK_KIND)
     netlink = among(2, (_NETLINK_ROUTE,), allow(), kill())
     family = code.branch(bpf.JEQ, _AF_NETLINK, netlink, kill())
     for value in (_AF_INET6, _AF_INET):
         family = code.branch(bpf.JEQ, value, internet, family)
+    level = code.branch(
+        bpf.JEQ,
+        _SOL_SOCKET,
+        among(2, (_SO_LINGER,), allow(), kill()),
+        code.branch(bpf.JEQ, _IPPROTO_TCP, among(2, (_TCP_NODELAY,), allow(), kill()), kill()),
+    )
     rules = {
+        "setsockopt": code.load(bpf.argument_offset(1), level),
         "socket": code.load(bpf.argument_offset(0), family),
         "fcntl": among(1, (_F_SETPIPE_SZ,), allow(), kill()),
         "ioctl": among(1, (_FIONBIO,), allow(), kill()),

@@ -30,6 +30,7 @@ _LANDLOCK_SCOPES = 3  # from version 6: no abstract sockets and no signals to ot
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _NO_CAPABILITIES = bytes(24)
 _HIGHEST_FD = 0x7FFFFFFF
+_STAT_ENV_START, _STAT_ENV_END = 50, 51  # fields of /proc/PID/stat, counted from 1; the third is the state
 _EMPTY_DIRECTORY_PLACES = ("/run", "/tmp", "/dev/shm")  # the first that takes one
 
 _MORE_DATA_BYTES = 64 * 1024 * 1024  # that the gate may take beyond what it has when it begins
@@ -65,6 +66,16 @@ def close_others(kept: Collection[int]) -> None:
         low = fd + 1
     if libc.syscall(_CLOSE_RANGE, low, _HIGHEST_FD, 0) < 0:
         _raise("close other files")
+
+
+def forget_environment() -> None:
+    """The variables of the launching process, in Python and where the kernel put them."""
+    os.environ.clear()
+    with open("/proc/self/stat", "rb") as file:
+        words = file.read().rpartition(b") ")[2].split()
+    start, end = (int(words[field - 3]) for field in (_STAT_ENV_START, _STAT_ENV_END))
+    if 0 < start < end:
+        ctypes.memset(start, 0, end - start)
 
 
 def follow_parent(alive: Callable[[], bool]) -> None:

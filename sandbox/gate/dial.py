@@ -59,17 +59,18 @@ class Dial:
         except OSError as error:
             self._note(address, error.errno)
             return False
+        fd = attempt.fileno()
         try:
-            attempt.connect((address, self._port))
-        except BlockingIOError:
-            pass
+            try:
+                attempt.connect((address, self._port))
+            except BlockingIOError:
+                pass
+            self._loop.watch(fd, WRITE, lambda _: self._on_event(fd, address))
         except OSError as error:
             self._note(address, error.errno)
             attempt.close()
             return False
-        fd = attempt.fileno()
         self._attempts[fd] = attempt
-        self._loop.watch(fd, WRITE, lambda _: self._on_event(fd, address))
         return True
 
     def _on_event(self, fd: int, address: str) -> None:

@@ -6,7 +6,7 @@ import _socket as socket
 import errno
 import ipaddress
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
@@ -24,6 +24,7 @@ from sandbox.value import NamedTuple
 
 _CONNECTIONS_PER_SECOND = 1000
 _MOST_AT_ONCE = 64  # connections, until others have their turn
+_MOST_WAITING = 4096  # connections that wait to be accepted on one socket when the plugin has ended
 _READ_BYTES = 4096
 # linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h: both options have the same number.
 _SO_ORIGINAL_DST, _SOL_IPV6 = 80, 41
@@ -60,12 +61,16 @@ class Flows:
         self.meter = ByteMeter(loop, plan.limits.bytes, plan.limits.rate)
         self._rules = rules
         self._table = table
+        self.leaving = ""  # why connections end now, when what the plugin sent is delivered
+        self._delivered: Callable[[], None] | None = None
         self._open: set[Flow] = set()
+        self._listeners: list[tuple[socket.socket, bool]] = []
         self._brake: Brake | None = None
 
     def listen(self, listeners: Sequence[socket.socket], redirected: Sequence[socket.socket]) -> None:
         sockets = [(listener, False) for listener in listeners]
         sockets += [(listener, True) for listener in redirected]
+        self._listeners = sockets
         fds = tuple(listener.fileno() for listener, _ in sockets)
         self._brake = Brake(self.loop, _CONNECTIONS_PER_SECOND, fds)
         for listener, is_redirected in sockets:
@@ -79,8 +84,38 @@ class Flows:
         for flow in tuple(self._open):
             flow.end(reason)
 
+    def deliver_all(self, reason: str, delivered: Callable[[], None]) -> None:
+        """The plugin has ended: nobody reads any more. Bring what it has sent on its way, also what waits in
+        connections that are not accepted or not dialled yet. Calls `delivered` when all have ended."""
+        self.leaving, self._delivered = reason, delivered
+        for listener, redirected in self._listeners:
+            self.loop.forget(listener.fileno())
+            self._accept_rest(listener, redirected)
+        for flow in tuple(self._open):
+            flow.deliver()
+        self._see_delivered()
+
     def forget(self, flow: Flow) -> None:
         self._open.discard(flow)
+        self._see_delivered()
+
+    def _see_delivered(self) -> None:
+        if self._delivered is not None and not self._open:
+            # Not now: the last one has yet to write its line.
+            self.loop.call_at(self.loop.now, self._delivered)
+            self._delivered = None
+
+    def _accept_rest(self, listener: socket.socket, redirected: bool) -> None:
+        for _ in range(_MOST_WAITING):
+            try:
+                client = accept(listener)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    return
+                continue
+            self._take(client, redirected)
 
     def may_be_private(self, address: str, port: int) -> bool:
         """Whether a private address may be dialled: names may lead there, or a rule names the address."""
@@ -106,6 +141,7 @@ class Flows:
                 return
 
     def _take(self, client: socket.socket, redirected: bool) -> None:
+        reset_on_close(client)  # also if this process dies: the plugin must not take that for an end
         try:
             address, port = read_destination(client, redirected)
         except OSError:
@@ -120,9 +156,12 @@ class Flows:
         elif self.meter.spent:
             reason = "is refused: the plugin has moved all bytes that it may (the bytes limit)"
         else:
-            self._open.add(Flow(self, client, target, target.rule))
-            return
-        reset_on_close(client)
+            try:
+                self._open.add(Flow(self, client, target, target.rule))
+                return
+            except OSError as error:
+                # The kernel has no memory for it, or the user no more watches (epoll/max_user_watches).
+                reason = f"is refused: the gate cannot watch it ({error.strerror})"
         client.close()
         rule = str(target.rule) if target.rule is not None else ""
         self.audit.write_repeated(AuditLine("connect", target.host.text, port, "refused", rule, reason))
@@ -166,8 +205,16 @@ def _plain(address: str) -> str:
     return str(read_address(address.partition("%")[0]) or address)
 
 
+def _has_bytes(client: socket.socket) -> bool:
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
+
+
 class Flow:
-    """One connection that a rule allows, from accept to its audit line."""
+    """One connection that a rule allows, from accept to its audit line. Raises OSError if the client cannot
+    be watched; it is the caller's then."""
 
     __slots__ = (
         "_address",
@@ -204,12 +251,13 @@ class Flow:
         self._pump: SplicePump | None = None
         self._over = False
         limits = flows.plan.limits
-        self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
         # Who dials an address has no name that could be compared.
         self._judged = bool(target.host.version) or target.port not in flows.plan.judged_ports
+        # Before there are timers: it may fail.
+        flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
+        self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
         if not self._judged:
             self._timers.append(flows.loop.call_later(limits.first_bytes, self._on_first_bytes_limit))
-        flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
         # Not now: an answer that is known would end the flow before it is counted.
         self._timers.append(flows.loop.call_at(flows.loop.now, self._resolve))
 
@@ -218,6 +266,12 @@ class Flow:
             self._pump.end(reason)
         else:
             self._finish("failed", reason)
+
+    def deliver(self) -> None:
+        if self._pump is not None:
+            self._pump.deliver(self._flows.leaving)
+        elif not self._first and not _has_bytes(self._client):
+            self.end(self._flows.leaving)
 
     # --- the server --------------------------------------------------------------------------------
 
@@ -325,6 +379,9 @@ class Flow:
         except OSError as error:
             self._server = server
             self._finish("failed", f"broke: {error.strerror}")
+            return
+        if flows.leaving:
+            self._pump.deliver(flows.leaving)
 
     def _on_ending(self, ending: PumpEnding) -> None:
         self._finish("allowed", ending.reason, ending)

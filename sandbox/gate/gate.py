@@ -3,8 +3,9 @@
     P --fork--> gate: reads the resolver's configuration, receives the sockets, confines itself, "g", serves
     cell's init: makes the namespace and the sockets, sends them, waits for the "g"
 
-It ends when the process that forked it ends, when `alive` becomes readable, or when something happens that it
-does not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
+When the plugin has ended, `alive` says a byte: then the gate delivers what the plugin has sent, and ends. It
+ends at once when the process that forked it ends, when `alive` ends, or when something happens that it does
+not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ import signal
 from typing import NoReturn
 
 from sandbox.gate.audit import AuditPipe, ReaderGone
-from sandbox.gate.confine import ConfinementError, close_others, confine, follow_parent, leave_terminal
+from sandbox.gate.confine import (
+    ConfinementError,
+    close_others,
+    confine,
+    follow_parent,
+    forget_environment,
+    leave_terminal,
+)
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.names import NameTable
+from sandbox.gate.pace import Pace, TimeSpent
 from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
-from sandbox.gate.resolver import Resolver
+from sandbox.gate.resolver import MOST_TRIES, Resolver
 from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
@@ -39,10 +48,13 @@ EXIT_UNCONFINED = 125  # it never served
 
 # Two sockets and, if both readers are slow, two pipes.
 _FDS_PER_CONNECTION = 6
-# While a name is resolved and dialled: two questions and a fallback at a time.
-_FDS_PER_SEARCH = 4
+# While a name is resolved: its own, and those of the questions for both kinds of address.
+_FDS_PER_SEARCH = 1 + 2 * MOST_TRIES
 _MORE_FDS = 64
 _MOST_FAULT_CHARACTERS = 300
+
+_PLUGIN_ENDED = "was closed: the plugin has ended"
+_CUT = "was cut: the plugin has ended, and what it had sent was not delivered in time"
 
 
 class _Ended(Exception):
@@ -55,7 +67,8 @@ def run_gate(
     """In a forked child of a process with one thread.
 
     `channel`: the socket on which the cell's init sends the listeners and waits for "g". `audit`: the pipe
-    for audit lines. `alive`: a pipe or pidfd that becomes readable, or ends, when the gate has to end.
+    for audit lines. `alive`: a pipe that brings a byte when the plugin has ended, and ends when the gate has
+    to end at once.
     `identity`: the uid and gid to take, as root. A gate that cannot be confined never writes the "g"; it
     writes {"kind": "fault", "reason": ...} to `audit`.
     """
@@ -67,6 +80,7 @@ def run_gate(
         close_others({channel, audit, alive})
         os.set_blocking(audit, False)
         follow_parent(lambda: _is_alive(alive))
+        forget_environment()
         gate = PluginGate(plan, audit)
         gate.open(receive_sockets(channel), alive)
         _load_what_is_lazy()
@@ -96,8 +110,10 @@ class PluginGate:
         upstream = read_upstream(lambda name: self._names.find(name) is not None)
         self._resolver = Resolver(self._loop, upstream)
         self._table = NameTable(plan.limits.names)
+        self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
+        self._pace: Pace | None = None
 
     def open(self, sockets: GateSockets, alive: int) -> None:
         listeners = [socket.socket(fileno=fd) for fd in sockets.listeners]
@@ -108,24 +124,42 @@ class PluginGate:
         answerer = Answerer(self._loop, self._names, self._table, self._audit, ipv6=has_ipv6)
         udp, tcp = socket.socket(fileno=sockets.dns_udp), socket.socket(fileno=sockets.dns_tcp)
         self._service = NameService(self._loop, answerer, udp, tcp)
+        self._alive = alive
         self._loop.watch(alive, READ, self._on_end)
+        self._pace = Pace(self._plan.limits.cpu, self._plan.limits.cpu_time, alive)
 
     def serve(self) -> None:
         """Until there is nobody left to serve. Connections that are open then still get their audit line."""
+        assert self._pace is not None
+        try:
+            self._loop.run(self._pace.keep)
+        except _Ended:
+            assert self._flows is not None
+            self._end_all(_CUT if self._flows.leaving else _PLUGIN_ENDED)
+        except TimeSpent:
+            self._end_all(
+                "was closed: the gate has used as much processor time as the plugin may (the cpu_time limit)"
+            )
+        except ReaderGone:
+            pass
+
+    def _end_all(self, reason: str) -> None:
         assert self._flows is not None
         try:
-            self._loop.run()
-        except _Ended:
-            try:
-                self._audit.wait_for_room()
-                self._flows.end_all("was closed: the plugin has ended")
-                self._audit.tell_totals()
-            except ReaderGone:
-                pass
+            self._audit.wait_for_room()
+            self._flows.end_all(reason)
+            self._audit.tell_totals()
         except ReaderGone:
             pass
 
     def _on_end(self, _: int) -> None:
+        assert self._flows is not None
+        if not os.read(self._alive, 1):
+            raise _Ended
+        if not self._flows.leaving:
+            self._flows.deliver_all(_PLUGIN_ENDED, self._on_delivered)
+
+    def _on_delivered(self) -> None:
         raise _Ended
 
 

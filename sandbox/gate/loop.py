@@ -100,10 +100,11 @@ class Loop:
 
     # --- running -----------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Until something raises."""
+    def run(self, after_each: Callable[[], None]) -> None:
+        """Until something raises. `after_each`: called after each wait and its events."""
         while True:
             self.run_once()
+            after_each()
 
     def run_once(self, most_seconds: float | None = None) -> None:
         events = self._epoll.poll(self._wait_seconds(most_seconds), _MOST_EVENTS)
@@ -148,7 +149,7 @@ def accept(listener: socket.socket) -> socket.socket:
 
 class Brake:
     """Lets so many events per second through. The gate's processor time is not the plugin's own, so what a
-    plugin can cause without end is slowed down."""
+    plugin can cause without end is slowed down, also where it has no cpu limit (see pace.py)."""
 
     def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...]) -> None:
         self._loop = loop

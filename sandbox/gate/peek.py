@@ -2,6 +2,9 @@
 
 A reader that is unsure refuses: what we do not understand, the server may understand as another name. Of an
 encrypted ClientHello the outer name is read; the inner one is what nobody on the way can see.
+
+Only the first request and the first ClientHello of a connection are read. What comes behind them in the same
+bytes is refused. What comes later is not looked at.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ _REQUEST = rb"(?P<method>" + _TOKEN + rb"{1,32}) (?P<target>[\x21-\x7e]+) HTTP/1
 _HEADER = rb"(?P<name>" + _TOKEN + rb"+):(?P<value>[^\x00\r\n]*)\Z"
 _ABSOLUTE = rb"(?i:https?)://(?P<authority>[^/?#@]*)(?:[/?#].*)?\Z"
 _HTTP_PORT = 80
+_MOST_HEADERS = 128  # 4000 of them, which fit into the first bytes, would take 4 ms
+_MOST_EARLY_LINE_BYTES = 1024  # a longer first line is judged once, when all headers are there
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_MOST_CHUNK_DIGITS = 8
+_MOST_LENGTH_DIGITS = 18
 
 
 class ClearName(NamedTuple):
@@ -83,6 +91,9 @@ def _join_hello(data: bytes) -> bytes:
         if whole > MOST_FIRST_BYTES:
             raise _Refusal(f"sent a ClientHello of {whole} bytes; {MOST_FIRST_BYTES} are the most")
         if len(hello) >= 4 and len(hello) >= whole:
+            if len(hello) > whole or data[at + length : at + length + 1] == b"\x16":
+                # A server that asks for a second ClientHello would find it there.
+                raise _Refusal("sent more of a TLS handshake than its ClientHello")
             return bytes(hello[4:whole])
         if len(data) < at + length:
             raise _TooShort(min(at + length, len(data) + whole - len(hello)))
@@ -150,27 +161,87 @@ def _read_host(data: bytes) -> Host:
         raise _Refusal("speaks neither TLS nor HTTP/1, by which a name is known on this port")
     end = data.find(b"\r\n\r\n")
     first_line_end = data.find(b"\r\n")
-    if first_line_end >= 0 and not re.match(_REQUEST, data[:first_line_end]):
+    early = 0 <= first_line_end <= _MOST_EARLY_LINE_BYTES
+    if (early or end >= 0) and not re.match(_REQUEST, data[:first_line_end]):
         raise _Refusal("sent a first line that is no request of HTTP/1")
+    # Before the patterns look at each line.
+    if data.count(b"\r\n", 0, end + 2 if end >= 0 else len(data)) > 1 + _MOST_HEADERS:
+        raise _Refusal(f"sent an HTTP request with more than {_MOST_HEADERS} headers")
     if end < 0:
         raise _TooShort(len(data) + 1)
-    request, *headers = data[:end].split(b"\r\n")
+    request, *lines = data[:end].split(b"\r\n")
     matched = re.match(_REQUEST, request)
     assert matched is not None
-    hosts = []
-    for line in headers:
+    headers: dict[bytes, list[bytes]] = {}
+    for line in lines:
         header = re.match(_HEADER, line)
         if header is None:
             raise _Refusal("sent an HTTP header that is not in its plain form")
-        if header["name"].lower() == b"host":
-            hosts.append(header["value"].strip(b" \t"))
+        headers.setdefault(header["name"].lower(), []).append(header["value"].strip(b" \t"))
+    hosts = headers.get(b"host", [])
     if len(hosts) != 1:
         raise _Refusal(
             "sent an HTTP request with two Hosts" if hosts else "sent an HTTP request without Host"
         )
     host = _parse_authority(hosts[0])
     _check_target(matched["method"], matched["target"], host)
+    _check_upgrade(headers.get(b"upgrade", []))
+    _check_body(headers, data[end + 4 :])
     return host
+
+
+def _check_upgrade(protocols: list[bytes]) -> None:
+    """In HTTP/2 each request has a name of its own, and in TLS another one can be hidden."""
+    if any(protocol.lower() != b"websocket" for protocol in protocols):
+        raise _Refusal(
+            "asked to change to another protocol than websocket (the header Upgrade), in which a name cannot"
+            " be judged; use HTTP/1.1 without Upgrade, or TLS from the first byte"
+        )
+
+
+def _check_body(headers: dict[bytes, list[bytes]], rest: bytes) -> None:
+    """What follows the headers has to be the body that they announce, and no second request."""
+    lengths, codings = headers.get(b"content-length", []), headers.get(b"transfer-encoding", [])
+    if len(lengths) + len(codings) > 1:
+        raise _Refusal("sent an HTTP request that says twice how long its body is")
+    body = 0
+    if lengths:
+        if not lengths[0].isdigit() or len(lengths[0]) > _MOST_LENGTH_DIGITS:
+            raise _Refusal("sent an HTTP request with a Content-Length that is no number")
+        body = int(lengths[0])
+    elif codings:
+        if codings[0].rpartition(b",")[2].strip(b" \t").lower() != b"chunked":
+            raise _Refusal("sent an HTTP request with a body that is not chunked (Transfer-Encoding)")
+        body = _measure_chunks(rest)
+    if len(rest) > body:
+        raise _Refusal(
+            "sent more than one HTTP request at once; only the first of a connection can be judged:"
+            " wait for the answer, or use a connection for each"
+        )
+
+
+def _measure_chunks(rest: bytes) -> int:
+    """How many bytes the chunked body has at least; more than `rest` if it goes on."""
+    at = 0
+    while True:
+        end = rest.find(b"\r\n", at)
+        if end < 0:
+            return len(rest) + 1
+        digits = rest[at:end].partition(b";")[0].rstrip(b" \t")
+        if not 0 < len(digits) <= _MOST_CHUNK_DIGITS or digits.strip(_HEX_DIGITS):
+            raise _Refusal("sent a chunked HTTP body that is not in its plain form")
+        size = int(digits, 16)
+        if not size:
+            break
+        at = end + 2 + size
+        if len(rest) < at + 2:
+            return len(rest) + 1
+        if rest[at : at + 2] != b"\r\n":
+            raise _Refusal("sent a chunked HTTP body that is not in its plain form")
+        at += 2
+    # Trailers, and the empty line behind them.
+    done = rest.find(b"\r\n\r\n", end)
+    return done + 4 if done >= 0 else len(rest) + 1
 
 
 def _check_target(method: bytes, target: bytes, host: Host) -> None:

@@ -2,6 +2,9 @@
 
 A way takes a pipe while it has bytes in it, and gives it back when the pipe is empty. So a connection at rest
 holds two descriptors, and one whose reader is slow two more for each way.
+
+Both sockets are set to be reset when they are closed, until the pump closes them in order. So if this process
+dies, the kernel resets both, and neither end takes what it has for everything.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ _PIPE_BYTES = 256 * 1024
 _MOST_LARGE = 8
 _MOST_ROUNDS = 8  # of filling and emptying the pipe, until other connections have their turn
 _MOST_SPARE = 8  # empty pipes that are kept
-_RESET = struct.pack("ii", 1, 0)  # struct linger: close() drops what is unsent and resets the connection
+_DISCARDED_BYTES = 64 * 1024  # read at once of what nobody wants any more
+# struct linger: close() drops what is unsent and resets the connection; or the kernel sends it after close().
+_RESET, _DELIVER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+# struct tcp_info (linux/tcp.h): bytes that the other end has acknowledged. The first one is our SYN.
+_BYTES_ACKED, _BYTES_ACKED_OFFSET = struct.Struct("=Q"), 120
+# When to look again whether the server has acknowledged everything. Doubled until it is the longest.
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.005, 0.08
 _EPOLLERR = 0x8
 _EPOLLHUP = 0x10
 
@@ -32,6 +41,12 @@ Pipe = tuple[int, int]  # what is read, what is written
 def reset_on_close(connection: socket.socket) -> None:
     """The other end sees an error at once, and never takes what it has for everything."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def deliver_on_close(connection: socket.socket) -> None:
+    """The other end gets everything that was written, and then the end. The kernel does it, also when this
+    process has ended."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DELIVER)
 
 
 class PipePool:
@@ -69,7 +84,7 @@ class PumpEnding(NamedTuple):
 class Way:
     """One direction."""
 
-    __slots__ = ("ended", "first", "moved", "paused", "pending", "pipe", "shut", "sink", "source")
+    __slots__ = ("ended", "first", "moved", "paused", "pending", "pipe", "shut", "sink", "source", "unwanted")
 
     def __init__(self, source: socket.socket, sink: socket.socket, first: bytes = b"") -> None:
         self.source = source
@@ -81,6 +96,7 @@ class Way:
         self.ended = False  # the source has sent everything
         self.shut = False  # and the sink was told so
         self.paused = False  # waits for the rate limit
+        self.unwanted = False  # the sink's end is gone: what the source sends is read, and dropped
 
     @property
     def blocked(self) -> bool:
@@ -90,7 +106,20 @@ class Way:
 class SplicePump:
     """Takes both sockets over, and closes them. Calls `done` once."""
 
-    __slots__ = ("_done", "_down", "_idle", "_last", "_loop", "_meter", "_pool", "_timer", "_up")
+    __slots__ = (
+        "_done",
+        "_down",
+        "_idle",
+        "_last",
+        "_leaving",
+        "_look",
+        "_look_seconds",
+        "_loop",
+        "_meter",
+        "_pool",
+        "_timer",
+        "_up",
+    )
 
     def __init__(
         self,
@@ -111,9 +140,13 @@ class SplicePump:
         self._up = Way(client, server, first)
         self._down = Way(server, client)
         self._last = loop.now
+        self._leaving = ""
+        self._look: Timer | None = None
+        self._look_seconds = _FIRST_LOOK_SECONDS
         meter.count(len(first))
         for connection in (client, server):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            reset_on_close(connection)
         loop.watch(client.fileno(), READ, self._on_client)
         loop.watch(server.fileno(), READ, self._on_server)
         self._timer: Timer | None = loop.call_later(idle, self._on_idle)
@@ -126,6 +159,21 @@ class SplicePump:
 
     def end(self, reason: str) -> None:
         self._finish(reason)
+
+    def deliver(self, reason: str) -> None:
+        """The plugin has ended: end, for this reason, when the server has everything that it sent."""
+        if self._done is None:
+            return
+        self._leaving = reason
+        down = self._down
+        if down.pipe is not None:
+            self._pool.give_back(down.pipe, empty=not down.pending)
+            down.pipe, down.pending = None, 0
+        down.shut = down.unwanted = True
+        # A server that cannot get rid of its answers may read nothing more.
+        self._move(down)
+        if not self._up.paused:
+            self._move(self._up)
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -203,6 +251,8 @@ class SplicePump:
 
     def _fill(self, way: Way) -> bool:
         """Whether something was read, so that it is worth to go on."""
+        if way.unwanted:
+            return self._discard(way)
         allowed = self._meter.allowance(_PIPE_BYTES)
         if not allowed:
             if self._meter.spent:
@@ -229,6 +279,22 @@ class SplicePump:
         self._meter.count(count)
         return True
 
+    def _discard(self, way: Way) -> bool:
+        try:
+            way.ended = not way.source.recv(_DISCARDED_BYTES)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _clear_answers(self) -> None:
+        """The kernel resets a connection that is closed with something to read in it."""
+        try:
+            for _ in range(_MOST_ROUNDS):
+                if self._down.ended or not self._discard(self._down):
+                    break
+        except OSError:
+            pass  # the server has reset it
+
     def _note(self, way: Way, count: int) -> None:
         way.moved += count
         self._last = self._loop.now
@@ -243,29 +309,58 @@ class SplicePump:
 
     def _settle(self) -> None:
         """Watch what is needed next, and end when both ways have."""
-        if self._up.shut and self._down.shut:
-            self._finish("")
+        if self._up.shut and self._down.shut and not self._must_wait():
+            self._finish(self._leaving, in_order=True)
             return
         for out, into, handler in (
             (self._up, self._down, self._on_client),
             (self._down, self._up, self._on_server),
         ):
             mask, fd = self._mask(out, into), out.source.fileno()
-            if mask:
-                self._loop.resume(fd, mask, handler)
-            else:
+            if not mask:
                 self._loop.change(fd, 0)
+                continue
+            try:
+                self._loop.resume(fd, mask, handler)
+            except OSError as error:  # it was forgotten, and the kernel does not watch it again
+                self._finish(f"broke: {os.strerror(error.errno or 0)}")
+                return
 
-    def _finish(self, reason: str) -> None:
+    def _must_wait(self) -> bool:
+        """Whether something of a plugin that has ended is still on its way. An answer of the server would
+        then reset a closed connection, and what is on its way would be lost."""
+        if not self._leaving or self._down.ended or self._is_acknowledged():
+            return False
+        if self._look is None:
+            self._look = self._loop.call_later(self._look_seconds, self._look_again)
+            self._look_seconds = min(2 * self._look_seconds, _LONGEST_LOOK_SECONDS)
+        return True
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._settle()
+
+    def _is_acknowledged(self) -> bool:
+        end = _BYTES_ACKED_OFFSET + _BYTES_ACKED.size
+        info = self._up.sink.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
+        if len(info) < end:
+            return True  # this kernel does not tell
+        acknowledged: int = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_OFFSET)[0]
+        return acknowledged > self._up.moved
+
+    def _finish(self, reason: str, *, in_order: bool = False) -> None:
         done, self._done = self._done, None
         if done is None:
             return
         self._loop.cancel(self._timer)
+        self._loop.cancel(self._look)
+        if in_order and self._leaving:
+            self._clear_answers()
         for way in (self._up, self._down):
             if way.pipe is not None:
                 self._pool.give_back(way.pipe, empty=not way.pending)
                 way.pipe = None
-            if reason:
-                reset_on_close(way.source)
+            if in_order:
+                deliver_on_close(way.source)
             self._loop.retire(way.source)
         done(PumpEnding(reason, self._up.moved, self._down.moved))

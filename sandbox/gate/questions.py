@@ -148,7 +148,10 @@ class NameService:
                 reset_on_close(client)
                 client.close()
             else:
-                self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+                try:
+                    self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+                except OSError:  # the kernel does not watch it
+                    client.close()
             if self._brake.count():
                 return
 
@@ -170,8 +173,8 @@ class QuestionStream:
         self._service = service
         self._buffer = b""
         self._out = b""
+        loop.watch(client.fileno(), READ, self._on_event)  # before there is a timer: it may fail
         self._timer: Timer = loop.call_later(_CLIENT_SECONDS, self._close)
-        loop.watch(client.fileno(), READ, self._on_event)
 
     def _close(self) -> None:
         self._loop.cancel(self._timer)

@@ -54,8 +54,11 @@ class AuditLog:
         self.left_out: Counter[str] = Counter()  # lines that were not kept, by verdict
         self.dropped = 0  # lines that were not read in time, or make no sense
         self.fault = ""  # why the gate could not start, or ended by itself
-        self.gate_ended_early = False  # before the plugin; its connections were refused from then on
-        self.on_line: Callable[[AuditLine], None] | None = None  # for those who want each line at once
+        # Before the plugin, or before it had delivered what the plugin sent. Connections were reset, and
+        # refused from then on.
+        self.gate_ended_early = False
+        # For those who want each line at once, and one of kind "gate" if the gate ends early.
+        self.on_line: Callable[[AuditLine], None] | None = None
         self._told = 0
         self._rest = b""
         self._skipping = False  # inside a line that is too long
@@ -77,6 +80,17 @@ class AuditLog:
             self.dropped += not self._skipping
             rest, self._skipping = b"", True
         self._rest = b"" if self._skipping else rest
+
+    def end_early(self) -> None:
+        """The gate has ended before the plugin, or by a fault of its own."""
+        self.gate_ended_early = True
+        if self.on_line is not None:
+            self.on_line(AuditLine("gate", "", 0, "failed", reason=self.describe_end()))
+
+    def describe_end(self) -> str:
+        """The second half of a sentence about the gate that has ended early."""
+        why = f" ({self.fault})" if self.fault else ""
+        return f"ended too early{why}: open connections were reset, and new ones refused"
 
     def _take(self, raw: bytes) -> None:
         import json

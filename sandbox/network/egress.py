@@ -31,6 +31,8 @@ class EgressLimits(NamedTuple):
     first_bytes: float = 30.0  # seconds until the name in clear text has to be there
     bytes: int | None = None  # through all connections, both ways
     rate: int | None = None  # bytes per second, both ways
+    cpu: float | None = None  # cores that the gate itself may use: the plugin's own cpu limit
+    cpu_time: float | None = None  # seconds of processor time, likewise
 
 
 class EgressPlan(NamedTuple):
@@ -56,7 +58,7 @@ class GateSockets(NamedTuple):
 class AuditLine(NamedTuple):
     """One connection or one DNS question, allowed or refused."""
 
-    kind: str  # "dns" | "connect"
+    kind: str  # "dns" | "connect"; "gate" in live events alone, if the gate ended early
     name: str  # the host that was meant, normalised; the address where there is no name
     port: int  # 0 for dns
     verdict: str  # "allowed" | "refused" | "failed": allowed, and not reachable

@@ -88,7 +88,7 @@ class _ProgramSearch:
     def add(self, tree: str, what: str, *, trusted: bool) -> None:
         """Show a file, a folder, or the parts of an installation that its programs need."""
         parts = parts_of(tree)
-        hint = "use a program below /usr or /opt, or in the plugin's own folder"
+        hint = "use a program below /usr, or in the plugin's own folder"
         reason = None
         if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
             reason = "it is outside of the plugin's folder, and the policy does not let plugins read there"

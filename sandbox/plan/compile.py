@@ -158,6 +158,9 @@ def _compile(
     env = _environment(request, grant, found)
     directory = working_directory(request, binds, relocation)
     whole = () if project is None else (project.path,)
+    unasked = [_STATE_DIR_VARIABLE, "HOME"]
+    if "PATH" not in dict(grant.env):  # ours: it leads to what is shown of the program
+        unasked.append("PATH")
     return LaunchPlan(
         argv=found.argv,
         directory=directory,
@@ -174,7 +177,7 @@ def _compile(
             *mentions.outside(
                 found.argv[1:],
                 # These say nothing about what the plugin wants.
-                [pair for pair in env if pair[0] not in (_STATE_DIR_VARIABLE, "HOME")],
+                [pair for pair in env if pair[0] not in unasked],
                 directory=request.directory,
                 inside=directory,
                 home=environ.get("HOME", ""),

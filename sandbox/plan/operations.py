@@ -122,7 +122,7 @@ def _folder(dest: str, size: int, mode: int = 0o1777) -> Tmpfs:
 def _scratch(grant: Grant) -> Iterator[Tmpfs]:
     size = grant.scratch_bytes
     if grant.scratch is not None and size is not None:
-        yield _folder(grant.scratch.dest, size, 0o700)
+        yield _folder(grant.scratch.dest, size, 0o700)._replace(is_scratch=True)
 
 
 def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:

@@ -42,6 +42,7 @@ class Tmpfs(NamedTuple):
     size: int
     mode: int
     inodes: int = 0  # 0: as many as the kernel thinks right, which is half as many as the machine has pages
+    is_scratch: bool = False  # whether it was full is told at the end: then the disk limit was met
 
 
 class Text(NamedTuple):

@@ -313,6 +313,10 @@ def _env(
                 )
         else:
             env[request.name] = environ[request.name] if request.value is None else request.value
+    own = {request.name for request in spec.env if request.fixed}
+    for name in sorted(own.intersection((*overrides.pass_env, *dict(overrides.env)))):
+        reason = "the plugin's contract sets this variable itself"
+        denials.append(Denial("env_contract", name, reason, f"leave --env {name} out"))
     env.update((name, environ[name]) for name in overrides.pass_env if name in environ)
     env.update(overrides.env)
     return tuple(env.items())

@@ -220,8 +220,20 @@ def _stay(program: int, order: SpawnOrder, account: int) -> int:
     if order.ending >= 0:
         read, written = (now - then for now, then in zip(_read_account(account), before, strict=True))
         told = status, expired, used.ru_utime, used.ru_stime, used.ru_maxrss, read, written
-        os.write(order.ending, ENDING.pack(*told))
+        os.write(order.ending, ENDING.pack(*told, _is_full(order.scratch)))
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _is_full(number: int) -> bool:
+    """Whether nothing more can be written to a temporary folder, or no file be made there. bwrap's mount of
+    it is gone by now, and ours is the same file system."""
+    if number < 0:
+        return False
+    try:
+        found = os.statvfs(folder_path(number))
+    except OSError:
+        return False
+    return found.f_bfree == 0 or found.f_ffree == 0
 
 
 def _kill_all() -> None:

@@ -17,8 +17,8 @@ from sandbox.value import NamedTuple
 FOLDERS_ROOT = "/sys"
 
 # The last message of the cell's init: bwrap's wait status, whether the deadline passed, seconds of user and
-# system time, largest RSS in KiB, bytes read and written.
-ENDING = struct.Struct("=iiddqqq")
+# system time, largest RSS in KiB, bytes read and written, whether the folder that it looks at was full.
+ENDING = struct.Struct("=iiddqqqi")
 
 
 class Ending(NamedTuple):
@@ -31,6 +31,7 @@ class Ending(NamedTuple):
     max_rss: int  # bytes, of the largest single process
     read: int  # bytes, by system calls, from files, pipes and sockets
     written: int
+    full: bool  # the folder that it was told to look at (SpawnOrder.scratch)
 
 
 def read_ending(fd: int) -> Ending | None:
@@ -38,8 +39,8 @@ def read_ending(fd: int) -> Ending | None:
     raw = os.read(fd, ENDING.size)
     if len(raw) < ENDING.size:
         return None
-    status, expired, user, system, kibibytes, read, written = ENDING.unpack(raw)
-    return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written)
+    status, expired, user, system, kibibytes, read, written, full = ENDING.unpack(raw)
+    return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written, bool(full))
 
 
 class SpawnError(Exception):
@@ -122,6 +123,7 @@ class SpawnOrder(NamedTuple):
     deadline: float | None = None  # on the monotonic clock: the cell's init then ends everything
     stdio: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
     folders: tuple[str, ...] = ()  # tmpfs options, one for each folder, mounted at folder_path of its number
+    scratch: int = -1  # the number of the one that Ending.full is about; -1: none
     # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.
     mounts: tuple[tuple[int, bool], ...] = ()
     network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none

@@ -29,12 +29,12 @@ class Relay(PipePump):
     """
 
     def __init__(self, sink: int, *, size: int | None, lines: int | None) -> None:
-        self.tail = b""  # the last bytes that were passed on
         # The limit that was exceeded. Also set by `finish`: a plugin may end before anybody has looked.
         self.exceeded: str | None = None
         self.is_terminal = os.isatty(sink)
         self._hide: HideInTail | None = None
         self._kept = _TAIL_BYTES
+        self._end = bytearray()  # up to twice as much as is kept: it is not moved at each read
         self._size = size
         self._most_lines = lines
         super().__init__(sink)
@@ -44,6 +44,11 @@ class Relay(PipePump):
         them, so that none is cut."""
         self._hide = hide
         self._kept = _TAIL_BYTES + longest
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes that were passed on."""
+        return bytes(self._end[-self._kept :])
 
     @property
     def dropped(self) -> int:
@@ -111,4 +116,6 @@ class Relay(PipePump):
         return cut
 
     def _note_passed(self, count: int) -> None:
-        self.tail = (self.tail + self._buffer[max(0, count - self._kept) : count])[-self._kept :]
+        self._end += self._buffer[max(0, count - self._kept) : count]
+        if len(self._end) > 2 * self._kept:
+            del self._end[: -self._kept]

@@ -527,6 +527,16 @@ async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) 
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(
+    "given", [{"binding": {"a": 1}}, {"binding": b"{}"}, {1: "x"}, ["binding"], "binding"]
+)
+async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^options: "):
+        async with runner.open_plugin(shelf / "nexo_bare", options=given):
+            raise AssertionError("it was opened")
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("name", ["policy", "state_dir"])
 async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
     """It is a variable that is not set, and must not mean the default."""

@@ -27,6 +27,16 @@ from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 
+# A launch or a call that fails for one of these fails the same way every time.
+_PERMANENT = (
+    *("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable"),
+    *("invalid_call", "tool_not_exposed"),
+)
+# This one may not: a rollout leaves one call out and includes the next. So it ends the calls after this many
+# in a row.
+_PASSING = "binding.inactive"
+_MOST_PASSING = 1000
+
 
 def call_many(
     request: SessionRequest, output: Output, repeat: int, concurrency: int, *, prepares: bool = False
@@ -58,6 +68,7 @@ class CallTally:
         self.seconds: list[float] = []
         self.codes: Counter[str] = Counter()
         self.first: PluginError | PluginFailure | None = None
+        self._passing = 0  # refusals in a row that need not be final
 
     def take(self) -> bool:
         self.left -= 1
@@ -71,6 +82,11 @@ class CallTally:
         self.first = self.first or error
         if seconds is not None:
             self.seconds.append(seconds)
+
+        passing = isinstance(error, PluginError) and error.code == _PASSING
+        self._passing = self._passing + 1 if passing else 0
+        if error is not None and error.outcome.code in _PERMANENT and self._passing in (0, _MOST_PASSING):
+            self.left = 0
 
     def summary(self, wall: float) -> dict[str, Any]:
         ordered = sorted(self.seconds)
@@ -88,10 +104,6 @@ class CallTally:
             "per_second": round(self.done / wall, 1) if wall else None,
             "latency_ms": {"min": at(0.0), **latency, "max": at(1.0)},
         }
-
-
-# A launch that fails for one of these fails the same way every time.
-_PERMANENT = ("manifest_invalid", "policy_invalid", "policy_denied", "sandbox_unavailable")
 
 
 async def _many_prepared(
@@ -125,8 +137,6 @@ async def _many_prepared(
                 tally.count(trio.current_time() - began, error)
             except PluginFailure as failure:
                 tally.count(None, failure)
-                if failure.outcome.code in _PERMANENT:
-                    tally.left = 0
             else:
                 tally.count(trio.current_time() - began)
             living[:] = [session for session in living if session.report is None]
@@ -176,8 +186,6 @@ async def _many(
                 except PluginFailure as failure:
                     if tally.take():
                         tally.count(None, failure)
-                    if failure.outcome.code in _PERMANENT:
-                        tally.left = 0
                 finally:
                     living[:] = [session for session in living if session.report is None]
         finally:

@@ -31,7 +31,8 @@ _STDERR_LINES, _STDERR_WIDTH = 12, 500
 _PROGRESS_AFTER_SECONDS = 1.0
 _NOTICE_CHARACTERS = 2000
 _PROGRESS_CHARACTERS = 500  # of a plugin's own progress message
-# A reader of our stderr that takes longer than this gets nothing more.
+# A reader of our stderr that takes longer than this gets nothing more. While a plugin runs it is the time for
+# a whole line; afterwards, when there are no clocks to delay, for each part that a pipe takes at once.
 _STDERR_WRITE_SECONDS = 2.0
 
 
@@ -117,7 +118,7 @@ class Output:
     def record(self, record: Mapping[str, Any]) -> None:
         """The contract's own record of a call that has an answer. The document of a failure has it too."""
         if self.as_json or self._events:
-            self._say(_compact({"event": "invocation", "value": record}))
+            self._say(_compact({"event": "invocation", "value": record}), last=True)
 
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
         """Print a failure, once. `notes`: of the launch, where there is no report yet."""
@@ -126,7 +127,7 @@ class Output:
         self._failed = self.has_told = True
         self.hush()
         if self.as_json:
-            self._say(_compact(_document(error)))
+            self._say(_compact(_document(error)), last=True)
             return
         outcome = error.outcome
         if (
@@ -162,19 +163,23 @@ class Output:
         if self._events:
             self._say(_compact(document))
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, last: bool = False) -> None:
         self.hush()
         shown = text if self.as_json or self._events else fit(text, sys.stderr)
-        self._write(f"{shown}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace"))
+        self._write(f"{shown}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace"), last=last)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, last: bool = False) -> None:
         """Write to stderr. A reader that does not keep up must not delay the clocks: after a bounded wait
-        nothing more is written there."""
+        nothing more is written there. `last`: there are no clocks any more, and the line may be long. Then
+        the wait is bounded for each part."""
         until = time.monotonic() + _STDERR_WRITE_SECONDS
+        left = memoryview(data)  # a slice of it copies nothing
         try:
-            while data and not self._stderr_stuck:
+            while left and not self._stderr_stuck:
                 try:
-                    data = data[self._sink.write(data[: select.PIPE_BUF]) :]
+                    left = left[self._sink.write(bytes(left[: select.PIPE_BUF])) :]
+                    if last:
+                        until = time.monotonic() + _STDERR_WRITE_SECONDS
                 except BlockingIOError:
                     poll = select.poll()
                     poll.register(self._sink.fd, select.POLLOUT)

@@ -79,6 +79,15 @@ class SessionRequest(NamedTuple):
         return open_prepared(prepared, environ=os.environ, config=self.config, on_made=on_made)
 
 
+class Conversation(NamedTuple):
+    """How a session of the command line ended."""
+
+    outcome: Outcome
+    report: dict[str, Any]
+    record: dict[str, Any] | None  # the contract's own
+    failed: PluginError | PluginFailure | None
+
+
 def run_on_trio(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
     gc.freeze()  # what was imported stays: the collector need not look through it
     gc.enable()
@@ -91,9 +100,15 @@ async def write_in_thread(write: Callable[[Any], None], what: Any) -> None:
 
 
 def run_session(request: SessionRequest, output: Output, what: str, work: Any) -> int:
-    outcome, report = run_on_trio(_conversation, request, output, what, work)
-    _write_report(request.sink, report, output)
-    return EXIT[outcome.code]
+    ended = run_on_trio(_conversation, request, output, what, work)
+    # In no event loop: the record of a call may be long.
+    if ended.failed is None:
+        if ended.record is not None:
+            output.record(ended.record)
+    elif not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
+        output.failure(ended.failed)
+    _write_report(request.sink, ended.report, output)
+    return EXIT[ended.outcome.code]
 
 
 def tell_refused(
@@ -117,9 +132,7 @@ def _write_report(sink: ReportFile, report: dict[str, Any], output: Output) -> N
                 say(f"runner {output.verb}: {error}")
 
 
-async def _conversation(
-    request: SessionRequest, output: Output, what: str, work: Any
-) -> tuple[Outcome, dict[str, Any]]:
+async def _conversation(request: SessionRequest, output: Output, what: str, work: Any) -> Conversation:
     request = request.on_trio()
     seen: list[Session] = []
     failed: PluginError | PluginFailure | None = None
@@ -145,7 +158,7 @@ async def _conversation(
             [error] = _leaves(group)
             failed = PluginFailure(judge_error(error)[0]._replace(phase=seen[0].phase if seen else phase))
     if failed is None and not output.has_told and numbers:
-        failed = interrupted(numbers[0], phase)
+        failed = _ended_before(seen) or interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""
     if output.unwritten is not None and (failed is None or output.shows_published):
         failed = unwritten_result(output.unwritten)
@@ -166,11 +179,15 @@ async def _conversation(
     if failed is not None:
         failed.report, failed.invocation = report, record
         output.hush()
-        if not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
-            output.failure(failed)
-    elif record is not None:
-        output.record(record)
-    return outcome, report
+    return Conversation(outcome, report, record, failed)
+
+
+def _ended_before(seen: list[Session]) -> PluginFailure | None:
+    """A call whose time was up, or whose plugin had failed, before a signal came. First cause wins."""
+    end = seen[0].end if seen else None
+    if end is None or end.outcome.code in ("ok", "cancelled", "plugin_error"):
+        return None
+    return PluginFailure(end.outcome)
 
 
 def _record(prepared: PreparedCall | None, seen: list[Session], outcome: Outcome) -> dict[str, Any] | None:

@@ -106,10 +106,15 @@ class VaiContract(Contract):
 
         return launch_fault(plugin)
 
-    def choice_fault(self, plugin: Plugin) -> LaunchFault | None:
+    def check_options(self, plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
+        from runner.contracts.vai.cage import check_options
+
+        return check_options(plugin, options)
+
+    def choice_fault(self, plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
         from runner.contracts.vai.cage import choice_fault
 
-        return choice_fault(plugin)
+        return choice_fault(plugin, options)
 
     def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
         from runner.contracts.vai.package.catalogue import catalogue

@@ -57,6 +57,15 @@ class Binding(NamedTuple):
     timeout: float | None = None  # seconds
     max_concurrency: int | None = None
 
+    @property
+    def inactive(self) -> str:
+        """Why nothing may run by it, whoever asks; empty: somebody may."""
+        if not self.active:
+            return f"the binding {quoted(self.id)} is disabled"
+        if not self.traffic_percent:
+            return f"the binding {quoted(self.id)} has the traffic_percent 0, which leaves everybody out"
+        return ""
+
 
 def read_binding(
     text: str, file: str, plugin: Plugin, *, files: bool = False, context: Mapping[str, Any] | None = None

@@ -61,7 +61,7 @@ def choose_export(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | 
 
 
 def _unchosen(plugin: Plugin) -> Plugin:
-    declared = declared_by(plugin)._replace(chosen="", effective=None)
+    declared = declared_by(plugin)._replace(chosen="", effective=None, inactive="")
     return plugin._replace(
         spec=SandboxSpec(network=Network("none", where=("exports",))),
         exports=exports_of(declared),
@@ -107,9 +107,10 @@ def caged(
     if narrowed.permissions.filesystem == "assets_ro":
         parts = (*parts, ASSETS)
     hosts = None if binding is None else binding.egress
+    inactive = "" if binding is None else binding.inactive
     return plugin._replace(
         spec=_spec(narrowed, place, hosts, options),
-        exports=exports_of(declared._replace(chosen=export.id, effective=narrowed)),
+        exports=exports_of(declared._replace(chosen=export.id, effective=narrowed, inactive=inactive)),
         timeouts=(*plugin.timeouts, ("call", narrowed.timeout)),
         root_parts=tuple(dict.fromkeys(parts)),
     )
@@ -131,9 +132,9 @@ def _spec(
     scratch: Scratch | None = None
     if permissions.filesystem == "scratch":
         scratch = Scratch(scratch_dir(options.get("invocation_id", "")), where=at_files)
-        env += [EnvRequest(name, scratch.dest, where=at_files) for name in ("HOME", "TMPDIR")]
+        env += [EnvRequest(name, scratch.dest, where=at_files, fixed=True) for name in ("HOME", "TMPDIR")]
     if permissions.slots:
-        env.append(EnvRequest("VAI_SECRETS_DIR", SECRETS, where=at_slots))
+        env.append(EnvRequest("VAI_SECRETS_DIR", SECRETS, where=at_slots, fixed=True))
     return SandboxSpec(
         network=_network(export, place, hosts, options.get("gateway_url", "")),
         env=tuple(env),
@@ -190,12 +191,31 @@ def _gateway_host(url: str) -> str:
         raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
 
 
-def choice_fault(plugin: Plugin) -> LaunchFault | None:
+def choice_fault(plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
     declared = declared_by(plugin)
-    if declared.chosen:
-        return None
-    message = f"the package has several exports, each with a cage of its own: {listed(declared)}"
-    return LaunchFault("export_not_chosen", message, "choose one with --export ID or --binding FILE")
+    if not declared.chosen:
+        message = f"the package has several exports, each with a cage of its own: {listed(declared)}"
+        return LaunchFault("export_not_chosen", message, "choose one with --export ID or --binding FILE")
+    if declared.inactive:
+        hint = "change the record, or give another --binding; runner explain and runner check take this one"
+        return LaunchFault("binding_inactive", declared.inactive, hint)
+    # Only a schema can find fault with a configuration, and it is slow to import what compiles one.
+    if "binding" in options and declared.effective is not None and declared.effective.config_schema:
+        for fault in check_options(plugin, options):
+            message = f"the binding's configuration cannot be used: {fault.message}"
+            return LaunchFault(fault.rule, message, "correct config in the file that --binding names")
+    return None
+
+
+def check_options(plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
+    """What is wrong with the binding's configuration, by the schema in the package."""
+    if "binding" not in options:
+        return ()
+    from runner.contracts.vai.binding import read_binding
+
+    text, file = options["binding"], options.get("binding_file", "")
+    _, found = read_binding(text, file, _unchosen(plugin), files=True)
+    return tuple(fault for fault in found if fault.severity == "error")
 
 
 def exports_asked(plugin: Plugin) -> tuple[tuple[str, str], ...]:

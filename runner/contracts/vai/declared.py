@@ -22,6 +22,7 @@ KINDS: tuple[Kind, ...] = ("tool", "hook", "compactor", "harness")
 _EXPORT = "export."
 _CHOSEN = "chosen"
 _EFFECTIVE = "effective"
+_INACTIVE = "inactive"
 _OS = "os"
 _ARCH = "arch"
 _PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
@@ -66,6 +67,7 @@ class Declared(NamedTuple):
     effective: DeclaredExport | None = None
     os: tuple[str, ...] = ()  # systems it was built for; empty: any
     arch: tuple[str, ...] = ()  # machines it was built for; empty: any
+    inactive: str = ""  # why the binding of the chosen export lets nothing run; empty: it does
 
     def find(self, name: str) -> DeclaredExport | None:
         return next((export for export in self.exports if export.id == name), None)
@@ -77,6 +79,7 @@ def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
         *((_EXPORT + export.id, (_encoded(export),)) for export in declared.exports),
         (_CHOSEN, (declared.chosen,)),
         (_EFFECTIVE, () if declared.effective is None else (_encoded(declared.effective),)),
+        (_INACTIVE, (declared.inactive,)),
         (_OS, declared.os),
         (_ARCH, declared.arch),
     )
@@ -92,6 +95,7 @@ def declared_by(plugin: Plugin) -> Declared:
         _decoded(narrowed[0]) if narrowed else None,
         found.get(_OS, ()),
         found.get(_ARCH, ()),
+        found.get(_INACTIVE, ("",))[0],
     )
 
 

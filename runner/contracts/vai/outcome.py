@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from runner.contracts.vai.call.context import is_attempt, is_id
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd
@@ -37,6 +38,13 @@ _PROTOCOL_CAUSES = (
 _LASTING = ("protocol.identity_mismatch", "protocol.unsupported_version", "protocol.invalid_response")
 _REFUSED = ("manifest_invalid", "policy_invalid", "policy_denied")
 _NOT_STARTED = ("launch_failed", "sandbox_unavailable", "quarantined")
+
+
+# Keys of a call's context. A prepared call has all its ids there.
+_IDS = (
+    *("invocation_id", "trace_id", "org_id", "project_id", "session_id", "chain_id", "run_id"),
+    *("execution_id", "tool_execution_id", "compaction_id", "delivery_id", "binding_id"),
+)
 
 
 class Ending(NamedTuple):
@@ -113,13 +121,13 @@ def _violation(code: str, cause: str, written: bool, lost: bool) -> Ending:
     if code == "protocol_version_mismatch":
         word = "unsupported_version"
     named = f"protocol.{word}"
-    if not written or named in _LASTING:
-        return Ending("failed", named, lost)
     return _by_effect(named, written, lost)
 
 
 def _by_effect(code: str, written: bool, lost: bool) -> Ending:
     """What may be repeated is a retryable failure: all that was not sent, and all that does no harm twice."""
+    if code in _LASTING:
+        return Ending("failed", code, lost)
     if not written and code.startswith("protocol."):
         return Ending("failed", code)
     return Ending("failed", code, True) if lost else Ending("retryable_failure", code)
@@ -137,13 +145,14 @@ def _is_repeatable(export: DeclaredExport | None) -> bool:
 def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]) -> Mapping[str, Any]:
     """`plugin`: by its manifest alone, so that its exports are as declared."""
     export = declared_by(plugin).find(call.name)
-    known = {**_body_of(call), **call.context}
+    given = {key: options.get(key) for key in ("invocation_id", "delivery_id")} | dict(call.context)
+    # What a refused call said about itself was not checked.
+    known = {key: given[key] for key in _IDS if is_id(given.get(key))}
     found = ending(export, end)
-    attempt = known.get("attempt", 1)
-    attempt = attempt if isinstance(attempt, int) else 1
+    attempt = given["attempt"] if is_attempt(given.get("attempt")) else 1
     retry = _retry(export, end, found, known, attempt)
     return {
-        "invocation_id": known.get("invocation_id") or options.get("invocation_id"),
+        "invocation_id": known.get("invocation_id"),
         "export": {"kind": export.kind if export is not None else call.kind, "id": call.name},
         "binding_id": known.get("binding_id") or _binding_id(options),
         "package": {"id": plugin.id, "version": plugin.version},
@@ -165,7 +174,7 @@ def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str])
         "execution_id": known.get("execution_id"),
         "tool_execution_id": known.get("tool_execution_id"),
         "compaction_id": known.get("compaction_id"),
-        "delivery_id": known.get("delivery_id") or options.get("delivery_id"),
+        "delivery_id": known.get("delivery_id"),
         "events": end.events,
         "dropped_events": end.dropped_events,
         "permissions": {
@@ -173,6 +182,7 @@ def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str])
             "effective": _permissions(_effective(export, plugin, options)),
         },
         "checkpoint": _checkpoint(export, end),
+        "late": _late(export, end),
     }
 
 
@@ -195,32 +205,13 @@ def _retry(
     }
 
 
-def _body_of(call: Call) -> dict[str, Any]:
-    """The ids in a request's body, which a prepared call has as its input."""
-    if not isinstance(call.input, dict):
-        return {}
-    parts = [call.input.get("target"), call.input, call.input.get("context")]
-    ids = {}
-    for part in parts:
-        if isinstance(part, dict):
-            ids.update({k: v for k, v in part.items() if k in ("attempt",) or k in _IDS})
-    return ids
-
-
-# Keys of a request's body, its target and its context.
-_IDS = (
-    *("invocation_id", "trace_id", "org_id", "project_id", "session_id", "chain_id", "run_id"),
-    *("execution_id", "tool_execution_id", "compaction_id", "delivery_id"),
-)
-
-
 def _binding_id(options: Mapping[str, str]) -> str | None:
     try:
         found = json.loads(options.get("binding") or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = found.get("binding_id") if isinstance(found, dict) else None
-    return known if isinstance(known, str) else None
+    return known if is_id(known) else None
 
 
 def _effective(
@@ -255,6 +246,20 @@ def _checkpoint(export: DeclaredExport | None, end: CallEnd) -> Any:
         if isinstance(result, dict) and result.get("checkpoint") is not None:
             return result["checkpoint"]
     return None
+
+
+def _late(export: DeclaredExport | None, end: CallEnd) -> Any:
+    """What was answered when nobody waited any longer. A checkpoint in it has a place of its own."""
+    said = end.late
+    if not isinstance(said, dict) or export is None or export.kind != "harness":
+        return said
+    if isinstance(said.get("result"), dict):
+        return {**said, "result": _without_checkpoint(said["result"])}
+    return _without_checkpoint(said)
+
+
+def _without_checkpoint(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key != "checkpoint"}
 
 
 def _time(seconds: float) -> str:

@@ -30,3 +30,10 @@ def test_a_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     for path in (f"{tmp_path}/nine", "/dev/zero"):
         with pytest.raises(ValueError, match=r"--x @.* has more than"):
             read_json_option("--x", f"@{path}")
+
+
+def test_a_hint_about_files_is_for_what_is_no_json() -> None:
+    with pytest.raises(ValueError, match=r"write a file as @FILE$"):
+        read_json_option("--x", "{")
+    with pytest.raises(ValueError, match=r"cannot be used: .*64 bit: 9{20}$"):
+        read_json_option("--x", '{"attempt": 99999999999999999999}')

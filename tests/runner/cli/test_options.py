@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from runner.cli import options, verb_parser
 from runner.cli.options import invocation_of
 from runner.contracts.contract import ContractOption
+from sandbox.files import write_all
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
@@ -302,6 +306,53 @@ def test_faults_of_secrets(secret: list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as refused:
         options.secrets_of(given_options(secret=secret))
     assert SPELLED not in str(refused.value)
+
+
+@pytest.mark.usefixtures("boxed")
+def test_a_fifo_to_which_nobody_writes_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening it as a file would wait for ever."""
+    monkeypatch.setattr(options, "_WRITER_SECONDS", 0.0)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="it is a FIFO, and nobody has opened it") as refused:
+        options.secrets_of(given_options(secret=[f"key=@{tmp_path}/fifo"]))
+    assert "start the program that writes to it first" in str(refused.value)
+
+
+@pytest.mark.usefixtures("boxed")
+@pytest.mark.parametrize("pieces", [[b"key"], [b"", b"ke", b"y"], [b""], [b"x" * (1 << 20), b"x"]])
+@pytest.mark.parametrize("named", [True, False])
+def test_secrets_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, pieces: list[bytes]
+) -> None:
+    """As `--secret key=@<(command)` in a shell, and as a FIFO whose writer comes at any moment."""
+    monkeypatch.setattr(options, "_WRITER_SECONDS", 60.0)
+    path = f"{tmp_path}/fifo"
+    read = write = -1
+    if named:
+        os.mkfifo(path)
+    else:
+        read, write = os.pipe()
+        path = f"/dev/fd/{read}"
+
+    def write_pieces() -> None:
+        with open(path if named else write, "wb", buffering=0) as file, suppress(BrokenPipeError):
+            for piece in pieces:
+                write_all(file.fileno(), piece)
+
+    writer = threading.Thread(target=write_pieces)
+    writer.start()
+    args = given_options(secret=[f"key=@{path}"])
+    content = b"".join(pieces)
+    try:
+        if content == b"key":
+            assert options.secrets_of(args) == {"key": b"key"}
+        else:
+            with pytest.raises(ValueError, match="is empty" if not content else "more than 1 MiB"):
+                options.secrets_of(args)
+    finally:
+        if not named:
+            os.close(read)
+        writer.join()
 
 
 @pytest.mark.usefixtures("boxed")

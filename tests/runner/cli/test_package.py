@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,34 @@ def test_a_key_in_the_package_does_not_sign(author: Author) -> None:
     author.key = author.key.rename(author.root / "key")
     status, said = author.sign()
     assert status == 2 and "lies in the package" in said
+
+
+def _der(key: Path) -> bytes:
+    return base64.b64decode("".join(key.read_text().splitlines()[1:-1]))
+
+
+HELD: dict[str, Callable[[Path, Path], object]] = {
+    "copy": lambda key, path: path.write_bytes(key.read_bytes()),
+    "hard link": lambda key, path: os.link(key, path),
+    "indented": lambda key, path: path.write_text(key.read_text().replace("\n", "\n    ")),
+    "in the middle": lambda key, path: path.write_bytes(b"x" * ((1 << 18) - 60) + key.read_bytes()),
+    "DER": lambda key, path: path.write_bytes(b"x" + _der(key)),
+    "hexadecimal": lambda key, path: path.write_text(_der(key).hex()),
+    "base64": lambda key, path: path.write_bytes(base64.b64encode(_der(key)[16:])),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_key_itself_in_a_file_of_the_package_does_not_sign(author: Author, name: str) -> None:
+    HELD[name](author.key, author.root / "notes")
+    status, said = author.sign()
+    assert status == 2 and "notes holds the private key" in said and "runner keygen" in said
+    assert not (author.root / SIGNATURE_NAME).exists()
+
+
+def test_the_public_key_in_the_package_signs(author: Author) -> None:
+    (author.root / "notes").write_text(author.trust.read_text())
+    assert author.sign()[0] == 0
 
 
 def test_an_untrusted_key_and_a_faulty_trust_file_are_told_apart(author: Author) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.launch.prepare import managed_state_dir
+from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
 from tests.template import quick_root, quick_user, templates  # noqa: F401 -- fixtures
 
@@ -105,6 +108,14 @@ def test_a_claimed_id_is_not_enough_for_the_state_behind_it(
         said = json.loads(runner_as_user("explain", "--format", "json", plugin_dir / folder).stdout)
         places |= {path["path"] for path in said["grant"]["paths"] if path["origin"] == "state"}
     assert len(places) == 2
+
+
+def test_without_a_home_there_is_no_place_for_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # there is no such user
+    with pytest.raises(StateRefused, match="HOME is not the path of a folder") as refused:
+        managed_state_dir(None, {})  # type: ignore[arg-type]  # it comes not that far
+    assert "--state-dir" in refused.value.hint
 
 
 def test_the_contracts_own_variables(ask: Ask) -> None:

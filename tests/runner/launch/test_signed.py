@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from runner.launch.report import notes
 from runner.launch.run import rehearse, run
 from runner.launch.signed import check_package, require_copy_mounted
 from runner.launch.stages import Decided, Invocation, Stopwatch
-from runner.outcome import EXEC_REFUSED, Failure
+from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure
 from runner.package import snapshot
 from runner.package.keys import load_key, make_key
 from runner.package.listing import SIGNATURE_NAME, list_package
@@ -192,11 +193,11 @@ def test_a_signature_that_is_replaced_meanwhile_is_refused(
 ) -> None:
     real = snapshot.take_snapshot
 
-    def swap(root: str, environ: dict[str, str]) -> Any:
+    def swap(root: str, environ: dict[str, str], look: Callable[[], None]) -> Any:
         package.sign()  # at another second
         text = (package.root / SIGNATURE_NAME).read_text()
         (package.root / SIGNATURE_NAME).write_text(text + "\n")
-        return real(root, environ)
+        return real(root, environ, look)
 
     monkeypatch.setattr("runner.launch.signed.take_snapshot", swap)
     with pytest.raises(Failure, match="its signature changed"), check_package(package.decided(), ENVIRON):
@@ -213,6 +214,36 @@ def test_a_faulty_trust_file_is_a_fault_of_the_policy(package: Package, copies: 
         assert failure.value.outcome.code == "policy_invalid"
         assert str(package.folder / "key.pub") in failure.value.outcome.message
         (package.folder / "key.pub").touch()
+
+
+def test_the_deadline_runs_while_the_copy_is_made(package: Package, copies: Path) -> None:
+    decided = package.decided()
+    limits = decided.grant.limits._replace(deadline=60.0)
+    decided = decided._replace(grant=decided.grant._replace(limits=limits))
+    with check_package(decided, ENVIRON, time.monotonic()):
+        pass  # the control
+    with pytest.raises(Failure) as failure, check_package(decided, ENVIRON, time.monotonic() - 60.0):
+        pass
+    assert failure.value.outcome.code == "timeout" and failure.value.exec_status == EXEC_DEADLINE
+    assert os.listdir(copies) == []
+
+
+@pytest.mark.parametrize("name", ["missing", "unreadable"])
+def test_messages_name_the_folder_and_not_the_copy(package: Package, monkeypatch: Any, name: str) -> None:
+    copies = package.folder / "copies"
+    monkeypatch.setattr(snapshot, "packages_folder", lambda environ: str(copies))
+    if name == "missing":
+        process = MANIFEST["process"] | {"command": "./bin/other"}
+        package.manifest(MANIFEST | {"process": process})
+    else:
+        (package.root / "bin/show").chmod(0o600)
+    package.sign()
+    with pytest.raises(Failure) as failure:
+        run(package.invocation(), ENVIRON, 0.0, None)  # type: ignore[arg-type]  # it comes not that far
+    outcome = failure.value.outcome
+    assert outcome.code == "launch_failed"
+    text = f"{outcome.message} {outcome.hint}"
+    assert str(copies) not in text and f"{package.root}/bin/" in text
 
 
 # --- what a signature cannot cover --------------------------------------------------------------------------
@@ -368,6 +399,37 @@ def test_what_is_swapped_after_the_check_does_not_run(
     assert f"# text: {seen}\n" in done.stdout, done.stderr
     assert "text: swapped" in (package.root / "bin/show").read_text()  # it did happen
     assert _copies_of(runner_as) == []
+
+
+SIGNALLED = """\
+import contextlib, os, signal, sys
+import runner.launch.signed as signed
+import runner.package.snapshot as snapshot
+from runner.cli import main
+
+snapshot._Copy.finish = lambda keeper: os.kill(os.getpid(), int(sys.argv[1]))
+if sys.argv[2] == "control":
+    signed.unwinding_signals = lambda: contextlib.nullcontext(print)
+sys.exit(main(["exec", "--policy", sys.argv[3], sys.argv[4]]))
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_copy_leaves_no_copy(runner_as: Caller, package: Package, number: int) -> None:
+    runner_as.give(package.folder)
+
+    def left(how: str) -> list[str]:
+        argv = [*runner_as.prefix, *runner_as.python, "-c", SIGNALLED, str(int(number)), how]
+        argv += [str(package.required), str(package.root)]
+        done = subprocess.run(argv, env=dict(runner_as.environ), stdin=subprocess.DEVNULL, timeout=60)
+        assert done.returncode == -number
+        return _copies_of(runner_as)
+
+    assert left("attack") == []
+    if number == signal.SIGTERM and runner_as.name == "user":  # root's folder is shared with other tests
+        assert len(left("control")) == 1
+        assert left("attack") == []  # which swept the other
 
 
 @pytest.mark.needs("user")

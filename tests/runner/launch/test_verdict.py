@@ -34,9 +34,11 @@ def ended(
     counters: Counters | None = None,
     used: float = 1.0,
     left: tuple[int, ...] = (),
+    full: bool = False,
 ) -> End:
     usage = USAGE._replace(cpu_user=used / 2, cpu_system=used / 2)
     exit_ = Exit(code, code is not None, killed, usage, counters=counters or Counters(), left=left)
+    exit_ = exit_._replace(scratch_full=full)
     return End(exit_, reason, number, forced, limit)
 
 
@@ -157,6 +159,10 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         (ended(0, counters=FULL_HOUSE), "ok", "", 0, ("pids",)),
         (ended(1, counters=FULL_HOUSE), "crashed", "pids", 1, ("pids",)),
         (ended(139, counters=FULL_HOUSE), "crashed", "pids", 139, ("pids",)),
+        # A full scratch folder: likewise.
+        (ended(0, full=True), "ok", "", 0, ("disk",)),
+        (ended(1, full=True), "crashed", "disk", 1, ("disk",)),
+        (ended(1, counters=FULL_HOUSE, full=True), "crashed", "pids", 1, ("pids", "disk")),
         # Throttled is slow, not dead.
         (ended(0, counters=THROTTLED), "ok", "", 0, ("cpu",)),
         (ended(7, counters=THROTTLED), "crashed", "exit:7", 7, ("cpu",)),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from runner.package import findings
 from runner.package.findings import find_faults
@@ -33,6 +36,27 @@ def _write(name: str, text: str = "x") -> Callable[[Path], None]:
     return write
 
 
+def _write_der(make: Callable[[], Any], form: Any = PrivateFormat.PKCS8) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        made = make()
+        path = folder / "data"
+        path.write_bytes(made.private_bytes(Encoding.DER, form, NoEncryption()))
+        path.chmod(0o644)
+        public = folder / "public"  # is no fault
+        public.write_bytes(made.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+        public.chmod(0o644)
+
+    return write
+
+
+def _make_rsa() -> Any:
+    return rsa.generate_private_key(65537, 2048)
+
+
+def _make_ec() -> Any:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
 _KEY = "# mine\n-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
 
 
@@ -55,6 +79,13 @@ def test_a_plain_package_has_no_faults(tmp_path: Path) -> None:
         (_write("deep/er/.env.production"), "package_secret", "warning"),
         (_write("id_ed25519"), "package_secret", "warning"),
         (_write("notes.txt", _KEY), "package_secret", "warning"),
+        (_write("notes.txt", _KEY.replace("-----B", "\t -----B")), "package_secret", "warning"),
+        (_write("notes.txt", "x\n" * 100_000 + _KEY), "package_secret", "warning"),
+        (_write_der(ed25519.Ed25519PrivateKey.generate), "package_secret", "warning"),
+        (_write_der(_make_rsa), "package_secret", "warning"),
+        (_write_der(_make_rsa, PrivateFormat.TraditionalOpenSSL), "package_secret", "warning"),
+        (_write_der(_make_ec), "package_secret", "warning"),
+        (_write_der(_make_ec, PrivateFormat.TraditionalOpenSSL), "package_secret", "warning"),
         (_write("bin/TOOL"), "package_case", "warning"),
     ],
 )
@@ -69,7 +100,7 @@ def test_each_fault_is_found(tmp_path: Path, make: Callable[[Path], None], rule:
 @pytest.mark.parametrize("name", [".env.example", "environment", "key.pub", "bin/.env.sample"])
 def test_harmless_names_are_no_finding(tmp_path: Path, name: str) -> None:
     package = _package(tmp_path)
-    _write(name, "-----BEGIN PUBLIC KEY-----\n")(package)
+    _write(name, 'KEY = "-----BEGIN PRIVATE KEY-----"\n-----BEGIN PUBLIC KEY-----\n')(package)
     assert find_faults(str(package)) == ()
 
 

@@ -217,6 +217,7 @@ def test_a_document_that_is_none_is_refused(raw: bytes, said: str) -> None:
         ({"schema": None}, "schema is not 1"),
         ({"schema": 2}, "schema is not 1"),
         ({"schema": True}, "schema is not 1"),
+        ({"schema": 1.0}, "schema is not 1"),
         ({"schema": "1"}, "schema is not 1"),
         ({"version": None}, "version is missing"),
         ({"version": 1}, "version is not a text"),

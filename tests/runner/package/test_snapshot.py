@@ -92,7 +92,7 @@ def test_an_error_later_leaves_no_copy(folder: Path, package: Path) -> None:
 
 def test_copies_of_living_runners_stay_and_those_of_dead_ones_go(folder: Path, package: Path) -> None:
     with take_snapshot(str(package), {}) as first:
-        dead = folder / "0123" / "package"
+        dead = folder / f"copy.{'0123' * 8}" / "package"
         dead.mkdir(parents=True)
         (dead / "file").write_text("left by a runner that was killed")
         dead.chmod(0o500)
@@ -101,6 +101,62 @@ def test_copies_of_living_runners_stay_and_those_of_dead_ones_go(folder: Path, p
             assert first.path != second.path
             assert Path(first.path, "manifest").exists()
         assert Path(first.path, "manifest").exists()
+
+
+def test_only_copies_are_swept(folder: Path, package: Path) -> None:
+    others = ["my-project", "0123", "0" * 32, f"copy.{'0' * 31}", f"copy.{'0' * 32}x", f"copy.{'A' * 32}"]
+    for name in others:
+        (folder / name / "package").mkdir(parents=True)
+    swept = folder / f"copy.{'0' * 32}"
+    swept.mkdir()
+    folder.chmod(0o700)
+    with take_snapshot(str(package), {}) as taken:
+        assert Path(taken.path).parent.name.startswith("copy.") and not swept.exists()
+    assert sorted(os.listdir(folder)) == sorted(others)
+
+
+def test_a_link_in_place_of_the_folder_is_refused(folder: Path, package: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    kept = target / f"copy.{'0' * 32}"
+    kept.mkdir(parents=True)
+    folder.parent.mkdir()
+    folder.symlink_to(target)
+    with pytest.raises(PackageFault, match="is a symbolic link") as refused, take_snapshot(str(package), {}):
+        pass
+    assert "remove the link" in refused.value.hint
+    assert kept.exists()
+    folder.unlink()
+    target.rename(folder)
+    with take_snapshot(str(package), {}):  # the control: without the link it would have been removed
+        assert not (folder / kept.name).exists()
+
+
+def test_a_look_can_end_the_copy(folder: Path, package: Path) -> None:
+    looks = []
+
+    def look() -> None:
+        looks.append(os.listdir(folder))
+        if len(looks) == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError), take_snapshot(str(package), {}, look):
+        pass
+    assert len(looks) == 2 and looks[0] != []
+    assert os.listdir(folder) == []
+
+
+def test_a_file_that_is_too_large_is_not_copied_first(
+    folder: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(snapshot, "write_all", lambda fd, data: written.append(len(data)))
+    for name in ("manifest", "bin/tool", "bin/data", SIGNATURE_NAME):
+        (package / name).unlink()
+    with open(package / "sparse", "wb") as file:
+        file.truncate(20 << 30)
+    with pytest.raises(PackageFault, match="1024 MiB together"), take_snapshot(str(package), {}):
+        pass
+    assert written == []
 
 
 def test_the_lock_ends_with_its_process(folder: Path, package: Path) -> None:
@@ -150,6 +206,21 @@ def test_a_folder_that_others_can_change_is_refused(folder: Path, package: Path)
     assert "chmod" in refused.value.hint
 
 
+def test_a_place_below_a_folder_that_others_can_change_is_refused(folder: Path, package: Path) -> None:
+    """They could put another tree in its place, and the copy is mounted by its path."""
+    folder.mkdir(parents=True)
+    with take_snapshot(str(package), {}):
+        pass  # the control
+    folder.parent.chmod(0o777)
+    with pytest.raises(PackageFault) as refused, take_snapshot(str(package), {}):
+        pass
+    assert f"its directory {folder.parent} can be written by" in str(refused.value)
+    assert refused.value.hint == f"chmod go-w {folder.parent}"
+    folder.parent.chmod(0o1777)  # as /tmp: nobody can replace what is another's
+    with take_snapshot(str(package), {}):
+        pass
+
+
 @pytest.mark.needs("root")
 def test_a_folder_of_somebody_else_is_refused(folder: Path, package: Path) -> None:
     folder.mkdir(parents=True)
@@ -183,3 +254,10 @@ def test_copies_are_beside_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages_folder({}) == "/var/lib/runner/packages"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert packages_folder({"HOME": "/home/me"}) == "/home/me/.local/state/runner/packages"
+    assert packages_folder({"XDG_STATE_HOME": "/state"}) == "/state/runner/packages"
+    assert packages_folder({"XDG_STATE_HOME": "state", "HOME": "/me"}) == "/me/.local/state/runner/packages"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # there is no such user
+    for environ in ({}, {"HOME": "me"}):
+        with pytest.raises(PackageFault, match="HOME is not the path of a folder") as refused:
+            packages_folder(environ)
+        assert "XDG_STATE_HOME" in refused.value.hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from urllib.parse import quote, quote_plus, unquote_plus
 import pytest
 
 from runner.protocol.dialect import Setting
+from runner.protocol.disguise import needles as needles_module
+from runner.protocol.disguise.forms import MOST_LINES
 from runner.protocol.secrets import Secrets
 from runner.session.record import SessionRecord
 from tests.runner.contracts.kaged.conversation import NOTES
@@ -56,6 +59,10 @@ def test_their_text_shows_none_of_them() -> None:
         ({"a": "bell\x07 and escape\x1b"}, r"bell\x07 and escape\x1b", "[secret]"),
         ({"a": "bell\x07 and escape\x1b"}, "bell\x07 and escape\x1b", "[secret]"),
         ({"a": "right\u202eleft"}, r"right\u202eleft", "[secret]"),
+        ({"a": "short\ntx"}, json.dumps("short\ntx"), '"[secret]"'),
+        ({"a": 'a %bc"de'}, json.dumps('a %bc"de'), '"[secret]"'),
+        ({"a": "no-break\u00a0ä"}, repr("no-break\u00a0ä"), "'[secret]'"),
+        ({"a": "100%abcd\\\\x"}, json.dumps(json.dumps("100%abcd\\\\x")), r'"\"[secret]\""'),
         ({}, TOKEN, TOKEN),
     ],
 )
@@ -173,6 +180,21 @@ def test_stderr_hides_them_however_it_is_cut(pieces: int) -> None:
     assert record.stderr == "the token is [secret]\n"
 
 
+def test_what_is_kept_of_stderr_is_bounded() -> None:
+    record = SessionRecord()
+    record.secrets = Secrets({"a": TOKEN})
+    most = 2 * (8192 + record.secrets.longest)
+    text = b"".join(b"%07d " % number for number in range(8192))
+    moved = 0
+    for start in range(0, len(text), 7):
+        before = len(record._tail)
+        record.wrote("stderr", text[start : start + 7])
+        moved += len(record._tail) < before
+        assert len(record._tail) <= most + 7
+    assert text.decode().endswith(record.stderr) and len(record.stderr) == 8192
+    assert 0 < moved <= len(text) // 8192  # not at each write
+
+
 def test_the_tail_of_stderr_never_begins_inside_a_secret() -> None:
     for extra in range(40):
         record = SessionRecord()
@@ -210,4 +232,182 @@ def test_many_places_where_a_large_secret_might_begin() -> None:
     large = "abcd" * 10_000 + "end"
     secrets = Secrets({"a": large})
     tail = secrets.hide_in_tail(b"before " + b"abcd" * 5000 + b"!", cut=False)
-    assert tail.endswith(b"[secret]") and b"abcdabcd" not in tail
+    assert tail == b"before [secret]!"
+
+
+# --- layers of notation -------------------------------------------------------------------------------------
+
+MIXED = "p?~w/Other=Secret+!"
+BINARY = b"\xff\x00\x80bin\\ary\xfe key\x1f"
+
+
+def mime(raw: bytes, columns: int = 12, end: str = "\n") -> str:
+    return end.join(textwrap.wrap(base64.b64encode(raw).decode(), columns))
+
+
+def all_percent(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode())
+
+
+def in_mixed_case(text: str) -> str:
+    return "".join(each.upper() if number % 3 else each for number, each in enumerate(text))
+
+
+def latin(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
+Write = Callable[[bytes], str]
+
+# How a secret is written. What has the same form and is no secret stays as it is.
+WRITTEN: list[tuple[str, Write]] = [
+    ("base64 in a URL", lambda raw: quote(base64.b64encode(raw), safe="")),
+    ("base64 in a URL in a URL", lambda raw: quote(quote(base64.b64encode(raw), safe=""), safe="")),
+    ("hex in a URL", lambda raw: quote(raw.hex(":"), safe="")),
+    ("percent signs in lines", lambda raw: "\n".join(textwrap.wrap(all_percent(latin(raw)), 7))),
+    ("percent signs in a text of JSON, in lines", lambda raw: "\\n".join(textwrap.wrap(quote(raw), 7))),
+    ("base64 in lines, in a text of JSON", lambda raw: json.dumps(mime(raw))),
+    ("base64 in lines, in a text of Python", lambda raw: repr(mime(raw, end="\r\n"))),
+    ("base64 in lines, in JSON in JSON", lambda raw: json.dumps(json.dumps(mime(raw)))),
+    ("base64 with another alphabet in lines", lambda raw: mime(raw).replace("+", "-").replace("/", "_")),
+    ("base64 of JSON with \\/", lambda raw: base64.b64encode(raw).decode().replace("/", "\\/")),
+    ("JSON with \\/", lambda raw: json.dumps(latin(raw)).replace("/", "\\/")),
+    ("JSON in JSON", lambda raw: json.dumps(json.dumps(latin(raw)))),
+    ("JSON with every character escaped", lambda raw: "".join(f"\\u{byte:04x}" for byte in raw)),
+    ("Rust", lambda raw: "".join(f"\\u{{{byte:x}}}" for byte in raw)),
+    ("latin-1", latin),
+    ("latin-1 as Python prints it", lambda raw: repr(latin(raw))),
+    ("latin-1 as Python prints it in ASCII", lambda raw: ascii(latin(raw))),
+    ("backslashes for what is no UTF-8", lambda raw: raw.decode(errors="backslashreplace")),
+    ("surrogates for what is no UTF-8", lambda raw: raw.decode(errors="surrogateescape")),
+    ("surrogates as JSON", lambda raw: json.dumps(raw.decode(errors="surrogateescape"))),
+    ("nothing for what is no UTF-8", lambda raw: raw.decode(errors="ignore")),
+    ("a mark for what is no UTF-8", lambda raw: raw.decode(errors="replace")),
+    ("bytes as Python prints them", repr),
+    ("hex in mixed case", lambda raw: in_mixed_case(raw.hex())),
+    ("hex with colons", lambda raw: raw.hex(":")),
+    ("hex with dashes in upper case", lambda raw: raw.hex("-").upper()),
+    ("hex in groups and lines", lambda raw: "\n".join(textwrap.wrap(raw.hex(" ", 2), 15))),
+]
+
+
+@pytest.mark.parametrize(("name", "write"), WRITTEN, ids=[name for name, _ in WRITTEN])
+@pytest.mark.parametrize("raw", [MIXED.encode(), BINARY], ids=["text", "binary"])
+def test_hide_in_layers_of_notation(raw: bytes, name: str, write: Write) -> None:
+    secrets = Secrets({"a": raw})
+    for before, after in (("", ""), ("key=", "&x=1"), ('{"a": "', '"}\n'), ("\n", "\nmore\n")):
+        written = f"{before}{write(raw)}{after}"
+        shown = secrets.hide(written)
+        quotes = "b'\"\\"
+        rest = shown.removeprefix(before).removesuffix(after)
+        assert rest.strip(quotes) == "[secret]", (written, shown)
+        assert secrets.hide_in({"k": [written, 1]}) == {"k": [shown, 1]}
+        # The control: one character of it is another, in the middle and at each end.
+        for place in (1, len(raw) // 2, len(raw) - 2):
+            other = raw[:place] + b"#" + raw[place + 1 :]
+            assert secrets.hide(f"{before}{write(other)}{after}") == f"{before}{write(other)}{after}"
+
+
+@pytest.mark.parametrize("write", [write for _, write in WRITTEN], ids=[name for name, _ in WRITTEN])
+def test_secrets_that_overlap(write: Write) -> None:
+    one, two = "overlapping-first", "first-and-second"
+    both = "overlapping-first-and-second"
+    shown = Secrets({"a": one, "b": two}).hide(write(both.encode()))
+    assert shown.strip("b'\"\\") == "[secret]"
+
+
+@pytest.mark.parametrize("write", [write for _, write in WRITTEN], ids=[name for name, _ in WRITTEN])
+def test_the_beginning_of_a_secret_at_the_end_of_a_tail(write: Write) -> None:
+    secrets = Secrets({"a": LONG})
+    written = write(LONG.encode())
+    for length in (len(written) // 3, len(written) // 2):
+        shown = secrets.hide_in_tail(f"key: {written[:length]}".encode(), cut=False).decode()
+        # What may stand behind it: a line end or a separator, escaped.
+        assert re.fullmatch(r"key: [\"\\]*b?'?\[secret\][\\rn\n%3A:-]{0,4}", shown), (written[:length], shown)
+    other = f"key: {write(LONG[::-1].encode())[: len(written) // 2]}".encode()
+    assert secrets.hide_in_tail(other, cut=False) == other
+
+
+# --- bounded work -------------------------------------------------------------------------------------------
+
+
+def count_needles(secrets: Secrets) -> int:
+    texts, hexes, _ = secrets._finder._make()
+    return len(texts) + len(hexes)
+
+
+def test_the_lines_that_are_looked_for_are_bounded() -> None:
+    few = Secrets({"a": "\n".join(f"line {number:06}" for number in range(MOST_LINES))})
+    many = Secrets({"a": "\n".join(f"line {number:06}" for number in range(100 * MOST_LINES))})
+    assert count_needles(few) >= MOST_LINES
+    # What comes on top are the parts of the text as a whole.
+    assert count_needles(many) < 3 * count_needles(few)
+
+
+def test_the_longest_lines_are_looked_for() -> None:
+    lines = [f"line {number:06}" for number in range(2 * MOST_LINES)]
+    text = "\n".join([*lines[:300], "the longest line of them", *lines[300:]])
+    secrets = Secrets({"a": text})
+    assert secrets.hide("<the longest line of them>") == "<[secret]>"
+    assert secrets.hide(f"<{text}>") == "<[secret]>"
+    shown = [line for line in lines if secrets.hide(f"<{line}>") != "<[secret]>"]
+    assert len(shown) == MOST_LINES + 1
+
+
+def test_each_place_of_a_text_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many needles there are."""
+
+    class Counting(dict[int, Any]):
+        looked_up = 0
+
+        def __contains__(self, key: object) -> bool:
+            Counting.looked_up += 1
+            return super().__contains__(key)
+
+    for number in (1, 1000):
+        sought = needles_module.Needles(
+            needles_module.Needle(b"needle-%06d" % each) for each in range(number)
+        )
+        sought._by_window = Counting(sought._by_window)
+        Counting.looked_up = 0
+        assert sought.find(b"." * 5000 + b"needle-000000" + b"." * 5000) == [(5000, 5013)]
+        assert Counting.looked_up == 10_013 - needles_module.WINDOW + 1
+
+
+def test_a_text_that_is_too_much_work_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = Secrets({"a": "aaaaaaaab"})
+    text = "start " + "a" * 5000
+    assert secrets.hide(text) == text
+    monkeypatch.setattr(needles_module, "MOST_COMPARISONS", 100)
+    shown = secrets.hide(text)
+    assert shown == "start " + "a" * 100 + "[secret]"
+    assert secrets.hide_in(["x", text, "y"]) == ["[secret]"] * 3
+
+
+def test_a_secret_in_a_text_of_several_blocks() -> None:
+    secrets = Secrets({"a": TOKEN})
+    for place in range((256 << 10) - 2 * len(TOKEN), (256 << 10) + 2, 5):
+        for written in (TOKEN, quote(base64.b64encode(TOKEN.encode()), safe="")):
+            text = "." * place + written + "." * 300_000
+            assert secrets.hide(text) == "." * place + "[secret]" + "." * 300_000
+
+
+def test_a_large_secret_is_one_mark() -> None:
+    large = "".join(f"{number:x}\u00e4" for number in range(100_000))
+    secrets = Secrets({"a": large})
+    for written in (large, quote(large), base64.b64encode(large.encode()).decode(), large.encode().hex()):
+        assert secrets.hide(f"<{written}>") == "<[secret]>"
+    assert secrets.longest < 64 << 10  # so much longer is the tail that is kept of stderr
+
+
+def test_secrets_that_are_handed_on_are_not_read_again() -> None:
+    first = Secrets({"a": TOKEN})
+    assert Secrets(first)._finder is first._finder and dict(Secrets(first)) == dict(first)
+
+
+def test_without_secrets_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.protocol.secrets.Forms", None)
+    monkeypatch.setattr("runner.protocol.secrets.views_of", None)
+    none = Secrets()
+    assert (none.hide("x"), none.hide_in_bytes(b"x"), none.hide_in_tail(b"x", cut=True)) == ("x", b"x", b"x")
+    assert none.longest == 0 and none.hide_in(["x"]) == ["x"]

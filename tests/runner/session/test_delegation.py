@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+import runner
 from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call
 from runner.protocol.host_services import Delegation, DelegationRequest, Services
+from runner.session.deadline import Deadline
 from runner.session.delegation import prepare_call
 from runner.session.prepared import PreparedCall, complete_call
 from tests.conftest import ROOT
@@ -33,7 +37,7 @@ class Gateway:
         return self.given
 
 
-async def prepared(gateway: Gateway | None, name: str = "triage", **more: Any) -> PreparedCall:
+async def prepared(gateway: Any, name: str = "triage", **more: Any) -> PreparedCall:
     services = Services(gateway=gateway)
     return await prepare_call(DEVKIT, Call("export", name, {}), secrets=SECRETS, services=services, **more)
 
@@ -52,6 +56,42 @@ async def test_credentials_reach_the_request_and_nothing_else() -> None:
     assert asked.seconds == 7.0 + 10.0  # its deadline and its grace
     assert asked.call == dict(found.invocation.options)["invocation_id"]
     assert 0.0 < found.deadline.at - trio.current_time() <= 7.0 == found.deadline.seconds
+
+
+class Stuck:
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+
+    async def delegate(self, request: DelegationRequest) -> Delegation:
+        self.asked.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.trio
+async def test_a_service_that_hangs_is_named() -> None:
+    with pytest.raises(PluginFailure) as caught:
+        await prepared(Stuck(), seconds=0.2)
+    outcome = caught.value.outcome
+    assert (outcome.code, outcome.phase, outcome.cause) == ("timeout", "launch", "deadline_exceeded")
+    assert outcome.message.startswith("the gateway service of the host gave no credentials within the 200ms")
+
+
+@pytest.mark.trio
+async def test_a_caller_that_gives_up_has_a_record() -> None:
+    records: list[Any] = []
+    stuck = Stuck()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(functools.partial(prepared, stuck, on_given_up=records.append))
+        await stuck.asked.wait()
+        nursery.cancel_scope.cancel()
+    [record] = records
+    assert (record["status"], record["code"]) == ("cancelled", "runner.cancelled")
+    assert record["export"]["id"] == "triage"
+
+
+def test_a_deadline_of_less_than_a_millisecond_is_not_nothing() -> None:
+    assert "within the 0.1ms that" in Deadline(0.0, 0.0001).passed("launch").message
 
 
 @pytest.mark.trio
@@ -88,6 +128,27 @@ def test_a_secret_option_is_no_option_of_the_launch() -> None:
     found = complete_call(DEVKIT._replace(options=options), call, secrets=SECRETS)
     assert "gateway_token" not in dict(found.invocation.options)
     assert found.call.input["context"]["gateway"]["delegation_token"] == TOKEN
+
+
+@pytest.mark.trio
+async def test_a_traceback_with_local_variables_shows_no_secret() -> None:
+    """Nothing is launched: the package has no such export."""
+    call = Call("export", "no_such_export", {})
+    with pytest.raises(PluginFailure) as prepared_here:
+        complete_call(DEVKIT, call, secrets=SECRETS)
+    with pytest.raises(PluginFailure) as in_library:
+        await runner.run(DEVKIT.manifest, "no_such_export", {}, kind="export", secrets=SECRETS)
+    with pytest.raises(ValueError, match="sends its plugins none") as without_secrets:
+        await runner.run(ROOT / "tests/plugins/rune_echo", "echo", {}, secrets=SECRETS)
+    for caught, names in (
+        (prepared_here, ("given", "secrets")),
+        (in_library, ("opening", "given", "secrets")),
+        (without_secrets, ("opening", "secrets", "settings")),
+    ):
+        frames = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        text = "".join(frames.format())
+        assert all(f"    {name} = " in text for name in names), text
+        assert SECRETS["api_key"] not in text
 
 
 def test_a_manifest_with_a_fault(tmp_path: Path) -> None:

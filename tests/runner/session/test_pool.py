@@ -16,10 +16,11 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, CallEnd
+from runner.protocol.dialect import Call, CallEnd, Notice, Progress
 from runner.protocol.secrets import Secrets
 from runner.session import pool as pool_module
 from runner.session import prepared as prepared_module
+from runner.session.backlog import MOST_EVENTS
 from runner.session.deadline import Deadline
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall
@@ -63,6 +64,8 @@ class Machine:
         self.most = 0
         self.launches: Callable[[], Any] | None = None  # awaited before a launch
 
+    reporting = False
+
     @asynccontextmanager
     async def open(self, prepared: PreparedCall, made: Callable[[Session], None]) -> AsyncIterator[Session]:
         self.living += 1
@@ -72,8 +75,11 @@ class Machine:
                 await self.launches()
             async with graced(self.handle) as (session, plugin):
                 self.plugins.append(plugin)
+                session.state.record.secrets = prepared.secrets
                 made(session)
                 yield session
+                if self.reporting:
+                    session.report = {"outcome": {}, "exit": {}}
         finally:
             self.living -= 1
 
@@ -109,8 +115,11 @@ def prepared(
 
 
 @asynccontextmanager
-async def opened(handle: Handle = obliging) -> AsyncIterator[tuple[Pool, Machine]]:
+async def opened(
+    handle: Handle = obliging, *, reporting: bool = False
+) -> AsyncIterator[tuple[Pool, Machine]]:
     machine = Machine(handle)
+    machine.reporting = reporting
     async with open_pool(machine.open) as pool:
         yield pool, machine
     assert machine.living == 0  # whatever happened
@@ -328,36 +337,142 @@ async def test_everything_is_cancelled_in_the_middle(
         assert len(plugin.cancels) == 1
 
 
-async def test_secrets_of_all_its_calls_are_hidden(
+async def leaky(plugin: GracedPlugin, message: dict[str, Any]) -> None:
+    if message.get("do") == "leak":
+        await plugin.cell.its_stderr.send_all(b"first-secret second-secret\n")
+        await plugin.say({"about": message["id"], "text": "second-secret"})
+        await trio.sleep(1.0)
+        await plugin.say({"id": message["id"], "no": "broken", "why": "second-secret"})
+    else:
+        await obliging(plugin, message)
+
+
+async def test_calls_with_other_secrets_get_another_process(
     contract: PooledContract, autojump_clock: trio.abc.Clock
 ) -> None:
-    async def leaky(plugin: GracedPlugin, message: dict[str, Any]) -> None:
-        if message.get("do") == "leak":
-            await plugin.cell.its_stderr.send_all(b"first-secret second-secret\n")
-            await plugin.say({"about": message["id"], "text": "second-secret"})
-            await trio.sleep(1.0)
-            await plugin.say({"id": message["id"], "no": "broken", "why": "first-secret"})
-        else:
-            await obliging(plugin, message)
+    contract.workers = 3
+    async with opened() as (pool, machine):
+        for secrets in (None, {"a": "hidden"}, {"a": "two"}, {"a": "hidden"}, {}, {"a": "two"}):
+            assert await outcome(pool, prepared("echo", secrets=secrets)) == "ok"
+        assert len(machine.plugins) == 3
+        # All of them wait. There are no more than three at once, whatever comes.
+        for value in (b"two", {"two": [1]}, "three", "four"):
+            assert await outcome(pool, prepared("echo", secrets={"a": value})) == "ok"
+        assert len(machine.plugins) == 7 and machine.most == 3
+        assert not any("hidden" in str(worker.keys) for worker in pool._workers)
 
+
+async def test_secrets_that_are_no_json_are_like_no_others(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    async with opened() as (pool, machine):
+        for _ in range(3):
+            await pool.call(prepared("echo", secrets={"a": object()}))
+        assert len(machine.plugins) == 3 and machine.most == 2
+
+
+async def test_callers_share_the_number_of_processes(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    async with opened() as (pool, machine):
+        for number in range(5):
+            await pool.call(prepared("echo", 1, context={"org_id": f"org_{number}"}))
+        assert len(machine.plugins) == 5 and machine.most == 2
+
+
+# --- reports and events -------------------------------------------------------------------------------------
+
+
+async def test_a_no_that_leaves_the_pool_has_a_report(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    with pytest.raises(PluginError) as caught:
+        async with opened(reporting=True) as (pool, _):
+            await pool.call(prepared("fail", invocation_id="inv_1"))
+    report = caught.value.report
+    assert report is not None and report["outcome"]["code"] == "plugin_error"
+    assert report["invocation"] == caught.value.invocation and caught.value.invocation is not None
+
+
+async def test_events_of_all_processes(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
+    async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
+        if "do" in message:
+            await plugin.say({"about": message["id"], "text": message["with"]})
+        await obliging(plugin, message)
+
+    async with opened(talking) as (pool, machine):
+        for org in ("a", "b"):
+            await pool.call(prepared("echo", org, context={"org_id": org}))
+        await outcome(pool, prepared("die", "c"))
+        assert len(machine.plugins) == 3
+    told = [event async for event in pool.events]
+    assert [event.value["text"] for event in told if isinstance(event, Progress)] == ["a", "b", "c"]
+    [ended] = [event for event in told if isinstance(event, Notice)]
+    assert ended.kind == "ended" and ended.value["code"] == "crashed"
+
+
+async def test_events_that_nobody_reads_are_dropped(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
+        if "do" in message:
+            for _ in range(200):
+                await plugin.say({"about": message["id"]})
+        await obliging(plugin, message)
+
+    async with opened(talking) as (pool, _):
+        for org in ("a", "b"):
+            await pool.call(prepared("echo", context={"org_id": org}))
+        dropped = [worker.session.state.backlog.dropped for worker in pool._workers if worker.session]
+    assert dropped == [0, 400 - MOST_EVENTS]
+    assert len([event async for event in pool.events]) == MOST_EVENTS
+
+
+# --- a process that waits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("frames", "size", "lives"), [(100, 1, True), (101, 1, False), (30, 50_000, False)])
+async def test_a_process_that_waits_has_nothing_to_say(
+    contract: PooledContract, frames: int, size: int, lives: bool, autojump_clock: trio.abc.Clock
+) -> None:
+    async with opened() as (pool, machine):
+        for _ in range(2):  # a call between them
+            await pool.call(prepared("echo"))
+            with trio.move_on_after(5.0):
+                for _ in range(frames):
+                    await machine.plugins[0].say({"about": 1, "text": "x" * size})
+            await trio.sleep(5.0)
+            if not lives:
+                break
+        assert machine.living == int(lives)
+        assert await outcome(pool, prepared("echo")) == "ok"
+    told = [event.value for event in await _all(pool) if isinstance(event, Notice)]
+    assert [each["cause"] for each in told] == ([] if lives else ["unasked"])
+
+
+async def test_a_process_that_works_may_say_much(
+    contract: PooledContract, autojump_clock: trio.abc.Clock
+) -> None:
+    async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
+        if "do" in message:
+            for _ in range(300):
+                await plugin.say({"about": message["id"], "text": "x" * 10_000})
+        await obliging(plugin, message)
+
+    async with opened(talking) as (pool, machine):
+        for _ in range(2):
+            assert await outcome(pool, prepared("echo")) == "ok"
+        assert len(machine.plugins) == 1
+
+
+async def _all(pool: Pool) -> list[Notice | Progress]:
+    return [event async for event in pool.events]
+
+
+async def test_secrets_are_hidden(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
     told: list[Any] = []
-    async with opened(leaky) as (pool, machine):
-        await pool.call(prepared("echo", secrets={"token": "first-secret"}))
+    async with opened(leaky) as (pool, _):
         with pytest.raises(PluginError) as caught:
             await pool.call(prepared("leak", secrets={"token": "second-secret"}), told.append)
-        assert len(machine.plugins) == 1
-    assert caught.value.stderr == "[secret] [secret]\n" and str(caught.value) == "no: [secret]"
+    assert caught.value.stderr == "first-secret [secret]\n" and str(caught.value) == "no: [secret]"
     assert told[0]["text"] == "[secret]"
-
-
-async def test_a_process_ends_when_it_has_seen_many_secrets(
-    contract: PooledContract, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
-) -> None:
-    monkeypatch.setattr(pool_module, "_MOST_SECRETS", 3)
-    async with opened() as (pool, machine):
-        for number in range(7):
-            assert await outcome(pool, prepared("echo", secrets={"token": f"secret-{number:04}"})) == "ok"
-        assert len(machine.plugins) == 3
-        for _ in range(7):  # the same ones again are no new ones
-            await outcome(pool, prepared("echo", secrets={"token": "secret-0006"}))
-        assert len(machine.plugins) == 3

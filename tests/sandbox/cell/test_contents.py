@@ -237,3 +237,13 @@ def test_the_secret_is_in_no_argument_variable_or_open_file(runner_as: Caller) -
 def hide_and_seek(given: dict[str, Any], needle: list[int]) -> list[Any]:
     given["contents"][0]["key"] = bytes(needle).decode()
     return hidden(given, needle)
+
+
+def test_wiped_contents_are_gone_also_for_others_that_refer_to_them() -> None:
+    secret, short, file = b"secret-" + str(id(object)).encode(), b"x", b"content"
+    before = len(secret)
+    contents = Contents({"key": secret, "short": short}, {"/etc/x": file})
+    contents.wipe()
+    assert not contents
+    assert secret == bytes(before)
+    assert short == b"x"

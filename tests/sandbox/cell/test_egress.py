@@ -72,7 +72,14 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
     from sandbox.spawn import network as network_steps
 
     def dead_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
-        os.write(audit, b'{"kind":"fault","reason":"no filter"}\n')
+        import gc
+        import json
+
+        from sandbox.cell.contents import Contents
+
+        held = [each for each in gc.get_objects() if isinstance(each, Contents)]
+        reason = f"no filter; {plan.limits.cpu} cores, {plan.limits.cpu_time} s, {held}"
+        os.write(audit, json.dumps({"kind": "fault", "reason": reason}).encode() + b"\n")
         os._exit(1)
 
     def silent_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
@@ -325,9 +332,15 @@ def test_a_gate_that_does_not_get_ready_keeps_the_plugin_from_starting(runner_as
 
 
 def test_a_gate_that_cannot_start_keeps_the_plugin_from_starting(runner_as: Caller) -> None:
-    found = probe(runner_as, [["serve", 3000]], "dead")
+    """It has the plugin's limits of processor time, and none of its secrets."""
+    found = probe(
+        *(runner_as, [["serve", 3000]], "dead"),
+        limits={"cpu": 0.5, "cpu_time": 7.0},
+        contents=[{"key": "a secret of the plugin"}],
+    )
     assert found["refused"][0] == "network"
-    assert found["refused"][1].endswith("(the gate says: no filter)")
+    held = "[<contents of 0 secrets and 0 files>]"
+    assert found["refused"][1].endswith(f"(the gate says: no filter; 0.5 cores, 7.0 s, {held})")
     assert (found["said"], found["leaked"]) == ("", [])
 
 

@@ -12,7 +12,7 @@ from sandbox.seccomp.filter import AUDIT_ARCH
 from tests.sandbox.seccomp.bpf_machine import Machine
 
 ARCHES = ("x86_64", "aarch64")
-BY_ARGUMENT = {"socket", "fcntl", "ioctl", "mmap", "mprotect"}
+BY_ARGUMENT = {"socket", "setsockopt", "fcntl", "ioctl", "mmap", "mprotect"}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -54,6 +54,18 @@ def test_another_architecture_ends_the_gate(arch: str) -> None:
         ("socket", (socket.AF_UNIX, socket.SOCK_STREAM, 0), KILL_PROCESS),
         ("socket", (socket.AF_PACKET, socket.SOCK_RAW, 0), KILL_PROCESS),
         ("socket", (40, socket.SOCK_STREAM, 0), KILL_PROCESS),
+        ("socket", (socket.AF_INET, socket.SOCK_STREAM, 262), KILL_PROCESS),  # MPTCP
+        ("socket", (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_SCTP), KILL_PROCESS),
+        ("socket", (socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDPLITE), KILL_PROCESS),
+        ("socket", (socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP), KILL_PROCESS),
+        ("setsockopt", (3, socket.SOL_SOCKET, socket.SO_LINGER), ALLOW),
+        ("setsockopt", (3, socket.IPPROTO_TCP, socket.TCP_NODELAY), ALLOW),
+        ("setsockopt", (3, socket.SOL_SOCKET, 26), KILL_PROCESS),  # SO_ATTACH_FILTER
+        ("setsockopt", (3, socket.SOL_SOCKET, 50), KILL_PROCESS),  # SO_ATTACH_BPF
+        ("setsockopt", (3, socket.SOL_SOCKET, socket.TCP_NODELAY), KILL_PROCESS),
+        ("setsockopt", (3, socket.IPPROTO_TCP, socket.SO_LINGER), KILL_PROCESS),
+        ("setsockopt", (3, socket.IPPROTO_TCP, 31), KILL_PROCESS),  # TCP_ULP
+        ("setsockopt", (3, socket.IPPROTO_IP, socket.SO_LINGER), KILL_PROCESS),
         ("ioctl", (3, 0x5421), ALLOW),
         ("fcntl", (3, 1031), ALLOW),
         ("fcntl", (3, 0), KILL_PROCESS),  # F_DUPFD

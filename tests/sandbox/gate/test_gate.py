@@ -98,6 +98,13 @@ def test_the_next_address_is_tried_when_one_refuses(lab: Lab) -> None:
         assert talk(client) == b"hello"
 
 
+def test_a_name_server_that_is_slower_than_the_next_question_is_heard(lab: Lab) -> None:
+    lab.names.late = True
+    with echo_server(lab), lab.gate(LINES) as gate, gate.connect(NAME, 9000) as client:
+        assert talk(client) == b"hello"
+    assert lab.names.asked.count((NAME, A)) == 2
+
+
 def test_http_by_its_host(lab: Lab) -> None:
     with echo_server(lab, port=80), lab.gate(BOTH_PORTS) as gate:
         request = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n"
@@ -468,6 +475,51 @@ def test_waiting_costs_nothing(lab: Lab) -> None:
         gate.wait_line(kind="dns", name="settled.example")
         # A gate that turns round is never quiet. Until the buffers are full it has something to do.
         assert any(_is_quiet(gate.pid) for _ in range(60))
+
+
+@pytest.mark.parametrize("cores", [None, 0.05])
+def test_the_gate_keeps_to_the_cpu_limit_of_the_plugin(lab: Lab, cores: float | None) -> None:
+    """A byte there and back costs the plugin little and the gate some 100 microseconds."""
+    plan = LINES._replace(limits=EgressLimits(cpu=cores))
+    with echo_server(lab), lab.gate(plan) as gate, gate.connect(NAME, 9000) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        assert talk(client, b"x") == b"x"
+        began, before = time.monotonic(), _ticks(gate.pid)
+        for _ in range(3000):
+            assert talk(client, b"x") == b"x"
+        used = (_ticks(gate.pid) - before) / os.sysconf("SC_CLK_TCK")
+        # What it may use at once is in it. A busy machine leaves the gate less, and never more.
+        allowed = 0.16 + (cores or 0.0) * (time.monotonic() - began)
+        assert used <= allowed if cores else used > 0.16
+
+
+def test_the_cpu_time_limit_of_the_plugin_ends_the_gate(lab: Lab) -> None:
+    plan = LINES._replace(limits=EgressLimits(cpu_time=0.1))
+    with echo_server(lab), lab.gate(plan) as gate, gate.connect(NAME, 9000) as client:
+        with contextlib.suppress(ConnectionResetError):
+            for _ in range(50000):
+                assert talk(client, b"x") == b"x"
+        assert gate.end() == EXIT_ENDED
+        assert "(the cpu_time limit)" in gate.wait_line(kind="connect")["reason"]
+
+
+def test_the_gate_has_not_the_environment_of_its_host(lab: Lab) -> None:
+    with lab.gate(LINES) as gate:
+        environments = []
+        for pid in (gate.plugin_pid, gate.pid):
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environments.append(file.read().strip(b"\0"))
+        assert b"PATH=" in environments[0] and environments[1] == b""
+
+
+def test_a_second_request_at_once_is_refused(lab: Lab) -> None:
+    """The table of test_peek.py has all kinds. Here: nothing of it reaches the server."""
+    with echo_server(lab, port=80), lab.gate(BOTH_PORTS) as gate, gate.connect(NAME, 80) as client:
+        first = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % NAME.encode()
+        client.sendall(first + first.replace(NAME.encode(), b"evil.com"))
+        assert is_reset(client)
+        line = gate.wait_line(kind="connect", verdict="refused")
+        assert "more than one HTTP request" in line["reason"] and line["sent"] == 0
 
 
 # --- the name server, attacked ------------------------------------------------------------------------

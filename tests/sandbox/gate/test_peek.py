@@ -47,6 +47,8 @@ GREASE = struct.pack("!H", 0x1A1A) + block(b"\0", 2)
 ECH = struct.pack("!H", 0xFE0D) + block(bytes(200), 2)
 GOOD = server_name(b"api.example.com")
 API = Host("api.example.com")
+POST = b"POST / HTTP/1.1\r\nHost: api.example.com\r\n"
+SECOND = b"GET / HTTP/1.1\r\nHost: evil.com\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,17 @@ API = Host("api.example.com")
         records(hello(GOOD), 7),
         records(hello(GOOD)) + b"\x14\x03\x03\0\1\1",
         b"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
-        b"GET / HTTP/1.1\r\nAccept: */*\r\nhOST:\t api.EXAMPLE.com:80 \r\nX:\r\n\r\nbody\nHost: x\r\n",
+        b"GET / HTTP/1.1\r\nAccept: */*\r\nhOST:\t api.EXAMPLE.com:80 \r\nX:\r\n\r\n",
         b"GET http://api.example.com/x?y HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
         b"OPTIONS * HTTP/1.0\r\nHost: api.example.com:8080\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 5\r\n\r\nPRI *",
+        POST + b"Content-Length: 99\r\n\r\nGET / HTTP/1.1\r\nHost: x",
+        POST + b"Transfer-Encoding: gzip, Chunked\r\n\r\n5;a=b\r\nHost:\r\nA \r\n01234",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 1\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n0\r",
+        POST + b"Connection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n",
+        POST + b"X: y\r\n" * 127 + b"\r\n",
     ],
 )
 def test_the_name_is_found(data: bytes) -> None:
@@ -129,6 +138,33 @@ def test_the_name_is_found(data: bytes) -> None:
         (b"GET evil.com HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "no path"),
         (b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "tunnel"),
         (b"GET  / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "no request"),
+        # A second name behind the first.
+        (POST + b"\r\n" + SECOND, "more than one HTTP request"),
+        (POST + b"\r\nx", "more than one HTTP request"),
+        (POST + b"Content-Length: 0\r\n\r\n" + SECOND, "more than one HTTP request"),
+        (POST + b"Content-Length: 5\r\n\r\n01234" + SECOND, "more than one HTTP request"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND, "more than one HTTP request"),
+        (
+            POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: b\r\n\r\n" + SECOND,
+            "more than one HTTP request",
+        ),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n" + SECOND, "plain form"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nxGET", "plain form"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n-0\r\n\r\n" + SECOND, "plain form"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n123456789\r\n", "plain form"),
+        (POST + b"Transfer-Encoding: identity\r\n\r\n", "not chunked"),
+        (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", "twice"),
+        (POST + b"Content-Length: 5\r\nContent-Length: 60\r\n\r\n", "twice"),
+        (POST + b"Content-Length: +5\r\n\r\n", "no number"),
+        (POST + b"Content-Length: 5, 5\r\n\r\n", "no number"),
+        (POST + b"Content-Length: " + b"9" * 19 + b"\r\n\r\n", "no number"),
+        (POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n", "Upgrade"),
+        (POST + b"Upgrade: websocket, h2c\r\n\r\n", "Upgrade"),
+        (POST + b"Upgrade: websocket\r\nupgrade: TLS/1.2\r\n\r\n", "Upgrade"),
+        (records(hello(GOOD) + hello(server_name(b"evil.com"))), "more of a TLS handshake"),
+        (records(hello(GOOD)) + records(hello(server_name(b"evil.com"))), "more of a TLS handshake"),
+        (POST + b"X: y\r\n" * 128 + b"\r\n", "more than 128 headers"),
+        (POST + b"\0\r\n" * 5000, "more than 128 headers"),
     ],
 )
 def test_who_hides_the_name_is_refused(data: bytes, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -258,3 +259,21 @@ def test_only_some_pipes_are_large() -> None:
     fresh = pool.take()  # there is room for a large one again
     assert fcntl.fcntl(fresh[0], fcntl.F_GETPIPE_SZ) == 256 << 10
     pool.give_back(fresh, empty=False)
+
+
+def test_a_socket_that_the_kernel_does_not_watch_again_ends_this_connection_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    bench.loop.forget(bench.inner[0].fileno())  # as after a hang-up with nothing to do
+    monkeypatch.setattr(bench.loop, "watch", refuse)
+    bench.pump._settle()
+    bench.turn()
+    assert [ending.reason for ending in bench.endings] == [f"broke: {os.strerror(errno.ENOSPC)}"]
+    assert [each.fileno() for each in bench.inner] == [-1, -1]
+    bench.plugin.close()
+    bench.server.close()

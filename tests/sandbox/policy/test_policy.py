@@ -1068,6 +1068,14 @@ def test_precedence_when_two_set_the_same_variable() -> None:
     assert rules(result) == [("env_policy", False)]
 
 
+@pytest.mark.parametrize("said", [Overrides(env=(("A", "line"),)), Overrides(pass_env=("A",))])
+def test_the_operator_cannot_replace_a_variable_of_the_contract(said: Overrides) -> None:
+    """The control: a variable of the manifest can be replaced."""
+    for fixed, found in ((True, [("env_contract", True)]), (False, [])):
+        spec = SandboxSpec(env=(EnvRequest("A", "contract", fixed=fixed),))
+        assert rules(given(spec, environ={"A": "host"}, overrides=said)) == found
+
+
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\0", "Ä"])
 def test_texts_that_are_not_variable_names(name: str) -> None:
     result = given(SandboxSpec(env=(EnvRequest(name, "x"),)))

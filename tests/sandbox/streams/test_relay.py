@@ -931,6 +931,23 @@ def test_the_tail_as_text(parts: list[bytes], size: int | None, tail: str) -> No
     assert tail_of(parts, size) == tail
 
 
+def test_the_tail_is_not_moved_at_each_read() -> None:
+    null = os.open("/dev/null", os.O_WRONLY)
+    relay = Relay(null, size=None, lines=None)
+    relay.conceal(lambda data, *, cut: data, 1000)
+    text, moved = b"".join(b"%07d " % number for number in range(8192)), 0
+    for start in range(0, len(text), 100):
+        before = len(relay._end)
+        os.write(relay.end, text[start : start + 100])
+        settle(relay)
+        moved += len(relay._end) < before
+        assert relay.tail == text[: start + 100][-9192:]
+        assert len(relay._end) <= 2 * 9192
+    relay.finish(60)
+    os.close(null)
+    assert 0 < moved <= len(text) // 9192
+
+
 def test_texts_that_the_tail_must_not_show() -> None:
     """They are looked for in more than is shown, so that none is cut at its beginning."""
     null = os.open("/dev/null", os.O_WRONLY)

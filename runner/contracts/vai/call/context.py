@@ -29,6 +29,7 @@ INVALID_SCHEMA = "asset.invalid_schema"
 INVALID_DELEGATION = "auth.invalid_delegation"
 
 MOST_ID_CHARACTERS = 256
+MOST_ATTEMPTS = 2**31 - 1
 MOST_URL_CHARACTERS = 2048
 MOST_TOKEN_CHARACTERS = 16 * 1024
 _LAST_SECOND = 253_402_300_799.0  # 9999-12-31T23:59:59Z: the last that RFC 3339 can write
@@ -71,7 +72,8 @@ def identify(call: Call, kind: Kind, options: Mapping[str, str], named: Mapping[
     """All ids of an invocation: by the call's context, by the options, by `named` (in its input), or made.
     Raises CallRefused."""
     code = invalid_input(kind)
-    stray = stray_context(call._replace(kind=kind), CONTRACT.context)
+    flags = {option.name: option.flag for option in CONTRACT.options if "call" in option.verbs}
+    stray = stray_context(call._replace(kind=kind), CONTRACT.context, flags)
     if stray:
         raise refused(code, stray)
     given = {key: value for key, value in call.context.items() if value is not None and key != "attempt"}
@@ -83,7 +85,8 @@ def identify(call: Call, kind: Kind, options: Mapping[str, str], named: Mapping[
     for key, value in given.items():
         if not is_id(value):
             limit = f"1 to {MOST_ID_CHARACTERS} printable characters"
-            raise refused(code, f"{key} is not a text of {limit}: correct it in --context")
+            place = "it in --context" if key in call.context else f"--{key.replace('_', '-')}"
+            raise refused(code, f"{key} is not a text of {limit}: correct {place}")
     given.setdefault("invocation_id", make_id("inv_"))
     try:
         scratch_dir(given["invocation_id"])
@@ -100,12 +103,17 @@ def is_id(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MOST_ID_CHARACTERS and value.isprintable()
 
 
+def is_attempt(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ATTEMPTS
+
+
 def _attempt(value: Any) -> int:
     if value is None:
         return 1
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise refused(invalid_input("hook"), "attempt is not an integer from 1 on: correct it in --context")
-    return value
+    if not is_attempt(value):
+        message = f"attempt is not an integer from 1 to {MOST_ATTEMPTS}: correct it in --context"
+        raise refused(invalid_input("hook"), message)
+    return int(value)
 
 
 def describe(ids: Mapping[str, Any], export: DeclaredExport, deadline: float) -> dict[str, Any]:

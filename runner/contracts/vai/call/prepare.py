@@ -59,6 +59,25 @@ def prepare(
     """Raises CallRefused. Contract.prepare says what the arguments are."""
     declared = _find(plugin, call)
     ids = identify(call, declared.kind, options, ids_in(declared.kind, call.input))
+    try:
+        return _complete(plugin, declared, call, ids, seconds, options, secrets, config, now)
+    except CallRefused as error:
+        error.context = ids
+        raise
+
+
+def _complete(
+    plugin: Plugin,
+    declared: DeclaredExport,
+    call: Call,
+    ids: dict[str, Any],
+    seconds: float | None,
+    options: Mapping[str, str],
+    secrets: Mapping[str, str],
+    config: Any,
+    now: float,
+) -> Prepared:
+    """`ids`: those of the binding's scope are added."""
     binding = _bind(plugin, declared, ids, options)
     if binding is not None:
         ids |= {"org_id": binding.org} | ({"project_id": binding.project} if binding.project else {})

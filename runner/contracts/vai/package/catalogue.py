@@ -15,7 +15,9 @@ _KINDS = {"tools": "tool", "hooks": "hook", "compactors": "compactor", "harnesse
 
 def catalogue(plugin: Plugin) -> dict[str, list[dict[str, Any]]]:
     root = os.path.dirname(plugin.manifest)
-    exports = declared_by(plugin).exports
+    declared = declared_by(plugin)
+    # An export whose binding lets nobody run it is not offered.
+    exports = [each for each in declared.exports if not (declared.inactive and each.id == declared.chosen)]
     return {
         what: [_entry(root, export) for export in exports if export.kind == kind]
         for what, kind in _KINDS.items()

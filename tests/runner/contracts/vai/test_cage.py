@@ -13,19 +13,20 @@ from typing import Any
 import pytest
 
 from runner.contracts.registry import find_contract
+from runner.contracts.vai import CONTRACT, manifest
 from runner.contracts.vai import binding as bindings
-from runner.contracts.vai import manifest
 from runner.contracts.vai.binding import Binding
 from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
 from runner.launch.prepare import load as load_stage
 from runner.launch.stages import Invocation, Stopwatch
-from runner.manifest.load import load
+from runner.manifest.load import load, load_all
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
 from sandbox.spec import EnvRequest, MemoryFile, Network, SandboxSpec, Scratch
 from tests.conftest import ROOT, Caller
+from tests.runner.contracts.vai.package import bound, make_package
 from tests.runner.contracts.vai.test_manifest import LEAST, SHOWN
 
 PERMISSIONS = "[exports.permissions]\n"
@@ -63,8 +64,8 @@ def test_scratch(given: str, place: str) -> None:
     where = (*AT, "filesystem")
     assert found.spec.scratch == Scratch(place, where=where)
     assert found.spec.env == (
-        EnvRequest("HOME", place, where=where),
-        EnvRequest("TMPDIR", place, where=where),
+        EnvRequest("HOME", place, where=where, fixed=True),
+        EnvRequest("TMPDIR", place, where=where, fixed=True),
     )
     assert found.root_parts == ALWAYS
 
@@ -82,7 +83,7 @@ def test_secret_slots() -> None:
         MemoryFile("/sandbox/secrets/other", 0o400, "other"),
     )
     where = (*AT, "secret_slots")
-    assert found.spec.env == (EnvRequest("VAI_SECRETS_DIR", "/sandbox/secrets", where=where),)
+    assert found.spec.env == (EnvRequest("VAI_SECRETS_DIR", "/sandbox/secrets", where=where, fixed=True),)
 
 
 GATEWAY = "https://api.example.com/v1"
@@ -148,7 +149,7 @@ def test_without_a_choice_a_package_with_several_exports_asks_for_nothing() -> N
     assert found is not None and diagnostics == ()
     assert found.spec == SandboxSpec(network=Network("none", where=("exports",)))
     assert found.root_parts == ALWAYS
-    fault = choice_fault(found)
+    fault = choice_fault(found, {})
     assert fault is not None
     shown = "triage (harness), jira_search (tool), slack_notify (hook), coder_window (compactor)"
     assert shown in fault.message and "--export ID or --binding FILE" in fault.hint
@@ -167,7 +168,7 @@ def test_the_cage_is_that_of_the_chosen_export(
     name: str, number: int, mode: str, scratch: bool, slots: tuple[str, ...]
 ) -> None:
     found, _ = read(SHOWN, export=name)
-    assert found is not None and choice_fault(found) is None
+    assert found is not None and choice_fault(found, {}) is None
     declared = declared_by(found)
     assert declared.chosen == name and declared.effective == declared.exports[number]
     assert len(declared.exports) == 4
@@ -188,7 +189,7 @@ def test_a_long_list_of_exports_is_cut() -> None:
     more = "".join(f'[[exports]]\nid = "e{n}"\nkind = "compactor"\n' for n in range(1000))
     found, _ = read(LEAST + more)
     assert found is not None
-    fault = choice_fault(found)
+    fault = choice_fault(found, {})
     assert fault is not None and fault.message.endswith("e18 (compactor), …")
 
 
@@ -262,6 +263,56 @@ def test_a_wrong_binding_refuses_the_launch(bind: Bind) -> None:
     assert found is None and (fault.rule, fault.line) == ("binding_invalid", 1)
 
 
+LOOKED_AT_ONLY: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"status": "disabled"}, "binding_inactive", "'bind_123' is disabled"),
+    ({"rollout": {"traffic_percent": 0}}, "binding_inactive", "leaves everybody out"),
+    ({"config": {}}, "binding_invalid", 'cannot be used: (the value): "base_url" is a required property'),
+)
+
+
+@pytest.mark.parametrize(("changes", "cause", "said"), LOOKED_AT_ONLY)
+def test_a_binding_that_lets_nothing_run(
+    tmp_path: Path, changes: dict[str, Any], cause: str, said: str
+) -> None:
+    plugin = make_package(tmp_path)
+    for options, expected in ((bound(), None), (bound(**changes), cause)):
+        shaped, found = CONTRACT.shape(plugin, options)
+        assert shaped is not None and all(each.severity == "warning" for each in found)
+        fault = CONTRACT.choice_fault(shaped, options)
+        assert (fault.cause if fault is not None else None) == expected
+    assert fault is not None and said in fault.message and "--binding" in fault.hint
+
+
+@pytest.mark.parametrize("changes", [changes for changes, cause, _ in LOOKED_AT_ONLY[:2]])
+def test_an_export_whose_binding_lets_nothing_run_is_not_listed(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    plugin = make_package(tmp_path)
+    for options, names in ((bound(), ["jira_search", "plain"]), (bound(**changes), ["plain"])):
+        shaped, _ = CONTRACT.shape(plugin, options)
+        assert shaped is not None
+        assert [tool["name"] for tool in CONTRACT.catalogue(shaped)["tools"]] == names
+    again, _ = CONTRACT.shape(shaped or plugin, {})
+    assert again is not None and len(CONTRACT.catalogue(again)["tools"]) == 2
+
+
+def test_check_holds_the_configuration_of_a_binding_against_its_schema(plugin_dir: Path) -> None:
+    folder = devkit(plugin_dir)
+    schema = {"type": "object", "properties": {"depth": {"type": "integer"}}}
+    (folder / "schemas/config.json").write_text(json.dumps(schema))
+    manifest = folder / "vai-plugin.toml"
+    text = manifest.read_text()
+    manifest.write_text(
+        text.replace('config_schema = "schemas/any.json"', 'config_schema = "schemas/config.json"')
+    )
+    secrets = {"api_key": "secret://org_123/api_key"}
+    for depth, rules in ((3, []), ("deep", [("binding_invalid", "binding.json", True)])):
+        options = bound(export_id="triage", secrets=secrets, config={"depth": depth})
+        [loaded] = load_all(str(folder), options=options)
+        assert (loaded.plugin is None) is bool(rules)
+        assert [(d.rule, d.file, "/depth" in d.message) for d in loaded.diagnostics] == rules
+
+
 # --- on the command line ------------------------------------------------------------------------------------
 
 
@@ -288,12 +339,63 @@ def test_exec_wants_a_choice(runner_as: Caller, plugin_dir: Path) -> None:
 
 
 @pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_exec_runs_no_disabled_binding(runner_as_user: Caller, plugin_dir: Path) -> None:
+    folder, binding = devkit(plugin_dir), plugin_dir / "binding.json"
+    for status, code in (("active", 0), ("disabled", 126)):
+        secrets = {"api_key": "secret://org_123/api_key"}
+        binding.write_text(bound(export_id="search", secrets=secrets, config=None, status=status)["binding"])
+        key = plugin_dir / "key"
+        key.write_text("a-secret-key")
+        done = runner_as_user("exec", "--binding", binding, "--secret", f"api_key=@{key}", folder)
+        assert done.returncode == code and ("is disabled" in done.stderr) is bool(code), done.stderr
+    done = runner_as_user("explain", "--binding", binding, folder)
+    assert done.returncode == 0 and "would refuse it: the binding 'bind_123' is disabled" in done.stdout
+
+
+def test_tools_does_not_list_the_export_of_a_disabled_binding(
+    runner_as_user: Caller, plugin_dir: Path
+) -> None:
+    folder, binding = devkit(plugin_dir), plugin_dir / "binding.json"
+    for status, names in (("active", ["search", "reader"]), ("disabled", ["reader"])):
+        secrets = {"api_key": "secret://org_123/api_key"}
+        binding.write_text(bound(export_id="search", secrets=secrets, config=None, status=status)["binding"])
+        done = runner_as_user("tools", "--json", "--binding", binding, folder)
+        assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == names
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ('{"delivery_id": "del_1"}', "'delivery_id', which is an option of its own: give --delivery-id"),
+        ('{"agent_id": "x"}', "not sent along with an export; known are invocation_id"),
+    ],
+)
+def test_a_stray_context_on_the_command_line(
+    runner_as_user: Caller, plugin_dir: Path, context: str, said: str
+) -> None:
+    done = runner_as_user("call", devkit(plugin_dir), "notify", "--context", context)
+    assert done.returncode == 2 and said in done.stderr
+
+
+@pytest.mark.launches
+def test_a_variable_of_the_contract_stays(runner_as_user: Caller, plugin_dir: Path) -> None:
+    """The control: another variable can be given."""
+    folder = devkit(plugin_dir)
+    for word in ("VAI_SECRETS_DIR=/x", "HOME=/x", "TMPDIR=/x"):
+        done = runner_as_user("explain", "--export", "triage", "--env", word, folder)
+        name = word.partition("=")[0]
+        assert done.returncode == 21 and f"leave --env {name} out" in done.stdout
+    assert runner_as_user("explain", "--export", "triage", "--env", "X=/x", folder).returncode == 0
+
+
+@pytest.mark.launches
 def test_explain_and_check_need_none(runner_as_user: Caller, plugin_dir: Path) -> None:
     folder = devkit(plugin_dir)
     assert runner_as_user("check", folder).returncode == 0
     done = runner_as_user("explain", folder)
     assert done.returncode == 0 and "It would be launched." in done.stdout
-    assert "Only `runner exec` would refuse it" in done.stdout and "by its manifest: triage" in done.stdout
+    assert "But `runner exec` would refuse it" in done.stdout and "by its manifest: triage" in done.stdout
     chosen = json.loads(runner_as_user("explain", "--format", "json", "--export", "search", folder).stdout)
     assert chosen["outcome"]["code"] == "ok"
     assert {row["asked"] for row in chosen["asked"]} >= {"none", "VAI_SECRETS_DIR=…"}

@@ -14,6 +14,7 @@ import trio
 
 from runner.launch import forkserver
 from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, Services, open_plugin, run
+from runner.protocol.dialect import Notice, Progress
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 
@@ -180,6 +181,38 @@ async def test_a_refused_call_has_a_record_and_starts_nothing(devkit: Path) -> N
             assert plugin.invocation == caught.value.invocation
             assert caught.value.report["invocation"] == caught.value.invocation
             assert caught.value.report["plugin"] is None  # nothing was launched
+            assert (recorded(caught.value)["trace_id"] is None) is (name == "absent")
+        for context in ([1], "x", {1: "x"}):
+            with pytest.raises(ValueError, match=r"^context: it has to be a mapping"):
+                await plugin.call("notify", EVENT, context=context)
+
+
+@pytest.mark.trio
+async def test_a_binding_that_is_nested_too_deeply_is_refused(devkit: Path) -> None:
+    async with opened(devkit, options={"binding": "[" * 100_000}) as plugin:
+        with pytest.raises(InvalidCall) as caught:
+            await plugin.call("notify", EVENT)
+        found = recorded(caught.value)
+        assert (found["code"], found["binding_id"]) == ("binding.invalid", None)
+        assert found["invocation_id"] is not None
+
+
+@pytest.mark.trio
+async def test_a_no_and_the_events_of_a_worker(devkit: Path) -> None:
+    """What the documentation of the library promises for each contract."""
+    with trio.fail_after(SECONDS):
+        with pytest.raises(PluginError) as caught:
+            await run(devkit, "reader", {"do": "fail"}, environ=ENVIRON)
+        assert caught.value.report is not None
+        assert caught.value.report["outcome"]["code"] == "plugin_error"
+        assert caught.value.report["invocation"] == recorded(caught.value)
+        async with opened(devkit) as plugin:
+            await plugin.call("reader", {"do": "progress", "count": 2})
+            with pytest.raises(PluginFailure):
+                await plugin.call("reader", {"do": "exit"})
+        told = [event async for event in plugin.events()]
+    assert [event.value["message"] for event in told if isinstance(event, Progress)] == ["step 0", "step 1"]
+    assert [(e.kind, e.value["code"]) for e in told if isinstance(e, Notice)] == [("ended", "crashed")]
 
 
 @pytest.mark.trio
@@ -272,6 +305,21 @@ async def test_credentials_that_are_not_given(
     assert tokens.asked[0].scopes == ("chains:read", "runs:write")
 
 
+@pytest.mark.trio
+async def test_a_call_that_is_cancelled_while_the_gateway_works_has_its_own_record(devkit: Path) -> None:
+    tokens = Tokens(seconds=1000.0)
+    async with opened(devkit, secrets={"api_key": SECRET}, services=Services(gateway=tokens)) as plugin:
+        with pytest.raises(PluginFailure):
+            await plugin.call("absent", {})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(plugin.call, "triage", {})
+            while not tokens.asked:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        found = recorded(plugin)
+    assert (found["export"]["id"], found["status"]) == ("triage", "cancelled")
+
+
 # --- the command line ---------------------------------------------------------------------------------------
 
 
@@ -313,6 +361,34 @@ def test_failures_of_runner_call(
     assert report["invocation"] == failure["invocation"]
 
 
+@pytest.mark.parametrize(("name", "status"), [("search", 2), ("absent", 15)])
+def test_what_is_always_refused_is_tried_once(
+    runner_as_user: Caller, devkit: Path, name: str, status: int
+) -> None:
+    done = runner_as_user("call", devkit, name, "--repeat", "10000000")
+    assert done.returncode == status, done.stderr
+    assert json.loads(done.stdout)["calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "hits"),
+    [
+        ({"do": "fill"}, "runner.resource_exhausted", ["disk"]),
+        ({"do": "fill", "remove": True}, "runner.crashed", []),
+    ],
+)
+def test_a_scratch_folder_that_is_full(
+    runner_as: Caller, devkit: Path, given: dict[str, Any], code: str, hits: list[str]
+) -> None:
+    whole = json.dumps({"source": {"chain_id": "c", "projection": {"blocks": []}}, "policy": given})
+    words = ("call", "--json", devkit, "window", "--input", whole, "--limit", "disk=256K")
+    done = runner_as(*words, "--report", "2")
+    assert done.returncode == 13, done.stderr
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert (report["invocation"]["code"], report["limits_hit"]) == (code, hits)
+    assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
+
+
 def test_many_calls(runner_as_user: Caller, devkit: Path) -> None:
     done = runner_as_user("call", devkit, "reader", "--input", "{}", "--repeat", "6", "--concurrency", "2")
     assert done.returncode == 0, done.stderr
@@ -332,3 +408,34 @@ def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int)
     record = json.loads(err.splitlines()[-1])["invocation"]
     assert (record["status"], record["code"]) == ("cancelled", "devkit.cancelled")  # it was told
     assert record["events"] == 1
+
+
+def test_a_success_after_a_signal_is_not_lost(runner_as_user: Caller, devkit: Path) -> None:
+    given = '{"do": "wait", "count": 1, "then": "succeed", "n": 5}'
+    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--report", "2")
+    with runner_as_user.start(*words) as process:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["event"] == "progress"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (24, b""), err
+    report = json.loads(err.splitlines()[-1])
+    assert report["outcome"]["code"] == "cancelled"
+    record = report["invocation"]
+    assert (record["status"], record["code"]) == ("cancelled", "runner.cancelled")
+    assert record["late"]["structured_output"]["body"]["input"]["n"] == 5
+
+
+def test_a_signal_after_the_deadline_changes_nothing(runner_as_user: Caller, devkit: Path) -> None:
+    given = '{"do": "wait", "then": "stay"}'
+    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--timeout", "4")
+    with runner_as_user.start(*words, "--report", "2") as process:
+        assert process.stderr is not None
+        said = json.loads(process.stderr.readline())
+        assert said["value"]["message"] == "cancelled"  # its grace has begun
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 12, err
+    report = json.loads(err.splitlines()[-1])
+    assert (report["outcome"]["code"], report["outcome"]["cause"]) == ("timeout", "deadline_exceeded")
+    assert report["invocation"]["code"] == "runner.deadline_exceeded"

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from runner.contracts.vai.declared import (
     Declared,
@@ -25,7 +26,7 @@ from runner.contracts.vai.outcome import (
     record,
     reuses,
 )
-from runner.outcome import Code, Outcome, Phase
+from runner.outcome import Code, Outcome, Phase, schema
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, Refusal
 from sandbox.spec import SandboxSpec
@@ -119,6 +120,11 @@ SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
     ),
     ("may not start", ended("policy_denied", "policy", written=False), Ending(FAILED, "runner.refused")),
     ("no such export", ended("tool_not_exposed", written=False), Ending(FAILED, "tool.not_found")),
+    (
+        "it says before the request that it does not know the protocol",
+        no("protocol.unsupported_version", "error", written=False),
+        Ending(FAILED, "protocol.unsupported_version"),
+    ),
     ("overloaded", ended("overloaded", "launch", written=False), Ending(RETRYABLE, "runner.overloaded")),
     (
         "no hello",
@@ -173,6 +179,20 @@ BY_EFFECT: tuple[tuple[CallEnd, str], ...] = (
 )
 
 
+# What is never repeated, whatever the export does.
+LASTING = (
+    *("protocol.unsupported_version", "protocol.identity_mismatch"),
+    "protocol.invalid_response",
+)
+
+
+@pytest.mark.parametrize("code", LASTING)
+@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+def test_what_repetition_does_not_heal(export: DeclaredExport, code: str) -> None:
+    said, found = no(code, "error"), ended("malformed_response", cause=code.partition(".")[2])
+    assert ending(export, said) == ending(export, found) == Ending(FAILED, code, export in EFFECTFUL)
+
+
 @pytest.mark.parametrize(("end", "code"), BY_EFFECT, ids=lambda each: each if isinstance(each, str) else "")
 @pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_after_the_request_the_effect_decides(export: DeclaredExport, end: CallEnd, code: str) -> None:
@@ -207,7 +227,7 @@ def package(*exports: DeclaredExport, chosen: str = "") -> Plugin:
 
 
 def recorded(export: DeclaredExport, end: CallEnd, **context: Any) -> dict[str, Any]:
-    call = Call(export.kind, export.id, {"context": {"trace_id": "tr_1"}}, context)
+    call = Call(export.kind, export.id, {"input": {}}, context)
     found = record(package(export), call, end, {"invocation_id": "inv_1"})
     json.dumps(found)
     return dict(found)
@@ -216,7 +236,9 @@ def recorded(export: DeclaredExport, end: CallEnd, **context: Any) -> dict[str, 
 def test_the_record_of_a_success() -> None:
     end = ended("ok", began=1_000_000_000.5, ended=1_000_000_002.0, events=3, dropped_events=1)
     asked = Permissions("egress", "scratch", ("runs:read",), ("token",))
-    found = recorded(READ._replace(permissions=asked), end, org_id="org_1", tool_execution_id="tx_1")
+    found = recorded(
+        READ._replace(permissions=asked), end, org_id="org_1", trace_id="tr_1", tool_execution_id="tx_1"
+    )
     permissions = {
         "network": "egress",
         "filesystem": "scratch",
@@ -251,6 +273,7 @@ def test_the_record_of_a_success() -> None:
         "dropped_events": 1,
         "permissions": {"declared": permissions, "effective": permissions},
         "checkpoint": None,
+        "late": None,
     }
 
 
@@ -286,6 +309,14 @@ def test_what_may_be_repeated(
         assert found["retry"]["backoff_seconds"] == 10 * 2 ** (attempt - 1)
 
 
+def test_a_late_answer_is_kept() -> None:
+    answer = {"content": [], "checkpoint": 1}
+    assert recorded(READ, ended("cancelled", late=answer))["late"] == answer
+    assert recorded(HARNESS, ended("cancelled", late=answer))["late"] == {"content": []}  # the rest is above
+    body = {"status": "failed", "result": answer}
+    assert recorded(HARNESS, ended("timeout", late=body))["late"] == {**body, "result": {"content": []}}
+
+
 @pytest.mark.parametrize(
     ("end", "checkpoint"),
     [
@@ -309,6 +340,58 @@ def test_an_export_that_does_not_exist_has_a_record() -> None:
     found = record(package(READ), Call("export", "absent"), refused, {})
     assert (found["status"], found["code"], found["execution_class"]) == ("failed", "tool.not_found", None)
     assert found["permissions"] == {"declared": None, "effective": None}
+
+
+REFUSED = ended("invalid_call", written=False, refusal=Refusal(0, "tool.invalid_input", "no"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"org_id": "evil", "trace_id": 5, "run_id": {"a": 1}, "attempt": -7},
+        {"context": {"org_id": "evil", "trace_id": "evil"}, "target": {"session_id": "evil"}},
+    ],
+)
+def test_the_input_of_a_call_says_nothing_about_its_ids(given: Any) -> None:
+    found = record(package(READ), Call("tool", "fetch", given, {"org_id": "org_1"}), REFUSED, {})
+    assert (found["org_id"], found["trace_id"], found["run_id"]) == ("org_1", None, None)
+    assert (found["session_id"], found["retry_count"]) == (None, 0)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, 5, "", "x" * 257, "a\nb", None, ["x"]])
+def test_a_record_has_only_ids_that_could_be_sent(value: Any) -> None:
+    keys = ("invocation_id", "trace_id", "org_id", "run_id", "tool_execution_id", "binding_id")
+    given = Call("tool", "fetch", None, {**dict.fromkeys(keys, value), "session_id": "s" * 256})
+    options = {"binding": json.dumps({"binding_id": value})}
+    found = record(package(READ), given, REFUSED, options)
+    assert {found[key] for key in keys} == {None} and found["session_id"] == "s" * 256
+
+
+@pytest.mark.parametrize(
+    ("attempt", "count"), [(1, 0), (3, 2), (0, 0), (-5, 0), (True, 0), ("2", 0), (2**31, 0)]
+)
+def test_the_retry_count_of_a_refused_call(attempt: Any, count: int) -> None:
+    found = record(package(HOOK), Call("hook", "on_run", None, {"attempt": attempt}), REFUSED, {})
+    assert found["retry_count"] == count
+
+
+def test_a_binding_that_is_nested_too_deeply_has_no_id() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    found = record(package(READ), Call("tool", "fetch"), REFUSED, {"binding": f'{{"binding_id": {deep}}}'})
+    assert found["binding_id"] is None and found["permissions"]["effective"] is None
+
+
+def test_records_fit_the_schema_of_reports() -> None:
+    """The controls: a record with what the input of a call once could put there does not."""
+    valid = Draft202012Validator(schema()["properties"]["invocation"])
+    wrongs: list[dict[str, Any]] = [{"trace_id": 5}, {"org_id": {}}, {"retry_count": -8}, {"status": "ack"}]
+    ends = (CRASHED, NOT_SENT, REFUSED, ended("ok"), ended("timeout", late={"checkpoint": {"kind": "k"}}))
+    for export in ALL:
+        for end in ends:
+            found = recorded(export, end, session_id="s_1", attempt=2)
+            assert not list(valid.iter_errors(found))
+            for wrong in wrongs:
+                assert list(valid.iter_errors({**found, **wrong}))
 
 
 @pytest.mark.parametrize(

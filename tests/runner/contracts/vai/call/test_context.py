@@ -77,6 +77,9 @@ def test_ids_are_taken_from_the_context_the_options_and_the_input() -> None:
         ("hook", {"attempt": 0}, "attempt is not an integer"),
         ("hook", {"attempt": True}, "attempt is not an integer"),
         ("hook", {"attempt": "2"}, "attempt is not an integer"),
+        ("hook", {"attempt": 2**31}, "from 1 to 2147483647: correct it in --context"),
+        ("hook", {"trace_id": ""}, "correct it in --context"),
+        ("hook", {"delivery_id": "del_1"}, "which is an option of its own: give --delivery-id"),
     ],
 )
 def test_a_wrong_context(kind: Kind, context: dict[str, Any], said: str) -> None:
@@ -95,6 +98,12 @@ def test_a_delivery_is_a_hooks() -> None:
     with pytest.raises(CallRefused) as refused:
         ids("tool", delivery_id="del_1")
     assert "--delivery-id is for hooks" in refused.value.event.message
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(CallRefused) as refused:
+        ids("hook", delivery_id="del\n1")
+    assert refused.value.event.message.endswith("correct --delivery-id")
 
 
 def test_keys_that_do_not_apply_are_left_out() -> None:

@@ -74,6 +74,18 @@ def test_a_prepared_call(plugin: Plugin) -> None:
     assert dict(prepared.secrets) == SECRETS
 
 
+def test_a_refused_call_keeps_the_ids_that_were_made(plugin: Plugin) -> None:
+    for given, options in (({"query": 3}, bound()), (QUERY, bound(status="disabled"))):
+        with pytest.raises(CallRefused) as refused:
+            prepare_call(
+                plugin, "jira_search", given, secrets=SECRETS, options=options, context={"run_id": "run_1"}
+            )
+        known = refused.value.context or {}
+        assert known["run_id"] == "run_1" and known["trace_id"].startswith("tr_")
+        assert known["invocation_id"].startswith("inv_")
+        assert known["tool_execution_id"].startswith("toolx_")
+
+
 def test_the_contract_prepares(plugin: Plugin) -> None:
     given = tool(plugin)
     again = CONTRACT.prepare(

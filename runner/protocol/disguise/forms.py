@@ -1,0 +1,166 @@
+"""The texts to look for, so that a secret is found however it is written.
+
+A long text is looked for in parts. Then it is found in whatever place an output was cut, and the work stays
+small.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from runner.protocol.disguise.needles import WINDOW, Needle
+from runner.protocol.disguise.views import readings_of
+
+# Characters. A shorter text is not looked for: it would be found in words that are no secret.
+SHORTEST = WINDOW
+# Of one text: the longest. The text as a whole is looked for too.
+MOST_LINES = 256
+# Bytes of one part of a long text.
+LONGEST_PART = 4 << 10
+# Bytes of a name in the DNS.
+LONGEST_HOST_NAME = 253
+# Bytes that one byte takes at most: \u0041, and some more if that is escaped again or broken into lines.
+WIDEST = 8
+
+# A text that every notation leaves as it is, or that a view reads as it is.
+_PLAIN = re.compile(rb"[A-Za-z0-9!#$&()*+,./:;<=>?@^_`{|}~\[\]-]+")
+# How Python may decode bytes that are no UTF-8.
+_ERRORS = ("replace", "ignore", "surrogateescape")
+
+
+class Forms:
+    """What is looked for as text and in base64, and what in hex."""
+
+    def __init__(self, value: Any) -> None:
+        self.texts: set[Needle] = set()
+        self.hexes: set[Needle] = set()
+        self.longest = 0  # bytes that one of them takes at most, however it is written
+        plain, encoded = set[bytes](), set[bytes | str]()
+        _collect(value, plain, encoded)
+        for text in plain:
+            self._add_text(text)
+        for each in encoded:
+            self._add(each)
+
+    def _add(self, given: bytes | str) -> None:
+        raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+        plain = _PLAIN.fullmatch(raw) is not None
+        for form in () if plain else forms_of(given):
+            for reading in readings_of(form):
+                self._add_text(reading)
+                if b" " in reading:
+                    self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
+        if plain:
+            self._add_text(raw)
+        elif isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
+            self._add_text(given.decode("utf-8", "backslashreplace").encode())
+        if len(raw) < 2 * SHORTEST and not plain:
+            for escaped in _escaped(given):
+                self._add_text(escaped.encode("utf-8", "surrogatepass"))
+        for number, part in enumerate(_parts(raw)):
+            self.texts.update(_base64_of(part, continues=number > 0))
+            self.hexes.add(Needle(part.hex().encode(), continues=number > 0))
+
+    def _add_text(self, text: bytes) -> None:
+        if len(text) <= LONGEST_HOST_NAME and (lower := text.lower()) != text:
+            self._add_text(lower)  # host names are shown so
+        if len(text) >= SHORTEST:
+            for number, part in enumerate(_parts(text)):
+                self.texts.add(Needle(part, continues=number > 0))
+                self.longest = max(self.longest, WIDEST * len(part))
+
+
+def forms_of(given: bytes | str) -> set[bytes]:
+    """A secret in different encodings of characters. What is escaped in one of them, a view undoes."""
+    raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+    if raw.isascii():
+        return {raw}
+    latin = raw.decode("latin-1")  # a frequent mistake, also with what is UTF-8
+    shown = [latin, given] if isinstance(given, str) else [latin]
+    decoded = [latin]
+    if isinstance(given, bytes):
+        decoded += [given.decode("utf-8", errors) for errors in _ERRORS]
+    forms = {raw, *(text.encode("utf-8", "surrogatepass") for text in decoded)}
+    return forms.union(*map(_printed, shown))
+
+
+def _printed(text: str) -> Iterator[bytes]:
+    """As a view reads what `ascii` and `repr` of Python make of it: they escape a character like a byte."""
+    characters = set(text)
+    for shown in (str.isascii, str.isprintable):
+        written = {
+            each: bytes((ord(each),))
+            if ord(each) < 0x100 and not shown(each)
+            else each.encode("utf-8", "surrogatepass")
+            for each in characters
+        }
+        yield b"".join(map(written.__getitem__, text))
+
+
+def _escaped(given: bytes | str) -> Iterator[str]:
+    """What a view would make too short: a short text with a line end, or with an escape of its own."""
+    text = given if isinstance(given, str) else given.decode("latin-1")
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+    yield ascii(text)[1:-1]
+    raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+    yield repr(raw)[2:-1]
+    yield "".join(f"%{byte:02X}" for byte in raw)
+
+
+def number_texts(value: Any) -> Iterator[str]:
+    """A number as JSON; and without its fraction, if that is zero: other languages print none."""
+    if isinstance(value, bool):
+        return
+    with contextlib.suppress(ValueError):  # an integer of more digits than Python converts: it is not sent
+        yield json.dumps(value)
+    if isinstance(value, float) and value.is_integer():
+        yield str(int(value))
+
+
+def _collect(value: Any, plain: set[bytes], encoded: set[bytes | str]) -> None:
+    """`plain`: looked for as they are. `encoded`: also in other encodings."""
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            if len(value.strip()) >= SHORTEST:
+                encoded.add(value.strip())
+    if isinstance(value, str):
+        # A key of several lines may be printed line by line.
+        lines = {line.strip() for line in value.splitlines()}
+        for text in (value.strip(), *sorted(lines, key=len, reverse=True)[:MOST_LINES]):
+            if len(text) >= SHORTEST:
+                encoded.add(text)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _collect(each, plain, encoded)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _collect(each, plain, encoded)
+    elif isinstance(value, int | float):
+        plain.update(text.encode() for text in number_texts(value))
+
+
+def _parts(text: bytes) -> Iterator[bytes]:
+    """Of about the same length, none of them short."""
+    count = -(-len(text) // LONGEST_PART)
+    ends = [len(text) * number // count for number in range(count + 1)]
+    for start, end in pairwise(ends):
+        yield text[start:end]
+
+
+def _base64_of(part: bytes, *, continues: bool) -> Iterator[Needle]:
+    """What of a text in base64 depends on the part alone. It may begin at any of three places in a group of
+    four letters."""
+    for offset in range(3):
+        first, bits = -(-8 * offset // 6), 8 * (offset + len(part))
+        letters = base64.b64encode(bytes(offset) + part)[first : bits // 6]
+        yield Needle(letters, True, offset > 0, bits % 6 > 0, continues)
