@@ -28,6 +28,7 @@ from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
+from runner.session.arguments import check_context, check_env, check_limits, check_options
 from runner.session.delegation import open_prepared, prepare_call
 from runner.session.open import bare_report, open_session
 from runner.session.pool import Pool, open_pool
@@ -36,8 +37,6 @@ from runner.session.session import Session
 from runner.session.waiter import OnProgress
 from sandbox.cell.contents import Contents
 from sandbox.policy.grant import Overrides
-from sandbox.spec import Limits, is_variable_name
-from sandbox.units import parse_limit
 from sandbox.value import NamedTuple
 
 # The public names of the package `runner`, said once.
@@ -159,7 +158,7 @@ class OpenPlugin:
         `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
         cancels the call, not the plugin."""
         kind = kind or find_contract(self._plugin.contract).kinds[0]
-        call = Call(kind, name, input, _context({} if context is None else context))
+        call = Call(kind, name, input, check_context({} if context is None else context))
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         if self._pool is not None:
@@ -327,8 +326,8 @@ async def open_plugin(
         policy=None if policy is None else os.fspath(policy),
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
-        overrides=Overrides(env=_env(env or {}), limits=_limits(limits or {})),
-        options=_options({} if options is None else options),
+        overrides=Overrides(env=check_env(env or {}), limits=check_limits(limits or {})),
+        options=check_options({} if options is None else options),
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
@@ -421,43 +420,3 @@ def _require_trio() -> None:
         trio.lowlevel.current_task()
     except RuntimeError:
         raise NotOnTrio from None
-
-
-def _context(given: Any) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ValueError("context: it has to be a mapping of names to values")
-    return given
-
-
-def _options(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
-    if not isinstance(given, Mapping):
-        raise ValueError("options: it has to be a mapping of names to texts")
-    for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            message = f"options: the value of {name!r} is not a str"
-            raise ValueError(f"{message}; of an option that names a file, give what the file says")
-    return tuple(given.items())
-
-
-def _env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
-    for name, value in given.items():
-        if not isinstance(name, str) or not is_variable_name(name):
-            raise ValueError(f"env: {name!r} is not the name of an environment variable")
-        if not isinstance(value, str) or "\0" in value:
-            raise ValueError(f"env: the value of {name} must be a str without NUL")
-    return tuple(given.items())
-
-
-def _limits(given: Mapping[str, str | float]) -> Limits:
-    unknown = [name for name in given if name not in Limits._fields]
-    if unknown:
-        raise ValueError(
-            f"limits: there is no limit {unknown[0]!r}; the limits are {', '.join(Limits._fields)}"
-        )
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        try:
-            found[name] = parse_limit(name, value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return Limits(**found)

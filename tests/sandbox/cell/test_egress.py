@@ -389,3 +389,26 @@ def test_the_end_of_the_gate_is_noticed_once() -> None:
     assert gate.log.gate_ended_early and not meter.interest()  # an end is readable for ever
     os.close(read)
     os.close(gate.pidfd)
+
+
+def test_the_gates_delivery_is_waited_for_until_somebody_says_stop() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    stop, stopping = os.pipe()
+    told, alive = os.pipe()
+    order = NetworkOrder(NetworkRecipe((), ()), -1, "")
+    with socket.socket() as channel:
+        gate = GateProcess(os.getpid(), read, alive, order, cast(Any, channel))
+    gate.dismiss()
+    assert os.read(told, 10)  # a byte: deliver; an end would mean at once
+    os.write(stopping, b"x")
+    gate.drain(1e6, (stop,))
+    os.write(write, b'{"kind":"fault","reason":"no memory"}\n')
+    os.close(write)
+    gate.drain(1e6)  # to its end
+    events: list[Any] = []
+    gate.log.on_line = events.append
+    gate.log.end_early()
+    assert gate.log.gate_ended_early and "no memory" in events[0].reason and events[0].kind == "gate"
+    for fd in (read, stop, stopping, told, alive, gate.pidfd):
+        os.close(fd)
