@@ -23,6 +23,9 @@ SeccompProfile = Literal["strict", "default", "compat"]
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
 
+# With these a program makes no socket of the internet, so a network is of no use to it.
+SECCOMP_WITHOUT_INTERNET: tuple[SeccompProfile, ...] = ("strict",)
+
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN).
 ARGUMENT_LIMIT = 131072 - 1
 
@@ -50,6 +53,11 @@ class Network(NamedTuple):
 
 
 POLICY_HOSTS = ("*",)
+
+
+def names_policy_hosts(asked: Network | None) -> bool:
+    """Whether the policy's list is asked for, alone or with hosts that the plugin names."""
+    return asked is not None and asked.mode == "allowlist" and POLICY_HOSTS[0] in asked.hosts
 
 
 class EnvRequest(NamedTuple):
@@ -146,14 +154,15 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
-    rule: str  # stable id: unsandboxed, outside, missing, program, owner, project, network
+    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network.
+    rule: str
     message: str
     hint: str = ""
 
     @property
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
-        return self.rule in ("unsandboxed", "outside", "project")
+        return self.rule in ("unsandboxed", "network_host", "network_open", "outside", "project")
 
 
 class Project(NamedTuple):

@@ -42,7 +42,7 @@ SERVERS = (
         for address in (API, OTHER, PRIVATE)
         for kind, port in (("http", 80), ("tls", 443), ("line", 2525))
     ),
-    *(("echo", API, 7), ("sink", API, 9), ("source", API, 19)),
+    *(("echo", API, 7), ("sink", API, 9), ("source", API, 19), ("late", API, 2526)),
     *(("http", API_IPV6, 80), ("line", API_IPV6, 2525)),
     ("http2", TWO, 443),
 )

@@ -154,7 +154,8 @@ class _CommandLine:
         if fault is not None:
             outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
             raise Failure(outcome, EXEC_REFUSED)
-        if planned.plan.notes or planned.grant.unsandboxed:
+        wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
+        if planned.plan.notes or wide:
             _print_notes(planned, self._secrets or {}, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from runner.launch.network_report import SHOUTED
 from runner.launch.stages import Decided, Stage, decided_of
+from sandbox.network.addresses import vet
+from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule
-from sandbox.spec import Denial, Network
-
-# Loud: nothing stands between the plugin and what these reach.
-SHOUTED = {
-    "host": "THE HOST'S OWN NETWORK: every host, every port, and all that listens on localhost. Nothing is "
-    "checked or recorded.",
-    "open": "EVERY HOST BY NAME, ON EVERY PORT. Not this machine, and link-local addresses.",
-}
+from sandbox.spec import Denial, Network, names_policy_hosts
+from sandbox.units import format_duration, format_size
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
@@ -27,8 +24,10 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
     return {
         "mode": granted.mode,
         "private": decided.policy.network.private,
+        "limits": {name: getattr(decided.policy.network.limits, name) for name in _LIMITS},
         "hosts": [
-            {"rule": host, "asked_by": by, "allowed_by": allowed} for host, by, allowed in _rows(decided)
+            {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": _never_dialled(host)}
+            for host, by, allowed in _rows(decided)
         ],
         "refused": [
             {"asked": denial.asked, "rule": denial.rule, "reason": denial.reason, "hint": denial.hint}
@@ -49,14 +48,28 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
     rows = list(_rows(decided))
     width = max((len(host) for host, _, _ in rows), default=0)
     for host, by, allowed in rows:
-        yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}"
+        fault = _never_dialled(host)
+        never = f"; NEVER DIALLED: it {fault}" if fault else ""
+        yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
     for denial in _denials(decided):
         yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
     if granted.mode in ("allowlist", "open"):
         private = "may" if rule.private else "must not"
         yield f"names {private} lead to private addresses (private under [network] in the policy)"
-        yield "no name may lead to this machine, or to link-local addresses"
-        yield "on ports 80 and 443 the name in clear text (HTTP Host, TLS server name) has to be the same"
+        yield "this machine and link-local addresses are never dialled, by name or by address"
+        yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
+        yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
+        yield f"limits (under [network] in the policy): {_limits(rule.limits)}"
+
+
+_LIMITS = ("connections", "bytes", "rate", "idle")  # those that a policy can set
+
+
+def _limits(limits: EgressLimits) -> str:
+    size = "any number of bytes" if limits.bytes is None else f"{format_size(limits.bytes)} in all"
+    rate = "at any rate" if limits.rate is None else f"{format_size(limits.rate)} per second"
+    idle = f"closed after {format_duration(limits.idle)} without a byte"
+    return f"{limits.connections} connections at once, {size}, {rate}, {idle}"
 
 
 def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
@@ -70,10 +83,25 @@ def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
         yield host, by, _allowing(rule, parse_rule(host, ranges=True))
 
 
-def _names_hosts(asked: Network | None) -> bool:
-    from sandbox.spec import POLICY_HOSTS
+def _never_dialled(text: str) -> str:
+    """Why the gate dials nothing of a rule in force, as the second half of a sentence; "" if it does. Where
+    other names lead is known only when they are looked up."""
+    rule = parse_rule(text, ranges=True)
+    if rule.kind in ("name", "below") and f".{rule.host}".endswith(".localhost"):
+        return "is this machine (loopback)"  # RFC 6761: this name and all below it
+    if rule.kind not in ("address", "range"):
+        return ""
+    import ipaddress
 
-    return asked is not None and asked.mode == "allowlist" and asked.hosts != POLICY_HOSTS
+    # That an address is listed makes it dialled if it is private. No special range begins or ends inside of
+    # a range whose both ends are refused for the same reason.
+    block = ipaddress.ip_network(rule.host)
+    first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
+    return first if first == last else ""
+
+
+def _names_hosts(asked: Network | None) -> bool:
+    return asked is not None and asked.mode == "allowlist" and not names_policy_hosts(asked)
 
 
 def _allowing(rule: NetworkRule, host: HostRule) -> str:

@@ -12,7 +12,16 @@ from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
 _RULE = "network"  # of the notes
-_MOST_TOLD = 5  # refused hosts, in notes
+_MOST_TOLD = 5  # refused hosts, in notes; and of those that were not reached
+
+# Loud: little or nothing stands between the plugin and what these reach.
+SHOUTED = {
+    "host": "THIS PLUGIN HAS THE HOST'S OWN NETWORK: every host, every port, and all that listens on "
+    "localhost. Nothing is checked or recorded",
+    "open": "THIS PLUGIN REACHES EVERY HOST BY NAME, ON EVERY PORT, except this machine and link-local "
+    "addresses",
+}
+_LESS = 'to allow less, set ceiling = "allowlist" under [network] in the policy and list hosts'
 
 _LISTS = {"connect": "connections", "dns": "questions"}
 
@@ -51,6 +60,13 @@ def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
     return found
 
 
+def network_notes(stage: Stage | None) -> list[Note]:
+    planned = planned_of(stage)
+    mode = "none" if planned is None else planned.grant.network.mode
+    shouted = [Note(f"network_{mode}", SHOUTED[mode], _LESS)] if mode in SHOUTED else []
+    return [*shouted, *gate_end(stage), *refused_hosts(stage), *unreached_hosts(stage)]
+
+
 def gate_end(stage: Stage | None) -> list[Note]:
     """What to know about a gate that has ended early."""
     started = started_of(stage)
@@ -70,7 +86,45 @@ def refused_hosts(stage: Stage | None) -> list[Note]:
         return []
     found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
     more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
+    if not _has_all(log, "refused"):
+        all_refused = f"{_total(log, 'refused')} questions and connections were refused in all"
+        more = f"it asked for more hosts: {all_refused}; the report names some of them"
     return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
+
+
+def unreached_hosts(stage: Stage | None) -> list[Note]:
+    """What to know about hosts of the list that could not be reached, if the plugin has failed."""
+    started = started_of(stage)
+    log = started.audit if started is not None else None
+    if log is None:
+        return []
+    # Reached at another time: then it is not what the plugin failed of.
+    reached = {(line.name, line.port) for line in log.lines if line.verdict == "allowed" and line.address}
+    found = {
+        (line.name, line.port): f"{_address(line)} was allowed and not reached: it {line.reason}"
+        for line in log.lines
+        if line.verdict == "failed" and (line.name, line.port) not in reached
+    }
+    told = [Note(_RULE, message) for message in found.values()]
+    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report names them"
+    if not _has_all(log, "failed"):
+        all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
+        more = f"{all_failed}; the report names some of them"
+    return told[:_MOST_TOLD] + ([Note(_RULE, more)] if len(told) > _MOST_TOLD else [])
+
+
+def _has_all(log: AuditLog, verdict: str) -> bool:
+    """Whether the report names every host that met with this verdict. If not, nobody knows their number."""
+    return not log.left_out[verdict] and not log.dropped
+
+
+def _total(log: AuditLog, verdict: str) -> int:
+    """How often it was given, also to those without a line."""
+    return sum(count for (_, given), count in log.totals.items() if given == verdict)
+
+
+def _address(line: AuditLine) -> str:
+    return f"[{line.name}]:{line.port}" if ":" in line.name else f"{line.name}:{line.port}"
 
 
 def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
@@ -82,7 +136,7 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
 
 def _note(line: AuditLine) -> Note:
     if line.kind == "connect":
-        return Note(_RULE, f"it asked for {line.name}:{line.port}, which was refused: it {line.reason}")
+        return Note(_RULE, f"it asked for {_address(line)}, which was refused: it {line.reason}")
     if line.reason != NOT_LISTED:  # a longer list would change nothing
         return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
     return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))

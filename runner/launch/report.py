@@ -113,11 +113,11 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
 
 def _network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
-    if planned is None or planned.plan.egress is None:
+    if planned is None or planned.grant.network.mode == "none":
         return []
-    from runner.launch.network_report import gate_end, refused_hosts
+    from runner.launch.network_report import network_notes
 
-    return [*gate_end(stage), *refused_hosts(stage)]
+    return network_notes(stage)
 
 
 def _network_document(stage: Stage | None) -> dict[str, Any] | None:

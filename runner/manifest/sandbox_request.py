@@ -14,7 +14,7 @@ from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.network.rules import MOST_PORTS, HostRule, count_ports, listed_ports, parse_rule
+from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
@@ -125,13 +125,15 @@ def _is_state_path(path: str) -> bool:
 
 
 HTTPS_PORTS = (443,)  # of an entry that names none
+FEWER_PORTS = "name fewer ports, or * for every port of a host"  # a hint, for ports_fault()
 
 
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
     """An allowlist, as sandbox/network/rules.py reads it but without ranges of addresses and without a rule
-    for every name. `none`: this contract's spelling of "no network"."""
+    for every name. An empty one is no network. `none`: this contract's spelling of that."""
     if not items:
-        faults.error(keys, "network_allowlist", "the allowlist is empty", f"to allow nothing, write {none}")
+        message = "the allowlist is empty, so there is no network"
+        faults.warn(keys, "network_allowlist", message, f"to say so, write {none}")
     found: dict[str, None] = {}
     for item in items:
         try:
@@ -140,10 +142,8 @@ def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tu
             message = f"{quoted(item.text)} {error}"
             hint = "entries look like example.com:443 or *.example.com:443"
             faults.error(item.keys, "network_allowlist", message, hint)
-    number = count_ports(listed_ports(map(parse_rule, found)))
-    if number > MOST_PORTS:
-        message = f"the list names {number} ports; {MOST_PORTS} are the most"
-        faults.error(keys, "network_allowlist", message, "name fewer ports, or * for every port of a host")
+    if fault := ports_fault(map(parse_rule, found)):
+        faults.error(keys, "network_allowlist", f"the list {fault}", FEWER_PORTS)
     return tuple(found)
 
 

@@ -34,7 +34,7 @@ from sandbox.gate.loop import READ, Loop
 from sandbox.gate.names import NameTable
 from sandbox.gate.pace import Pace, TimeSpent
 from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
-from sandbox.gate.resolver import Resolver
+from sandbox.gate.resolver import MOST_TRIES, Resolver
 from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
@@ -48,8 +48,8 @@ EXIT_UNCONFINED = 125  # it never served
 
 # Two sockets and, if both readers are slow, two pipes.
 _FDS_PER_CONNECTION = 6
-# While a name is resolved and dialled: two questions and a fallback at a time.
-_FDS_PER_SEARCH = 4
+# While a name is resolved: its own, and those of the questions for both kinds of address.
+_FDS_PER_SEARCH = 1 + 2 * MOST_TRIES
 _MORE_FDS = 64
 _MOST_FAULT_CHARACTERS = 300
 

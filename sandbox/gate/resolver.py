@@ -7,6 +7,7 @@ under a random id. An answer that does not repeat the question is not heard.
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 from collections.abc import Callable
 
@@ -15,16 +16,22 @@ from sandbox.gate.loop import READ, WRITE, Loop, Timer
 from sandbox.gate.upstream import NameServer, Upstream
 from sandbox.value import NamedTuple
 
+MOST_TRIES = 3  # of one question, that may still be answered
 _MOST_REPLY_BYTES = 16 * 1024
 _MOST_WRONG = 32  # datagrams that do not answer the question, until the server counts as silent
 _OTHER_KIND_SECONDS = 0.05  # that one kind of address waits for the other (RFC 8305, resolution delay)
 _MOST_KEPT_SECONDS = 30
 _MOST_KEPT = 256
 
+# Beyond all codes of the DNS.
+_SILENCE, _NO_DESCRIPTOR = dns.SERVFAIL + 100, dns.SERVFAIL + 101
+
 _CODES = {
     dns.NXDOMAIN: "is not known to the DNS (NXDOMAIN)",
     dns.SERVFAIL: "cannot be looked up: the name server failed (SERVFAIL)",
     dns.REFUSED: "cannot be looked up: the name server refuses it (REFUSED)",
+    _SILENCE: "cannot be looked up: no name server answers",
+    _NO_DESCRIPTOR: "cannot be looked up: the gate may open no more files (the hard limit, ulimit -Hn)",
 }
 
 
@@ -117,7 +124,7 @@ class Search:
             done(Addresses(found))
             return
         codes = [reply.code for reply in replies if reply.code != dns.NOERROR]
-        reason = _CODES.get(codes[0], "cannot be looked up: no name server answers") if codes else ""
+        reason = _CODES.get(codes[0], _CODES[_SILENCE]) if codes else ""
         done(Addresses((), reason or "has no address in the DNS"))
 
 
@@ -133,24 +140,35 @@ def interleave(*kinds: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
+class Try:
+    """One question to one server, from a socket of its own."""
+
+    __slots__ = ("buffer", "connection", "number", "over_tcp", "server", "wrong")
+
+    def __init__(self, connection: socket.socket, server: NameServer, *, over_tcp: bool) -> None:
+        self.connection = connection
+        self.server = server
+        self.over_tcp = over_tcp
+        # A retry is another question: who has guessed at the first one has to begin again.
+        self.number = int.from_bytes(os.urandom(2), "big")
+        self.buffer = b""
+        self.wrong = 0
+
+
 class Exchange:
-    """One question, to one server after the other until one answers."""
+    """One question, to one server after the other until one answers. Those asked before may still answer."""
 
     __slots__ = (
-        "_buffer",
         "_done",
         "_kind",
+        "_last",
         "_left",
         "_loop",
         "_name",
-        "_number",
-        "_over_tcp",
-        "_server",
-        "_socket",
         "_timer",
+        "_tries",
         "_upstream",
         "_worst",
-        "_wrong",
     )
 
     def __init__(
@@ -167,14 +185,10 @@ class Exchange:
         self._kind = kind
         self._done = done
         self._left = list(upstream.servers) * upstream.attempts
-        self._server: NameServer | None = None
-        self._socket: socket.socket | None = None
+        self._tries: list[Try] = []  # the last one is the newest
+        self._last: Try | None = None  # the next server is asked when this one has failed
         self._timer: Timer | None = None
-        self._number = 0
-        self._over_tcp = False
-        self._buffer = b""
-        self._wrong = 0
-        self._worst = dns.SERVFAIL + 100  # no answer at all
+        self._worst = _SILENCE
 
     def start(self) -> None:
         # Not now: who asks does not have the search yet.
@@ -182,87 +196,107 @@ class Exchange:
 
     def close(self) -> None:
         self._loop.cancel(self._timer)
-        if self._socket is not None:
-            self._loop.retire(self._socket)
-            self._socket = None
+        for each in tuple(self._tries):
+            self._drop(each)
+
+    def _drop(self, each: Try) -> None:
+        if each in self._tries:
+            self._tries.remove(each)
+            self._loop.retire(each.connection)
 
     def _finish(self, reply: dns.NameReply) -> None:
         self.close()
         self._done(self._kind, reply)
 
     def _ask_next(self) -> None:
-        if not self._left:
+        if self._left:
+            self._ask(self._left.pop(0), socket.SOCK_DGRAM)
+        else:
             self._finish(dns.NameReply(self._worst, False))
-            return
-        self._server = self._left.pop(0)
-        self._ask(self._server, socket.SOCK_DGRAM)
 
     def _ask(self, server: NameServer, kind: int) -> None:
-        self.close()
-        self._buffer, self._wrong = b"", 0
-        self._over_tcp = kind == socket.SOCK_STREAM
-        # A retry is another question: an answer to the first one might be forged by now.
-        self._number = int.from_bytes(os.urandom(2), "big")
-        self._timer = self._loop.call_later(self._upstream.seconds, self._ask_next)
+        while len(self._tries) >= MOST_TRIES:
+            self._drop(self._tries[0])
+        self._loop.cancel(self._timer)
+        seconds = self._upstream.seconds if self._left else self._upstream.last_seconds
+        self._timer = self._loop.call_later(seconds, self._ask_next)
+        self._last = None
         try:
             connection = socket.socket(server.family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            self._socket = connection
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._worst = _NO_DESCRIPTOR
+            self._go_on()
+            return
+        each = self._last = Try(connection, server, over_tcp=kind == socket.SOCK_STREAM)
+        self._tries.append(each)
+        try:
             try:
                 connection.connect(server.address)
             except BlockingIOError:
                 pass
-            self._loop.watch(connection.fileno(), WRITE if self._over_tcp else READ, self._on_event)
-            if not self._over_tcp:
-                connection.send(dns.write_question(self._number, self._name, self._kind))
+            mask = WRITE if each.over_tcp else READ
+            self._loop.watch(connection.fileno(), mask, lambda mask: self._on_event(each, mask))
+            if not each.over_tcp:
+                connection.send(dns.write_question(each.number, self._name, self._kind))
         except OSError:
-            self._fail()
+            self._fail(each)
 
-    def _fail(self) -> None:
-        """This server is of no use: ask the next one, but not within the call that failed."""
-        self.close()
-        self._timer = self._loop.call_at(self._loop.now, self._ask_next)
+    def _fail(self, each: Try) -> None:
+        """This one brings no answer. If it was the newest, ask the next server."""
+        self._drop(each)
+        if each is self._last or not self._tries:
+            self._last = None
+            self._go_on()
 
-    def _on_event(self, mask: int) -> None:
-        connection = self._socket
-        if connection is None:
+    def _go_on(self) -> None:
+        """Ask the next server, but not within the call that failed. If there is none, those asked before have
+        their time."""
+        if self._left or not self._tries:
+            self._loop.cancel(self._timer)
+            self._timer = self._loop.call_at(self._loop.now, self._ask_next)
+
+    def _on_event(self, each: Try, mask: int) -> None:
+        if each not in self._tries:
             return
         try:
-            if self._over_tcp:
-                self._on_stream(connection, mask)
+            if each.over_tcp:
+                self._on_stream(each, mask)
             else:
-                self._on_reply(connection.recv(_MOST_REPLY_BYTES))
+                self._on_reply(each, each.connection.recv(_MOST_REPLY_BYTES))
         except BlockingIOError:
             pass
         except OSError:
-            self._fail()
+            self._fail(each)
 
-    def _on_stream(self, connection: socket.socket, mask: int) -> None:
+    def _on_stream(self, each: Try, mask: int) -> None:
         if mask & WRITE:
-            question = dns.write_question(self._number, self._name, self._kind)
+            question = dns.write_question(each.number, self._name, self._kind)
             # Less than 300 bytes into an empty buffer: it is sent whole.
-            connection.send(len(question).to_bytes(2, "big") + question)
-            self._loop.change(connection.fileno(), READ)
+            each.connection.send(len(question).to_bytes(2, "big") + question)
+            self._loop.change(each.connection.fileno(), READ)
             return
-        piece = connection.recv(4096)
-        self._buffer += piece
-        length = int.from_bytes(self._buffer[:2], "big")
-        if len(self._buffer) >= 2 and len(self._buffer) >= 2 + length:
-            self._on_reply(self._buffer[2 : 2 + length])
+        piece = each.connection.recv(4096)
+        each.buffer += piece
+        length = int.from_bytes(each.buffer[:2], "big")
+        if len(each.buffer) >= 2 and len(each.buffer) >= 2 + length:
+            self._on_reply(each, each.buffer[2 : 2 + length])
         elif not piece or length > _MOST_REPLY_BYTES:
-            self._fail()
+            self._fail(each)
 
-    def _on_reply(self, message: bytes) -> None:
+    def _on_reply(self, each: Try, message: bytes) -> None:
         try:
-            reply = dns.read_reply(message, self._number, self._name, self._kind)
+            reply = dns.read_reply(message, each.number, self._name, self._kind)
         except dns.MalformedMessage:
-            self._wrong += 1
-            if self._over_tcp or self._wrong > _MOST_WRONG:
-                self._fail()
+            each.wrong += 1
+            if each.over_tcp or each.wrong > _MOST_WRONG:
+                self._fail(each)
             return
-        if reply.truncated and not self._over_tcp and self._server is not None:
-            self._ask(self._server, socket.SOCK_STREAM)
+        if reply.truncated and not each.over_tcp:
+            self._drop(each)
+            self._ask(each.server, socket.SOCK_STREAM)
         elif reply.truncated or reply.code not in (dns.NOERROR, dns.NXDOMAIN):
             self._worst = reply.code or dns.SERVFAIL
-            self._fail()
+            self._fail(each)
         else:
             self._finish(reply)

@@ -17,6 +17,7 @@ _MOST_CONFIGURATION_BYTES = 64 * 1024
 _MOST_HOSTS_BYTES = 256 * 1024
 _MOST_HOSTS = 1024
 _MOST_ADDRESSES = 16  # of one name
+_MOST_SECONDS = 5  # of the option timeout
 _DNS_PORT = 53
 _DEFAULT_SERVER = "127.0.0.1"  # without a configuration; the same as in libc
 
@@ -29,7 +30,8 @@ class NameServer(NamedTuple):
 class Upstream(NamedTuple):
     servers: tuple[NameServer, ...]
     attempts: int = 2  # for each server
-    seconds: float = 2.0  # until the next server is asked
+    seconds: float = 2.0  # until the next server is asked; those asked before may still answer
+    last_seconds: float = 5.0  # for an answer after the last question; libc waits as long
     hosts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a name and its addresses
 
 
@@ -66,7 +68,8 @@ def parse_resolv_conf(text: str) -> Upstream:
             for option in words:
                 name, _, value = option.partition(":")
                 if name == "timeout" and value.isdecimal():
-                    upstream = upstream._replace(seconds=float(max(1, min(int(value[:4]), 2))))
+                    seconds = float(max(1, min(int(value[:4]), _MOST_SECONDS)))
+                    upstream = upstream._replace(seconds=seconds, last_seconds=seconds)
                 elif name == "attempts" and value.isdecimal():
                     upstream = upstream._replace(attempts=max(1, min(int(value[:4]), 5)))
     if not servers:

@@ -87,9 +87,8 @@ def parse_rules(
             rules[parse_rule(text, default_ports=usual, ranges=ranges)] = None
         except ValueError as error:
             raise ValueError(f"{text[:60]!a} {error}") from None
-    number = count_ports(listed_ports(rules))
-    if number > MOST_PORTS:
-        raise ValueError(f"the list names {number} ports; {MOST_PORTS} are the most")
+    if fault := ports_fault(rules):
+        raise ValueError(f"the list {fault}")
     return tuple(rules)
 
 
@@ -113,6 +112,13 @@ def covers(wide: HostRule, narrow: HostRule) -> bool:
 def listed_ports(rules: Iterable[HostRule]) -> Ports:
     """The ports of all rules together, without those of rules for every port."""
     return merge_ports(pair for rule in rules if rule.ports != EVERY_PORT for pair in rule.ports)
+
+
+def ports_fault(rules: Iterable[HostRule]) -> str:
+    """What is wrong with the ports of all rules together, as the second half of a sentence; "" if nothing is.
+    Each port has listeners of its own in the plugin's namespace."""
+    number = count_ports(listed_ports(rules))
+    return f"names {number} ports; {MOST_PORTS} are the most" if number > MOST_PORTS else ""
 
 
 def _covers_hosts(wide: HostRule, narrow: HostRule) -> bool:

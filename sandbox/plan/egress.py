@@ -18,7 +18,8 @@ def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
     rules = (_EVERY_HOST,) if network.mode == "open" else network.hosts
     if not rules:
         return None  # an empty list is no network
-    egress = EgressPlan(rules, policy.network.private, every_port=_has_every_port(rules))
+    rule = policy.network
+    egress = EgressPlan(rules, rule.private, rule.limits, every_port=_has_every_port(rules))
     if egress.every_port:
         _require_redirect(egress)
     return egress

@@ -38,6 +38,7 @@ from sandbox.spec import (
     SandboxSpec,
     SeccompProfile,
     is_variable_name,
+    names_policy_hosts,
 )
 from sandbox.value import NamedTuple
 
@@ -96,13 +97,25 @@ def grant(
     raised = bool(host_network_by) and policy.network.environment_may_raise
     if raised and spec.network is not None and not policy.admits_network(spec.network.mode):
         decided_by = (*decided_by, ("network", "environment"))
+    unsandboxed = not spec.enabled and policy.unsandboxed and not sandbox_required_by
+    paths = _paths(spec, policy, state_dir, homes, denials)
+    network = _network(spec, policy, host_network_by, denials)
+    env = _env(spec, policy, environ, said, denials, bare_environment)
+    seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
+    if network.mode != "none" and not unsandboxed:
+        # Only here: most plugins have no network, and a launch does not pay for what it does not need.
+        from sandbox.policy.network_denial import network_denial
+
+        if denial := network_denial(network, seccomp, spec, policy):
+            denials.append(denial)
+            network = Network("none", where=network.where)
     return Grant(
         policy=policy.name,
-        unsandboxed=not spec.enabled and policy.unsandboxed and not sandbox_required_by,
-        paths=_paths(spec, policy, state_dir, homes, denials),
-        network=_network(spec, policy, host_network_by, denials),
-        env=_env(spec, policy, environ, said, denials, bare_environment),
-        seccomp=_seccomp(spec, policy, where.get("seccomp", ()), denials),
+        unsandboxed=unsandboxed,
+        paths=paths,
+        network=network,
+        env=env,
+        seccomp=seccomp,
         limits=limits,
         decided_by=decided_by,
         denials=tuple(denials),
@@ -185,6 +198,8 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
     if spec.network is None:
         return Network(rule.default)
     asked = spec.network
+    if asked.mode == "allowlist" and not asked.hosts:  # an empty list is no network
+        return Network("none", where=asked.where)
     if asked.mode == "open" and not asked.required:  # the policy's own hosts are better than none
         asked = asked._replace(mode="allowlist", hosts=POLICY_HOSTS)
     raised = bool(host_network_by) and rule.environment_may_raise
@@ -203,17 +218,17 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
         return Network("none", where=asked.where)
-    if asked.mode == "allowlist" and asked.hosts == POLICY_HOSTS:
-        return _policy_hosts(asked, policy, ceiling, denials)
     if asked.mode != "allowlist":
         return asked
     granted = []
-    for host in asked.hosts:
+    for host in (host for host in asked.hosts if host not in POLICY_HOSTS):
         reason, hint = _host_denial(host, policy, ceiling)
         if reason:
             denials.append(Denial("network_hosts", host, reason, hint, asked.required, where=asked.where))
         else:
             granted.append(host)
+    if names_policy_hosts(asked):
+        return _policy_hosts(asked, policy, ceiling, denials)
     return asked._replace(hosts=tuple(granted)) if granted else Network("none", where=asked.where)
 
 
@@ -236,7 +251,7 @@ def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> tuple[str, 
 
 
 def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
-    """The plugin asks for egress and names no host: the policy's list says which."""
+    """The policy's list. It covers the hosts that the plugin names besides: others are refused by now."""
     if ceiling != "allowlist":
         return asked._replace(mode="open", hosts=())
     if not policy.network.hosts:

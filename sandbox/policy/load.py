@@ -10,6 +10,7 @@ from sandbox import CODE_ROOT, cache, codec
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
+from sandbox.network.egress import EgressLimits
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.program import follow
@@ -31,11 +32,12 @@ DEFAULT_NAME = "default"
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
-_FORMAT = b"policy.5"
+_FORMAT = b"policy.6"
 _CLASSES = (
     Policy,
     PathRule,
     NetworkRule,
+    EgressLimits,
     EnvRule,
     SeccompRule,
     LimitRule,

@@ -9,6 +9,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean,
 from sandbox.document.read import Document, parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
 from sandbox.paths.source import SCAN_LIMIT
@@ -40,7 +41,7 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
-from sandbox.units import parse_limit
+from sandbox.units import parse_limit, parse_size
 
 
 class _PolicyTable:
@@ -216,6 +217,7 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
     hosts = table.texts("hosts", _host_fault)
     may_raise = table.choice("environment", ("ignored", "may_raise"), "ignored") == "may_raise"
     private = table.choice("private", ("deny", "allow"), "deny") == "allow"
+    limits = _egress_limits(table)
     table.finish()
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
@@ -225,7 +227,37 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
         tuple(dict.fromkeys(str(parse_rule(host, ranges=True)) for host in hosts)),
         may_raise,
         private,
+        limits,
     )
+
+
+# The gate keeps up to six descriptors for each connection: more would not fit into its limit everywhere.
+_MOST_CONNECTIONS = 1024
+
+
+def _egress_limits(table: _PolicyTable) -> EgressLimits:
+    usual = EgressLimits()
+    idle = _amount(table, "idle", "idle")
+    return usual._replace(
+        connections=table.number("connections", 1, _MOST_CONNECTIONS, usual.connections),
+        idle=usual.idle if idle is None else idle,
+        bytes=_size(table, "bytes"),
+        rate=_size(table, "rate"),
+    )
+
+
+def _size(table: _PolicyTable, key: str) -> int | None:
+    value = table.take(key)
+    if value is None:
+        return None
+    try:
+        size = parse_size(value)
+        if size == 0:
+            raise ValueError("it has to be more than 0")
+    except ValueError as error:
+        table.fault((key,), "policy_value", f"is wrong: {error}")
+        return None
+    return size
 
 
 def _project_access(table: _PolicyTable) -> ProjectAccess:

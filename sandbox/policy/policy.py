@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from sandbox.identity.uid_range import DEFAULT_RANGE
+from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
@@ -145,6 +146,7 @@ class NetworkRule(NamedTuple):
     # set by the person who chose the policy.
     environment_may_raise: bool = False
     private: bool = False  # whether names may lead to private ranges of addresses
+    limits: EgressLimits = EgressLimits()  # of allowlist and open
 
 
 class EnvRule(NamedTuple):

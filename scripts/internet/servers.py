@@ -14,9 +14,11 @@ import ssl
 import struct
 import sys
 import threading
+import time
 from typing import Any
 
 _TYPES = {"A": 1, "CNAME": 5, "AAAA": 28}
+_LATE_SECONDS = 0.5  # until a `late` server reads
 _printing = threading.Lock()
 
 
@@ -121,8 +123,8 @@ class _Server6(_Server):
 
 def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     """`line`: says who it is first, then echoes. `http`: HTTP/1.1. `tls`: HTTP/1.1 in TLS. `echo`: bytes as
-    they come. `sink`: reads nothing at all. `source`: sends what each line asks for, in bytes. `http2`:
-    HTTP/2 in TLS."""
+    they come. `sink`: reads nothing at all. `late`: begins to read after a moment, and tells how much there
+    was and how it ended. `source`: sends what each line asks for, in bytes. `http2`: HTTP/2 in TLS."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -131,6 +133,9 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                 self.wfile.write(f"220 {address}\n".encode())
             if kind == "sink":
                 threading.Event().wait()
+            if kind == "late":
+                self._read_late()
+                return
             if kind == "source":
                 while line := self.rfile.readline():
                     self._send(int(line))
@@ -143,6 +148,16 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                 return
             while data := self.request.recv(65536):
                 self.request.sendall(data)
+
+        def _read_late(self) -> None:
+            time.sleep(_LATE_SECONDS)
+            count, trouble = 0, ""
+            try:
+                while data := self.request.recv(65536):
+                    count += len(data)
+            except OSError as error:
+                trouble = type(error).__name__
+            tell(seen="bytes", count=count, trouble=trouble)
 
         def _send(self, count: int) -> None:
             piece = b"x" * 65536

@@ -120,6 +120,7 @@ def test_the_word_of_the_contract(plugin: Plugin, case: str) -> None:
     found = json.loads(done.stdout)
     assert len(found) == 4, done.stderr
     assert {name: said for name, said in found.items() if said != "refused"} == reached, done.stderr
+    assert done.stderr.count("THIS PLUGIN REACHES EVERY HOST BY NAME") == (reached is EVERYTHING)
     # The same plugin under a policy without a network. ainb's starts all the same, as its contract says.
     refused = plugin.caller("exec", manifest)
     if case.startswith("ainb"):

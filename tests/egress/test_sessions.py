@@ -130,6 +130,16 @@ sys.exit(3)
 """
 
 
+def test_people_are_told_which_listed_host_was_not_reached(plugin: Plugin) -> None:
+    """Nothing listens on this port of a host that exists."""
+    script = "import socket\nline = socket.create_connection(('ipv4.example.com', 2599))\n"
+    script += "line.settimeout(20)\nassert line.recv(1)"
+    ran = plugin.python(["ipv4.example.com:2599"], script)
+    assert ran.process.returncode == 1 and ran.verdicts() == [("ipv4.example.com", 2599, "failed")]
+    told = f"ipv4.example.com:2599 was allowed and not reached: it cannot be reached at {API}: "
+    assert told in ran.process.stderr and told in ran.report["notes"][0]["message"]
+
+
 def test_people_are_told_what_was_refused_to_a_plugin_that_failed(plugin: Plugin) -> None:
     ran = plugin.python(["inside.example.com:2525"], FAILING, "inside.example.com", "example.com")
     assert ran.process.returncode == 3

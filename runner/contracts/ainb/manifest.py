@@ -27,7 +27,7 @@ from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
-from sandbox.network.rules import parse_rule
+from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec
 
 # Below the caller's home.
@@ -205,7 +205,7 @@ def _network(faults: Faults, table: Table, declared: Declared) -> Network:
         return Network("none", where=("plugin",))
     if "network" not in declared.lists:
         return Network("open", where=at, required=False)
-    hosts: dict[str, None] = {}
+    hosts: dict[HostRule, None] = {}
     for item in table.strings("network"):
         try:
             rule = parse_rule(item.text, default_ports=sandbox_request.HTTPS_PORTS)
@@ -213,11 +213,14 @@ def _network(faults: Faults, table: Table, declared: Declared) -> Network:
             faults.warn(item.keys, "network_host", f"{quoted(item.text)} {error}, so it allows nothing")
             continue
         if rule.kind in ("name", "address"):
-            hosts[str(rule)] = None
+            hosts[rule] = None
         else:
             message = f"{quoted(item.text)} is a wildcard, and allows nothing"
             faults.warn(item.keys, "network_host", message, "list each host by its name")
-    return Network("allowlist" if hosts else "none", tuple(hosts), at, required=False)
+    if fault := ports_fault(hosts):
+        message = f"the list {fault}, so the plugin has no network of its own; the host fetches for it"
+        faults.warn(at, "network_ports", message, "name fewer ports")
+    return Network("allowlist" if hosts else "none", tuple(map(str, hosts)), at, required=False)
 
 
 def _expanded(path: str, home: str) -> str:

@@ -17,6 +17,7 @@ from runner.manifest import sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item
 from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.network.rules import parse_rule, ports_fault
 from sandbox.spec import Access, KeyPath, Network, NetworkMode, PathRequest
 from sandbox.value import NamedTuple
 
@@ -112,5 +113,8 @@ class _Network:
             return Network("none", where=self._none.keys)
         if self._all is not None:
             return Network("open", where=self._all.keys)
+        if fault := ports_fault(map(parse_rule, self._hosts)):
+            message = f"the net: capabilities together have a list that {fault}"
+            self._faults.error(self._keys, _RULE, message, sandbox_request.FEWER_PORTS)
         mode: NetworkMode = "allowlist" if self._hosts else "none"
         return Network(mode, tuple(self._hosts), self._keys)

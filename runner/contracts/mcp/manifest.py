@@ -310,9 +310,8 @@ def _network(faults: Faults, sandbox: Table) -> Network | None:
     if isinstance(value, list):
         if not all(isinstance(item, str) for item in value):
             faults.error(keys, "invalid_type", "'network' as an array has to hold strings")
-        return Network(
-            "allowlist", sandbox_request.hosts(faults, sandbox.strings("network"), keys, '"none"'), keys
-        )
+        hosts = sandbox_request.hosts(faults, sandbox.strings("network"), keys, '"none"')
+        return Network("allowlist" if hosts else "none", hosts, keys)
     if value == "none":
         return Network("none", where=keys)
     if value == "host":

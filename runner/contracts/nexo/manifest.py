@@ -172,9 +172,13 @@ def _network(faults: Faults, sandbox: Table) -> Network:
     mode = sandbox.string("network")
     allowlist = sandbox.strings("network_allowlist")
     if mode == "allowlist":
-        keys = sandbox.at("network_allowlist" if "network_allowlist" in sandbox else "network")
+        if "network_allowlist" not in sandbox:
+            hint = 'list the hosts in network_allowlist, or write network = "deny"'
+            faults.error(sandbox.at("network"), "network_allowlist", "there is no network_allowlist", hint)
+            return Network("none", where=sandbox.at("network"))
+        keys = sandbox.at("network_allowlist")
         hosts = sandbox_request.hosts(faults, allowlist, keys, 'network = "deny"')
-        return Network("allowlist", hosts, where=sandbox.at("network"))
+        return Network("allowlist" if hosts else "none", hosts, where=sandbox.at("network"))
     if "network_allowlist" in sandbox:
         message = f"network_allowlist has no effect while network is {quoted(mode or 'deny')}"
         hint = 'set network = "allowlist", or remove the list'

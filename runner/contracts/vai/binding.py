@@ -317,18 +317,20 @@ class _Record:
             self._error(at, f"egress has {len(hosts)} hosts; {MOST_HOSTS} are the most")
             return None
         # Imported here: a launch that asks for no host does not pay for the rules about hosts.
-        from sandbox.network.rules import parse_rule
+        from sandbox.network.rules import HostRule, parse_rule, ports_fault
 
-        rules = []
+        rules: dict[HostRule, None] = {}
         for index, host in enumerate(hosts):
             try:
-                rules.append(str(parse_rule(host, default_ports=(HTTPS_PORT,))))
+                rules[parse_rule(host, default_ports=(HTTPS_PORT,))] = None
             except ValueError as error:
                 self._error((*at, index), f"{quoted(host)} {error}", "write example.com:443")
+        if fault := ports_fault(rules):
+            self._error(at, f"egress {fault}", "name fewer ports, or * for every port of a host")
         if permissions.network == "none":
             self._warn_wider(at, "egress names hosts, and the export has no network")
             return None
-        return tuple(dict.fromkeys(rules))
+        return tuple(map(str, rules))
 
     # --- values ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What people are told about hosts that were refused."""
+"""What people are told about hosts that were refused, or not reached."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 
-from runner.launch.network_report import refused_hosts
+from runner.launch.network_report import refused_hosts, unreached_hosts
 from runner.launch.stages import Started
-from sandbox.network.audit import AuditLog
+from sandbox.network.audit import MOST_FIRST_LINES, MOST_LAST_LINES, AuditLog
 from sandbox.network.egress import NOT_LISTED, AuditLine
 
 
-def told(*lines: AuditLine) -> list[tuple[str, str]]:
+def ended(log: AuditLog) -> Started:
+    nothing: list[Any] = [None] * (len(Started._fields))
+    return Started(*nothing)._replace(audit=log)
+
+
+def logged(*lines: AuditLine) -> AuditLog:
     log = AuditLog()
     for line in lines:
         log.feed(json.dumps(line._asdict()).encode() + b"\n")
-    nothing: list[Any] = [None] * (len(Started._fields))
-    started = Started(*nothing)._replace(audit=log)
-    return [(note.message, note.hint) for note in refused_hosts(started)]
+    return log
+
+
+def told(*lines: AuditLine) -> list[tuple[str, str]]:
+    return [(note.message, note.hint) for note in refused_hosts(ended(logged(*lines)))]
 
 
 def question(name: str, verdict: str = "refused", reason: str = NOT_LISTED) -> AuditLine:
@@ -53,3 +60,59 @@ def test_each_once_and_not_too_many() -> None:
     names = [f"n{number}.example" for number in range(9)]
     messages = [message for message, _ in told(*map(question, names * 2))]
     assert len(messages) == 6 and messages[-1].startswith("4 more hosts")
+
+
+def test_where_the_report_cannot_name_all_the_count_is_that_of_all_refusals() -> None:
+    kept = MOST_FIRST_LINES + MOST_LAST_LINES
+    names = [f"n{number}.example" for number in range(kept)]
+    assert told(*map(question, names))[-1][0].startswith(f"{kept - 5} more hosts")
+    log = logged(*map(question, [*names, "one.more.example"]))
+    *_, last = refused_hosts(ended(log))
+    many = f"{kept + 1} questions and connections were refused in all; the report names some of them"
+    assert last.message == f"it asked for more hosts: {many}"
+    # The gate counts what repeated itself, and what did not fit into its pipe.
+    log = logged(*map(question, names))
+    log.feed(
+        b'{"kind": "dropped", "count": 5}\n{"kind": "totals", "dns refused": 3000, "connect refused": 7}\n'
+    )
+    *_, last = refused_hosts(ended(log))
+    assert "3007 questions and connections" in last.message and "some of them" in last.message
+
+
+# --- hosts that were not reached --------------------------------------------------------------------------
+
+
+def unreached(*lines: AuditLine) -> list[str]:
+    return [note.message for note in unreached_hosts(ended(logged(*lines)))]
+
+
+def dialled(name: str, port: int, verdict: str, reason: str = "", address: str = "") -> AuditLine:
+    return AuditLine("connect", name, port, verdict, f"{name}:{port}", reason, address)
+
+
+def test_a_listed_host_that_was_not_reached() -> None:
+    reason = "cannot be reached at 45.33.1.10: Connection refused"
+    first = dialled("a.example", 443, "failed", "is not known to the DNS (NXDOMAIN)")
+    again = dialled("a.example", 443, "failed", reason)
+    assert unreached(question("a.example", "allowed"), first, again) == [
+        f"a.example:443 was allowed and not reached: it {reason}"
+    ]
+    literal = dialled("2606:4700::1", 443, "failed", "broke: no route")
+    assert unreached(literal) == ["[2606:4700::1]:443 was allowed and not reached: it broke: no route"]
+
+
+def test_a_host_that_was_reached_at_another_time_is_not_told() -> None:
+    failed = dialled("a.example", 443, "failed", "was not resolved within 10 seconds (the dial limit)")
+    reached = dialled("a.example", 443, "allowed", "", "45.33.1.10")
+    assert unreached(failed, reached) == [] == unreached(reached)
+    # Another port, and a connection that the plugin gave up, tell nothing about this one.
+    assert unreached(failed, reached._replace(port=80), reached._replace(address="")) != []
+
+
+def test_not_too_many_that_were_not_reached() -> None:
+    messages = unreached(*(dialled(f"n{number}.example", 1, "failed", "broke") for number in range(9)))
+    assert len(messages) == 6 and messages[-1].startswith("4 more hosts were allowed and not reached")
+    kept = MOST_FIRST_LINES + MOST_LAST_LINES
+    lines = [dialled(f"n{number}.example", 1, "failed", "broke") for number in range(kept + 1)]
+    many = f"{kept + 1} connections were allowed and failed in all; the report names some of them"
+    assert unreached(*lines)[-1] == many

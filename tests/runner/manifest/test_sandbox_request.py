@@ -116,7 +116,7 @@ def test_entries_of_an_allowlist(written: str, rule: str) -> None:
         (["example.com."], "a dot at the end"),
         (["*.10.1.2.3:80"], "wildcard in front of an address"),
         (["example.*:443"], "wildcard"),
-        ([], "the allowlist is empty"),
+        ([], "the allowlist is empty, so there is no network"),
     ],
 )
 def test_entries_that_an_allowlist_cannot_have(written: list[str], why: str) -> None:

@@ -148,6 +148,8 @@ class NameServerDouble:
         self.asked: list[tuple[str, int]] = []
         self.silent = False
         self.truncates = False
+        self.late = False  # a question over UDP is answered when the same one is asked again
+        self._held: dict[bytes, tuple[bytes, Any]] = {}
         self._udp = namespace.make_socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind((NAME_SERVER, 53))
         self._tcp = namespace.listen(NAME_SERVER, 53)
@@ -158,7 +160,8 @@ class NameServerDouble:
     def reset(self) -> None:
         self.zone.clear()
         self.asked.clear()
-        self.silent = self.truncates = False
+        self.silent = self.truncates = self.late = False
+        self._held.clear()
 
     def answer(self, message: bytes, tcp: bool) -> bytes | None:
         number = message[:2]
@@ -187,6 +190,9 @@ class NameServerDouble:
             if self._udp in ready:
                 message, sender = self._udp.recvfrom(4096)
                 reply = self.answer(message, False)
+                if self.late:
+                    held, (reply, sender) = (reply, sender), self._held.get(message[2:], (None, sender))
+                    self._held[message[2:]] = held[0] or b"", held[1]
                 if reply is not None:
                     self._udp.sendto(reply, sender)
             if self._tcp in ready:

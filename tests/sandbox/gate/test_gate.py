@@ -98,6 +98,13 @@ def test_the_next_address_is_tried_when_one_refuses(lab: Lab) -> None:
         assert talk(client) == b"hello"
 
 
+def test_a_name_server_that_is_slower_than_the_next_question_is_heard(lab: Lab) -> None:
+    lab.names.late = True
+    with echo_server(lab), lab.gate(LINES) as gate, gate.connect(NAME, 9000) as client:
+        assert talk(client) == b"hello"
+    assert lab.names.asked.count((NAME, A)) == 2
+
+
 def test_http_by_its_host(lab: Lab) -> None:
     with echo_server(lab, port=80), lab.gate(BOTH_PORTS) as gate:
         request = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n"

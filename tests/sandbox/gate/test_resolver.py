@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
+import errno
+import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from sandbox.gate.loop import Loop
-from sandbox.gate.resolver import Addresses, Resolver, interleave
+from sandbox.gate.resolver import MOST_TRIES, Addresses, Resolver, interleave
 from sandbox.gate.upstream import NameServer, Upstream
 from tests.sandbox.gate.netlab import AAAA, CNAME, A, Record, encode_record
 
@@ -88,7 +92,8 @@ def loop() -> Loop:
 @contextlib.contextmanager
 def servers(loop: Loop, *each: Server) -> Iterator[Resolver]:
     try:
-        yield Resolver(loop, Upstream(tuple(server.name for server in each), seconds=0.05))
+        names = tuple(server.name for server in each)
+        yield Resolver(loop, Upstream(names, seconds=0.05, last_seconds=0.05))
     finally:
         for server in each:
             server.close()
@@ -190,6 +195,77 @@ def test_nothing_found_has_a_reason(loop: Loop, answer: Answer, reason: str) -> 
     with servers(loop, Server(loop, answer)) as resolver:
         found = look_up(loop, resolver)
     assert found.found == () and reason in found.reason
+
+
+class LateServer(Server):
+    """Answers each question when the next one for the same kind comes, and then that one alone."""
+
+    def _on_udp(self, _: int) -> None:
+        message, sender = self.udp.recvfrom(4096)
+        for earlier, asker in self.held:
+            if earlier[12:] == message[12:]:
+                self.udp.sendto(self.answer(earlier) or b"", asker)
+        self.held.append((message, sender))
+
+    held: list[tuple[bytes, tuple[str, int]]]
+
+
+def test_an_answer_that_comes_after_the_next_question_is_heard(loop: Loop) -> None:
+    server = LateServer(loop, answering(*BOTH))
+    server.held = []
+    with servers(loop, server) as resolver:
+        assert len(look_up(loop, resolver).found) == 3
+    assert len({message[:2] for message, _ in server.held}) == 4  # still another question each time
+
+
+def test_a_slow_server_has_its_time_when_the_next_is_not_there(loop: Loop) -> None:
+    slow, absent = Server(loop, lambda _: None), Server(loop, lambda _: None)
+    absent.close()
+    held = []
+
+    def hold(message: bytes) -> None:
+        held.append(message)
+        asker = ("127.0.0.1", slow.ports[-1])
+
+        def answer() -> None:
+            slow.udp.sendto(reply(message, *BOTH), asker)
+
+        loop.call_later(0.3, answer)
+
+    slow.answer = hold
+    with servers(loop, slow):
+        upstream = Upstream((slow.name, absent.name), attempts=1, seconds=0.05, last_seconds=60.0)
+        assert len(look_up(loop, Resolver(loop, upstream)).found) == 3
+    assert len(held) == 2
+
+
+def test_only_some_questions_are_open_at_once(loop: Loop) -> None:
+    server = Server(loop, lambda _: None)
+    before = len(os.listdir("/proc/self/fd"))
+    most = 0
+
+    def count(_: bytes) -> None:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+
+    server.answer = count
+    with servers(loop, server) as resolver:
+        resolver._upstream = resolver._upstream._replace(attempts=10)
+        assert "no name server answers" in look_up(loop, resolver).reason
+    assert len(server.asked) == 20 and most == 2 * MOST_TRIES
+
+
+def test_missing_descriptors_are_told(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_socket, name)
+
+        def socket(self, *_: Any) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    with servers(loop, Server(loop, answering(*BOTH))) as resolver:
+        monkeypatch.setattr("sandbox.gate.resolver.socket", Full())
+        assert "ulimit -Hn" in look_up(loop, resolver).reason
 
 
 def test_a_truncated_answer_is_asked_for_over_tcp(loop: Loop) -> None:

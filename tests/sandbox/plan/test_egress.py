@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.network.egress import EgressPlan
+from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.network.trial import RecipeRefusal
 from sandbox.plan.egress import plan_egress
 from sandbox.plan.layers import Layers, LayerUnavailable, listed
@@ -47,6 +47,12 @@ def test_what_the_gate_lets_through(
 def test_private_addresses_are_the_policys() -> None:
     rules = policy(network=NetworkRule(private=True))
     assert plan_egress(grant()._replace(network=NAMED), rules) == EgressPlan(NAMED.hosts, private=True)
+
+
+def test_limits_are_the_policys() -> None:
+    limits = EgressLimits(connections=3, bytes=1000, rate=100, idle=5.0)
+    found = plan_egress(grant()._replace(network=NAMED), policy(network=NetworkRule(limits=limits)))
+    assert found == EgressPlan(NAMED.hosts, limits=limits)
 
 
 def test_without_a_cage_there_is_no_gate() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.identity import accounts
+from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.grant import Overrides, grant
@@ -327,6 +328,10 @@ ceiling = ["${state_dir}/x", "/etc"]
 default = "none"
 ceiling = "allowlist"
 hosts = ["Example.com:443", "*.example.com:*", "*:22"]
+connections = 7
+bytes = "2G"
+rate = "512K"
+idle = "90s"
 [env]
 set = {A = "1"}
 pass = ["B"]
@@ -374,7 +379,12 @@ def test_every_key_of_a_policy() -> None:
         scan_limit=7,
         read=PathRule(("/srv/data",), ("/srv", "*")),
         write=PathRule(("${state_dir}",), ("${state_dir}/x", "/etc")),
-        network=NetworkRule("none", "allowlist", ("example.com:443", "*.example.com:*", "*:22")),
+        network=NetworkRule(
+            "none",
+            "allowlist",
+            ("example.com:443", "*.example.com:*", "*:22"),
+            limits=EgressLimits(connections=7, bytes=2 << 30, rate=512 << 10, idle=90.0),
+        ),
         env=EnvRule((("A", "1"),), ("B",), ("C_*",), ("LD_*",)),
         seccomp=SeccompRule("strict", "compat"),
         limits=(
@@ -429,6 +439,15 @@ FAULTS = {
     'read = {ceiling = ["/root/.cache"]}': "policy_value",
     'read = {ceiling = ["${home}/x"]}': "policy_value",
     'read = {cieling = ["/srv"]}': "policy_unknown_key",
+    "network = {connections = 0}": "policy_value",
+    "network = {connections = 1025}": "policy_value",
+    'network = {connections = "many"}': "policy_value",
+    "network = {bytes = 0}": "policy_value",
+    'network = {bytes = "lots"}': "policy_value",
+    "network = {rate = -1}": "policy_value",
+    "network = {rate = true}": "policy_value",
+    "network = {idle = 0}": "policy_value",
+    'network = {idle = "10M"}': "policy_value",
     'network = {default = "allowlist"}': "policy_value",
     'network = {default = "host", ceiling = "none"}': "policy_order",
     'network = {ceiling = "internet"}': "policy_value",
@@ -762,6 +781,13 @@ def test_a_manifest_cannot_name_a_private_address_by_itself(ceiling: NetworkMode
         assert result.network.hosts == (host, "45.33.1.10:80", "evil.com:1") and result.denials == ()
 
 
+@pytest.mark.parametrize("ceiling", ["none", "allowlist", "open", "host"])
+def test_an_empty_list_is_no_network(ceiling: NetworkMode) -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", ceiling, ("*:*",)))
+    result = given(SandboxSpec(network=Network("allowlist", (), ("net",))), policy)
+    assert (result.network.mode, result.denials) == ("none", ())
+
+
 def test_a_private_address_by_the_operators_range_or_variable() -> None:
     asks = SandboxSpec(network=Network("allowlist", ("10.9.9.9:2525",)))
     ranged = NetworkRule("none", "open", ("10.0.0.0/8:2525",))
@@ -811,6 +837,91 @@ def test_a_plugin_that_names_no_host_gets_those_of_the_policy(
 ) -> None:
     result = given(SandboxSpec(network=Network("allowlist", POLICY_HOSTS)), PLAIN._replace(network=rule))
     assert (result.network.mode, result.network.hosts, rules(result)) == (mode, hosts, refusals)
+
+
+@pytest.mark.parametrize(
+    ("listed", "refusals", "hosts"),
+    [
+        (("api.example:443", "gw.example:443"), [], ("api.example:443", "gw.example:443")),
+        (("*.example:443",), [], ("*.example:443",)),
+        (("api.example:443",), [("network_hosts", True)], ("api.example:443",)),
+        ((), [("network_hosts", True)] * 2, ()),
+    ],
+)
+def test_hosts_of_the_policy_and_one_of_its_own(
+    listed: tuple[str, ...], refusals: list[tuple[str, bool]], hosts: tuple[str, ...]
+) -> None:
+    """As a plugin asks that also talks to its host's gateway."""
+    asks = SandboxSpec(network=Network("allowlist", (*POLICY_HOSTS, "gw.example:443")))
+    result = given(asks, PLAIN._replace(network=NetworkRule("none", "allowlist", listed)))
+    assert (result.network.hosts, rules(result)) == (hosts, refusals)
+    assert given(asks, PLAIN._replace(network=NetworkRule("none", "open"))).network.mode == "open"
+
+
+MANY_PORTS = tuple(f"n{port}.example:{port}" for port in range(1, 66))
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "ceiling", "listed", "place"),
+    [
+        (Network("allowlist", MANY_PORTS), "open", (), "the plugin's own list"),
+        (Network("allowlist", MANY_PORTS), "allowlist", ("*:*",), "the plugin's own list"),
+        (Network("allowlist", POLICY_HOSTS), "allowlist", MANY_PORTS, "hosts under [network]"),
+        (Network("allowlist", (*POLICY_HOSTS, "n9.example:9")), "allowlist", MANY_PORTS, "under [network]"),
+        (Network("open", required=False), "allowlist", MANY_PORTS, "hosts under [network] in the policy"),
+    ],
+)
+def test_a_list_of_too_many_ports_is_a_denial(
+    asked: Network, ceiling: NetworkMode, listed: tuple[str, ...], place: str, required: bool
+) -> None:
+    required = required and asked.required
+    asked = asked._replace(required=required, where=("net",))
+    policy = PLAIN._replace(network=NetworkRule("none", ceiling, listed))
+    result = given(SandboxSpec(network=asked), policy)
+    assert result.network == Network("none", where=("net",))
+    [denial] = result.denials
+    assert (denial.rule, denial.required, denial.where) == ("network_ports", required, ("net",))
+    assert denial.reason == "the list names 65 ports; 64 are the most" and place in denial.hint
+    # The control: one port less.
+    less = policy._replace(network=policy.network._replace(hosts=listed[-64:]))
+    result = given(SandboxSpec(network=asked._replace(hosts=asked.hosts[-64:])), less)
+    assert len(result.network.hosts) == 64 and result.denials == ()
+
+
+@pytest.mark.parametrize("mode", ["allowlist", "open", "host"])
+@pytest.mark.parametrize(
+    ("asked", "rule", "hint"),
+    [
+        ("strict", SeccompRule(), 'let the manifest ask for seccomp = "default"'),
+        (None, SeccompRule("strict", "strict"), 'set default and ceiling = "default" under [seccomp]'),
+        (None, SeccompRule("strict", "default"), 'set default = "default" under [seccomp]'),
+    ],
+)
+def test_a_network_without_sockets_is_a_denial(
+    mode: NetworkMode, asked: SeccompProfile | None, rule: SeccompRule, hint: str
+) -> None:
+    policy = PLAIN._replace(network=NetworkRule("none", "host"), seccomp=rule)
+    network = Network(mode, ("a.example:443",) if mode == "allowlist" else (), ("net",))
+    result = given(SandboxSpec(network=network, seccomp=asked), policy)
+    assert result.network.mode == "none" and result.seccomp == "strict"
+    [denial] = result.denials
+    assert (denial.rule, denial.asked, denial.required) == ("network_seccomp", f"network {mode}", True)
+    assert hint in denial.hint and denial.where == ("net",)
+    # The controls: sockets, or no network.
+    assert given(SandboxSpec(network=network), policy._replace(seccomp=SeccompRule())).denials == ()
+    assert given(SandboxSpec(network=Network("none"), seccomp=asked), policy).denials == ()
+    withheld = given(SandboxSpec(network=network._replace(required=False), seccomp=asked), policy)
+    assert withheld.refused == () and withheld.network.mode == "none" and withheld.denials
+
+
+def test_the_default_network_without_sockets_refuses_nothing() -> None:
+    policy = PLAIN._replace(network=NetworkRule("host", "host"), seccomp=SeccompRule("strict", "strict"))
+    result = given(SandboxSpec(), policy)
+    assert (result.network.mode, rules(result)) == ("none", [("network_seccomp", False)])
+    # Without a cage there is no filter either.
+    free = given(SandboxSpec(enabled=False), policy._replace(unsandboxed=True))
+    assert (free.network.mode, free.denials) == ("host", ())
 
 
 @pytest.mark.parametrize(

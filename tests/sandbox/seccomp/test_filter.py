@@ -25,6 +25,7 @@ from sandbox.seccomp import bpf, syscalls
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.seccomp import profile as seccomp_profile
 from sandbox.seccomp.profile import ArgumentTest, Case, Profile, ProfileError, Rule
+from sandbox.spec import SECCOMP_WITHOUT_INTERNET
 from tests.conftest import ROOT
 from tests.sandbox.seccomp.bpf_machine import Machine, verdict
 
@@ -49,6 +50,13 @@ class Filter:
         number = self.table[call] if isinstance(call, str) else call
         audit = (AUDIT | FOREIGN)[arch or self.arch]
         return verdict(self.machine.run(audit, number, *arguments)[0])
+
+
+@pytest.mark.parametrize(("profile", "arch"), both)
+@pytest.mark.parametrize("family", [2, 10])  # AF_INET, AF_INET6
+def test_which_profiles_have_no_sockets_of_the_internet(profile: str, arch: str, family: int) -> None:
+    allowed = Filter(profile, arch)("socket", family, 1, 0) == "allow"
+    assert allowed is (profile not in SECCOMP_WITHOUT_INTERNET)
 
 
 def stated_verdicts(profile: str) -> dict[str, str]:

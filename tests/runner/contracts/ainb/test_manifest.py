@@ -187,6 +187,14 @@ def test_warnings(text: str, rule: str) -> None:
     assert found is not None and (warning.severity, warning.rule) == ("warning", rule)
 
 
+def test_a_list_of_too_many_ports_is_a_warning_because_the_host_still_fetches() -> None:
+    hosts = [f"n{port}.example:{port}" for port in range(1, 66)]
+    found, (warning,) = read(PLUGIN + f"[capabilities]\nnetwork = {hosts}\n")
+    assert found is not None and (warning.severity, warning.rule) == ("warning", "network_ports")
+    assert "names 65 ports; 64 are the most" in warning.message
+    assert read(PLUGIN + f"[capabilities]\nnetwork = {hosts[:64]}\n")[1] == ()
+
+
 def test_flags_become_binds_and_the_home_to_find_them() -> None:
     found = plugin("[capabilities]\nread_codex_logs = true\n")
     at = ("capabilities", "read_codex_logs")

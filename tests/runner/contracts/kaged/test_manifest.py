@@ -328,6 +328,14 @@ def test_unparsable_capabilities(capability: str) -> None:
     assert json.loads(lines[fault.line - 1]) == capability
 
 
+def test_at_most_64_ports_in_all() -> None:
+    ports = [f"net:n{port}.example:{port}" for port in range(1, 66)]
+    found, (fault,) = read(described(capabilities=ports))
+    assert found is None and (fault.rule, fault.severity) == ("capability_invalid", "error")
+    assert "names 65 ports; 64 are the most" in fault.message and "name fewer ports" in fault.hint
+    assert plugin(capabilities=[*ports[:64], "net:a.example:64", "net:b.example:*"]).spec.network is not None
+
+
 @pytest.mark.parametrize("other", ["net:*", "net:example.com:443", "net:example.com:*"])
 def test_no_network_and_some_network(other: str) -> None:
     assert faults(capabilities=["net:[]", other]) == ["capability_invalid"]

@@ -123,11 +123,16 @@ RULES: list[tuple[str, dict[str, Any], str, int, int]] = [
     ("home itself", {"x_sandbox": {"write": ["~"]}}, "denylist", 7, 6),
     ("network", {"x_sandbox": {"network": "all"}}, "invalid_value", 6, 5),
     ("network type", {"x_sandbox": {"network": 1}}, "invalid_value", 6, 5),
-    ("network empty", {"x_sandbox": {"network": []}}, "network_allowlist", 6, 5),
     ("network item", {"x_sandbox": {"network": ["a:1", "b:0"]}}, "network_allowlist", 8, 6),
     ("env names", {"x_sandbox": {"env": ["A=1"]}}, "env_name", 7, 6),
     ("seccomp", {"x_sandbox": {"seccomp": "x"}}, "invalid_value", 6, 5),
 ]
+
+
+def test_an_empty_list_of_hosts_is_no_network() -> None:
+    found, [warning] = entry(x_sandbox={"network": []})
+    assert found is not None and found.spec.network is not None and found.spec.network.mode == "none"
+    assert (warning.rule, warning.severity, warning.line) == ("network_allowlist", "warning", 6)
 
 
 @pytest.mark.parametrize(("what", "keys", "rule", "line", "column"), RULES, ids=[row[0] for row in RULES])

@@ -194,13 +194,6 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ("denied home", SANDBOX + 'fs_read_paths = ["/home/me/.ssh"]', "denylist", 10, 18),
     ("denied above home", SANDBOX + 'fs_read_paths = ["/home/me"]', "denylist", 10, 18),
     ("no allowlist", SANDBOX + 'network = "allowlist"', "network_allowlist", 10, 1),
-    (
-        "empty allowlist",
-        SANDBOX + 'network = "allowlist"\nnetwork_allowlist = []',
-        "network_allowlist",
-        11,
-        1,
-    ),
     ("idle allowlist", SANDBOX + 'network_allowlist = ["a:1"]', "network_allowlist", 10, 1),
     (
         "bad host",
@@ -224,6 +217,13 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ("table type", "", "invalid_type", 8, 1),
 ]
 RULES_TEXT = {"limits shape": "limits = 1", "table type": "sandbox = true"}
+
+
+def test_an_empty_allowlist_is_no_network() -> None:
+    found, told = read(HEAD + SANDBOX + 'network = "allowlist"\nnetwork_allowlist = []')
+    [warning] = (each for each in told if each.rule == "network_allowlist")
+    assert found is not None and found.spec.network is not None and found.spec.network.mode == "none"
+    assert (warning.severity, warning.line) == ("warning", 11)
 
 
 @pytest.mark.parametrize(("what", "text", "rule", "line", "column"), RULES, ids=[row[0] for row in RULES])

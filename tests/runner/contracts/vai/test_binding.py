@@ -85,6 +85,7 @@ FAULTS: list[Any] = [
     ({"policy": {"egress": ["10.0.0.0/8:443"]}}, INVALID, "contains a slash"),
     ({"policy": {"egress": ["http://example.com"]}}, INVALID, "'http://example.com' "),
     ({"policy": {"egress": ["a.example"] * 257}}, INVALID, "egress has 257 hosts; 256 are the most"),
+    ({"policy": {"egress": ["a.example:1-64", "b.example:65"]}}, INVALID, "egress names 65 ports; 64 are"),
 ]
 
 
@@ -236,6 +237,7 @@ def test_a_wider_network_is_not_used(plugin: Plugin) -> None:
     [
         (["api.example.com", "api.example.com:443"], ("api.example.com:443",)),
         (["*.Example.com:8443", "[2001:db8::1]:*"], ("*.example.com:8443", "[2001:db8::1]:*")),
+        (["a.example:1-64", "b.example:*"], ("a.example:1-64", "b.example:*")),
         ([], ()),
     ],
 )
