@@ -29,7 +29,7 @@ def policy(plugin_dir: Path, write_file: Write) -> Path:
     text = text.replace(
         'ceiling = "none"\nhosts = []', 'ceiling = "allowlist"\nhosts = ["*.example.com:443"]'
     )
-    return write_file(plugin_dir.parent / "policy.toml", text)
+    return write_file(plugin_dir / "operator" / "policy.toml", text)
 
 
 def test_each_host_with_what_allows_it(runner_as: Caller, config: Path, policy: Path) -> None:
