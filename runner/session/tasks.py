@@ -231,7 +231,7 @@ class SessionTasks:
 
     def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
         state = self._state
-        if state.is_awaited or state.is_over or not state.ends_if_chatty:
+        if not state.ends_if_chatty or state.is_awaited or state.is_over:
             self._unasked = {"frames": 0, "bytes": 0}
             return
         self._unasked[what] += count

@@ -51,6 +51,7 @@ async def read_all(data: bytes, ended: Outcome | None, *, closing: bool = False)
         verdict=OK,  # whole frames are not our subject: they are too late
         stdout_eof=trio.Event(),
         fail=failed.append,
+        ends_if_chatty=False,
     )
     async with trio.open_nursery() as nursery:
         await SessionTasks(cast("SessionState", state), None)._read(nursery)
