@@ -220,6 +220,7 @@ def hidden(given: dict[str, Any], needle: list[int]) -> list[Any]:
 cage = cages.cage
 
 
+@pytest.mark.machine  # it looks at all processes: another test may have files in memory just now
 @pytest.mark.usefixtures("nothing_left")
 def test_the_secret_is_in_no_argument_variable_or_open_file(runner_as: Caller) -> None:
     script = 'print(open("/box/secrets/key").read() == "' + SECRET[::-1] + '"[::-1], flush=True); input()'
