@@ -123,6 +123,8 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "node": lambda: _lacks_program("node", "nodejs"),
     "npm": _lacks_npm,
     "gcc": lambda: _lacks_program("gcc", "gcc libc6-dev"),
+    "curl": lambda: _lacks_program("curl", "curl"),
+    "openssl": lambda: _lacks_program("openssl", "openssl"),
     "systemd": _lacks_systemd,
 }
 

@@ -16,6 +16,7 @@ from tests.internet import API, TWO
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
 
+@pytest.mark.needs("curl")
 def test_http_2_inside_tls(plugin: Plugin) -> None:
     authority = plugin.internet.authority.read_text()
     script = "import os, sys\nopen('/tmp/ca', 'w').write(sys.argv[1])\n"

@@ -34,12 +34,14 @@ def test_over_ipv6(plugin: Plugin) -> None:
     assert ran.stdout == f"220 {API_IPV6}\n"
 
 
+@pytest.mark.needs("curl")
 def test_curl_over_http(plugin: Plugin) -> None:
     ran = plugin(["api.example.com:80"], "/usr/bin/curl", "-sS", "-m", "20", "http://api.example.com/x")
     told = json.loads(ran.stdout)
     assert told["host"] == "api.example.com" and told["request"] == "GET /x HTTP/1.1"
 
 
+@pytest.mark.needs("curl")
 def test_curl_over_tls_with_a_test_authority(plugin: Plugin) -> None:
     authority = plugin.internet.authority.read_text()
     script = "import subprocess, sys, os\nopen('/tmp/ca', 'w').write(sys.argv[1])\n"
@@ -48,6 +50,7 @@ def test_curl_over_tls_with_a_test_authority(plugin: Plugin) -> None:
     assert json.loads(ran.stdout)["host"] == "api.example.com", ran.process.stderr
 
 
+@pytest.mark.needs("node")
 def test_node(plugin: Plugin) -> None:
     script = (
         "require('http').get('http://api.example.com/n',"

@@ -339,7 +339,7 @@ class _Record:
         value = table.data.get(key)
         if isinstance(value, str) and 0 < len(value) <= MOST_ID_CHARACTERS and value.isprintable():
             return value
-        fault = "is missing" if key not in table else "is no text of 1 to 256 printable characters"
+        fault = "is missing" if key not in table else "has to be a text of 1 to 256 printable characters"
         self._error(table.at(key), f"{key} {fault}", f'write "{key}": "…"')
         return ""
 
@@ -379,4 +379,4 @@ def _warn_unknown(faults: Faults, table: Table, known: tuple[str, ...], what: st
     for key in table.data:
         if key not in known:
             hint = "" if faults.full else did_you_mean(key, known)
-            faults.warn(table.at(key), "unknown_key", f"{quoted(key)} is no key of {what}", hint)
+            faults.warn(table.at(key), "unknown_key", f"{quoted(key)} is not a key of {what}", hint)

@@ -240,14 +240,14 @@ class VaiDialect(Dialect):
     def _take_event(self, number: Any, event: Any, at: float) -> Events:
         if not isinstance(number, str):
             return self._end(
-                invalid("a frame with an event breaks the protocol: its request_id is no string")
+                invalid("a frame with an event breaks the protocol: its request_id is not a string")
             )
         if self._open is not None and number == self._open.id:
             long = isinstance(event, LongEvent)
             return self._events.take_long(event, at) if long else self._events.take(event, at)
         if self._was_sent(number):
             return self._drop(f"it sends an event for {quoted(number)} after the response to it")
-        return self._stray(f"it sends an event for {quoted(number)}, which is no request of ours")
+        return self._stray(f"it sends an event for {quoted(number)}, which is not one of our requests")
 
     def _take_response(self, frame: Mapping[str, Any]) -> Events:
         if "id" not in frame:
@@ -268,7 +268,7 @@ class VaiDialect(Dialect):
             return (LateAnswer(self._given_up.pop(number)),)
         if self._was_sent(number):
             return self._drop(f"it sends a second response to {quoted(number)}; the first one counts")
-        return self._stray(f"it sends a response to {quoted(number)}, which is no request of ours")
+        return self._stray(f"it sends a response to {quoted(number)}, which is not one of our requests")
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class VaiDialect(Dialect):
             text = f"there are no calls of the kind {quoted(call.kind)}; known are {', '.join(OPERATIONS)}"
             raise CallRefused(Refusal(token, "protocol.unexpected_frame", text, "unsupported"))
         if not isinstance(call.input, Mapping):
-            text = "the call was not prepared: its input is no body of a request"
+            text = "the call was not prepared: its input is not the body of a request"
             raise CallRefused(Violation("internal", text, "not_prepared", call=token))
         number = f"req_{self._requests + 1}"
         try:

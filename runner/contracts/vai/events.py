@@ -66,7 +66,7 @@ class EventCount:
         kind = event["type"]
         if TYPE.fullmatch(kind) is None:
             return self.drop(
-                "bad_type", f"{quoted(kind)} is no type of an event: it has to match {TYPE.pattern}"
+                "bad_type", f"{quoted(kind)} cannot be the type of an event: it has to match {TYPE.pattern}"
             )
         if kind == PROGRESS:
             if why := self._excess(event, at):

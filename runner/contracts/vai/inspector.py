@@ -139,7 +139,7 @@ class Inspector:
             if number in self._closed:
                 self._count("late_event")
             elif not self._unknown:
-                return unexpected(f"it sends an event for {quoted(number)}, which is no request of its host")
+                return unexpected(f"it sends an event for {quoted(number)}, which its host has not sent")
             else:
                 self._count("unasked")
         if size > EVENT_LIMIT:
@@ -160,7 +160,7 @@ class Inspector:
                 self._unknown -= 1
                 self._count("unasked")
                 return None
-            return unexpected(f"it sends a response to {quoted(number)}, which is no request of its host")
+            return unexpected(f"it sends a response to {quoted(number)}, which its host has not sent")
         kind = self._open.pop(number)
         self._closed[number] = None
         if len(self._closed) > MOST_OPEN:

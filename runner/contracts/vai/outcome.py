@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from runner.contracts.vai.call.context import is_attempt, is_id
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
@@ -15,6 +15,13 @@ from sandbox.spec import Limits
 from sandbox.value import NamedTuple
 
 Status = Literal["succeeded", "failed", "cancelled", "retryable_failure"]
+
+# What a plugin can say itself.
+_NO_SUCCESS: Mapping[str, Status] = {
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "retryable_failure": "retryable_failure",
+}
 
 # Processes at once of an export that declares no max_concurrency: where they are reused, and where each call
 # has its own.
@@ -87,9 +94,9 @@ def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
     if outcome.code == "invalid_call":
         return Ending("failed", refusal.code if refusal is not None else outcome.cause)
     if outcome.code == "plugin_error" and refusal is not None:
-        if refusal.kind in get_args(Status) and refusal.kind != "succeeded":
-            code = "" if refusal.code == refusal.kind else refusal.code
-            return Ending(refusal.kind, code)  # type: ignore[arg-type]
+        said = _NO_SUCCESS.get(refusal.kind)
+        if said is not None:
+            return Ending(said, "" if refusal.code == said else refusal.code)
         return _by_effect(refusal.code, end.written, lost)  # ok = false: the conversation is in trouble
     if outcome.code == "cancelled":
         return Ending("cancelled", "runner.cancelled", lost)

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import copy
 import os
-import stat
 from collections.abc import Mapping
 from typing import Any
 
 from runner.contracts.vai.declared import DeclaredExport
+from runner.contracts.vai.package.schema_file import read_schema
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.document.read import parse
-from sandbox.paths.beneath import Escapes, open_beneath
+from sandbox.paths.beneath import Escapes
 from sandbox.value import NamedTuple
 
-MOST_SCHEMA_BYTES = 1 << 20
-
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _EXAMPLES: Mapping[str, Any] = {
     "string": "…",
     "integer": 1,
@@ -58,9 +53,9 @@ class PackageSchema(NamedTuple):
 def load_schema(root: str, name: str) -> PackageSchema:
     """The schema in the file `name` of the package in `root`. Raises DocumentError."""
     path = os.path.join(root, name)
-    document = parse(path, _read_inside(root, name), "json", limit=MOST_SCHEMA_BYTES)
+    document = _read(root, name)
     try:
-        return PackageSchema(name, document.data, Schema(document.data))
+        return PackageSchema(name, document, Schema(document))
     except SchemaFault as fault:
         hint = "references stay inside the file and nothing is fetched: copy what it refers to into $defs"
         outside = "outside of itself" in str(fault)
@@ -114,33 +109,17 @@ def with_defaults(value: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[s
     return result
 
 
-def _read_inside(root: str, name: str) -> bytes:
-    """Raises DocumentError. What is read is what was judged: the name is resolved once."""
+def _read(root: str, name: str) -> Any:
+    """Raises DocumentError."""
     path = os.path.join(root, name)
-    folder = file = -1
     try:
-        folder = os.open(root, _FOLDER)
-        inside = open_beneath(folder, name, (root, os.path.realpath(root)))
-        try:
-            if not stat.S_ISREG(os.fstat(inside).st_mode):
-                raise _fault(path, "not_a_file", "a schema is a regular file, and this is none")
-            file = os.open(f"/proc/self/fd/{inside}", _READ)
-        finally:
-            os.close(inside)
-        raw = b""
-        while len(raw) <= MOST_SCHEMA_BYTES and (block := os.read(file, MOST_SCHEMA_BYTES + 1 - len(raw))):
-            raw += block
-        return raw
+        return read_schema(root, name)
     except Escapes:
         hint = "put the file itself into the package"
         raise _fault(path, "link_outside", "the schema leads out of the package", hint) from None
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise _fault(path, "schema_missing", f"the schema cannot be read: {reason}") from None
-    finally:
-        for descriptor in (folder, file):
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def _fault(path: str, rule: str, message: str, hint: str = "") -> DocumentError:

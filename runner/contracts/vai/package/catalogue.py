@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 from runner.contracts.vai.declared import DeclaredExport, declared_by
-from runner.contracts.vai.package.files import read_schema
+from runner.contracts.vai.package.schema_file import read_schema
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import DocumentError
+from sandbox.paths.beneath import Escapes
 
 _KINDS = {"tools": "tool", "hooks": "hook", "compactors": "compactor", "harnesses": "harness"}
 
@@ -58,5 +59,5 @@ def _schema(root: str, name: str) -> Any:
         return None
     try:
         return read_schema(root, name)
-    except (OSError, ValueError, DocumentError):
+    except (OSError, ValueError, Escapes, DocumentError):
         return None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import Any
 
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.machine import machine_fault
+from runner.contracts.vai.package.schema_file import read_schema
 from runner.manifest.faults import Faults
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
-from sandbox.document.read import Document, parse, read_bounded
+from sandbox.document.read import Document
+from sandbox.paths.beneath import Escapes
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
@@ -73,12 +74,6 @@ def find_in_package(root: str, name: str) -> str:
     return real
 
 
-def read_schema(root: str, name: str) -> Any:
-    """The schema in a file of the package, as data. Raises OSError, ValueError and DocumentError."""
-    path = find_in_package(root, name)
-    return parse(os.path.join(root, name), read_bounded(path), "json").data
-
-
 def _check_program(faults: Faults, root: str, name: str) -> None:
     keys: KeyPath = ("runtime", "entrypoint", 0)
     try:
@@ -107,8 +102,8 @@ def _check_schema(faults: Faults, root: str, file: SchemaFile, known: bool) -> t
         message = f"the schema {quoted(file.name)} cannot be read: {error.strerror}"
         faults.error(file.keys, "schema_missing", message, "write the file, or take the key out")
         return ()
-    except ValueError as error:
-        _outside(faults, file.keys, file.name, str(error))
+    except Escapes:
+        _outside(faults, file.keys, file.name, os.path.realpath(os.path.join(root, file.name)))
         return ()
     except DocumentError as error:
         return () if known else error.diagnostics

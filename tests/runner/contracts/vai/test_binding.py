@@ -45,8 +45,8 @@ INVALID = "binding_invalid"
 
 FAULTS: list[Any] = [
     ({"binding_id": None}, INVALID, "binding_id is missing"),
-    ({"binding_id": 3}, INVALID, "binding_id is no text"),
-    ({"binding_id": "a\nb"}, INVALID, "binding_id is no text"),
+    ({"binding_id": 3}, INVALID, "binding_id has to be a text"),
+    ({"binding_id": "a\nb"}, INVALID, "binding_id has to be a text"),
     ({"package_id": "acme/other"}, INVALID, "package_id is 'acme/other', and the package is 'acme/devkit'"),
     ({"package_id": None}, INVALID, "package_id is missing"),
     ({"package_version": "0.1.1"}, INVALID, "package_version is '0.1.1'"),
@@ -55,8 +55,8 @@ FAULTS: list[Any] = [
     ({"scope": None}, INVALID, "scope is missing"),
     ({"scope": "org_123"}, INVALID, "scope is not an object"),
     ({"scope": {}}, INVALID, "org_id is missing"),
-    ({"scope": {"org_id": "o" * 257}}, INVALID, "org_id is no text"),
-    ({"scope": {"org_id": "org_123", "project_id": 3}}, INVALID, "project_id is no text"),
+    ({"scope": {"org_id": "o" * 257}}, INVALID, "org_id has to be a text"),
+    ({"scope": {"org_id": "org_123", "project_id": 3}}, INVALID, "project_id has to be a text"),
     ({"config": []}, INVALID, "config is not an object"),
     ({"secrets": {}}, SECRET_MISSING, "says nothing about the secret slot 'jira_token'"),
     ({"secrets": None}, SECRET_MISSING, "says nothing about the secret slot 'jira_token'"),
@@ -68,7 +68,7 @@ FAULTS: list[Any] = [
     ({"secrets": {"jira_token": 3}}, INVALID, "no reference of the form"),
     ({"status": None}, INVALID, "status is missing"),
     ({"status": "paused"}, INVALID, "neither active nor disabled"),
-    ({"status": True}, INVALID, "status is no text"),
+    ({"status": True}, INVALID, "status has to be a text"),
     ({"rollout": {"traffic_percent": 101}}, INVALID, "from 0 to 100"),
     ({"rollout": {"traffic_percent": -1}}, INVALID, "from 0 to 100"),
     ({"rollout": {"traffic_percent": True}}, INVALID, "from 0 to 100"),
@@ -157,10 +157,10 @@ def test_what_is_no_record(plugin: Plugin, text: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"polcy": {}}, "'polcy' is no key of a binding"),
-        ({"scope": {"org_id": "org_123", "team": "x"}}, "'team' is no key of a scope"),
-        ({"rollout": {"percent": 3}}, "'percent' is no key of a rollout"),
-        ({"policy": {"limits": {}}}, "'limits' is no key of the policy"),
+        ({"polcy": {}}, "'polcy' is not a key of a binding"),
+        ({"scope": {"org_id": "org_123", "team": "x"}}, "'team' is not a key of a scope"),
+        ({"rollout": {"percent": 3}}, "'percent' is not a key of a rollout"),
+        ({"policy": {"limits": {}}}, "'limits' is not a key of the policy"),
     ],
 )
 def test_unknown_keys_are_warned_about(plugin: Plugin, changes: dict[str, Any], word: str) -> None:
