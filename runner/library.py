@@ -20,8 +20,9 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
 from runner.launch.prepare import secret_contents, with_config
+from runner.launch.read import contract_of, read_invocation
 from runner.launch.stages import Invocation
-from runner.manifest.load import ManifestRead, contract_at, load
+from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
@@ -365,15 +366,9 @@ async def open_plugin(
 
 def _load(invocation: Invocation) -> ManifestRead:
     """Where calls are prepared, the options are about a call: nothing is chosen before there is one."""
-    name = contract_at(invocation.manifest, invocation.contract)
+    name = contract_of(invocation)
     prepares = name is not None and find_contract(name).prepares_calls
-    return load(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options={} if prepares else dict(invocation.options),
-        config=invocation.config,
-    )
+    return read_invocation(invocation, options={} if prepares else None)
 
 
 async def run(

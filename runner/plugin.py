@@ -39,6 +39,10 @@ class Plugin(NamedTuple):
     # of it are shown, by their names in it.
     root_inside: str = ""
     root_parts: tuple[str, ...] = ()
+    # Tells apart plugins of one id and one file; the name of its state directory depends on it too.
+    mark: str = ""
+    # Whether a person can approve something for it once and for all: it has a name to be known by.
+    approvable: bool = True
 
 
 class Allowance(NamedTuple):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # In the order people meet them. Contracts may bring further ones along: see all_verbs().
 VERBS = (
     "exec",
+    "run",
     "call",
     "tools",
     "check",
@@ -46,7 +47,7 @@ def entry() -> NoReturn:
         except (OSError, ValueError):  # the reader has closed the pipe, or the disk is full
             # The status of exec, call and tools is the plugin's, and they notice by themselves when their
             # result cannot be written. Every other verb has failed if its output is lost.
-            status = status if sys.argv[1:2] in (["exec"], ["call"], ["tools"]) else status or 1
+            status = status if sys.argv[1:2] in (["exec"], ["run"], ["call"], ["tools"]) else status or 1
     os._exit(status)
 
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
-            if words[0] in ("exec", "call", "tools"):
+            if words[0] in ("exec", "run", "call", "tools"):
                 import gc
 
                 # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not _is_full_disk(error):
             return accident(error)
-        from runner.cli.text import say
+        from runner.cli.shared.text import say
 
         say(f"runner: the output cannot be written to stdout: {error.strerror}")
         return 1
@@ -115,7 +116,7 @@ def accident(error: Exception) -> int:
 
     if os.environ.get("RUNNER_DEBUG"):
         raise error
-    from runner.cli.text import say
+    from runner.cli.shared.text import say
     from sandbox.document.diagnostic import printable
 
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
@@ -170,7 +171,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
         def error(self, message: str) -> NoReturn:
             advice = getattr(module, "advice", None)
             told = (advice(message) if advice is not None else "") or f"try {self.prog} --help"
-            from runner.cli.text import say
+            from runner.cli.shared.text import say
             from sandbox.document.diagnostic import printable
 
             say(printable(f"{self.prog}: {message} ({told})"))
@@ -215,7 +216,7 @@ def _run(verb: str, words: list[str]) -> int:
 
 
 def _top(words: list[str]) -> int:
-    from runner.cli.text import say
+    from runner.cli.shared.text import say
 
     if words and words[0] in ("--version", "-V"):
         from runner import __version__

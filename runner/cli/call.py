@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.json_option import read_json_option
-from runner.cli.options import add_invocation, invocation_of, secrets_of
-from runner.cli.report_file import ReportFile, ReportFileError
-from runner.cli.text import say
+from runner.cli.shared.json_option import read_json_option
+from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
+from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.contracts.contract import Contract
-    from runner.launch.forkserver import LaunchTicket
+    from runner.launch.remote.forkserver import LaunchTicket
     from runner.launch.stages import Invocation
     from runner.protocol.secrets import Secrets
     from sandbox.cell.contents import Contents
@@ -338,7 +338,7 @@ def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents |
 def request_launch(invocation: Invocation, contents: Contents | None = None) -> LaunchTicket | None:
     """Have a fork of this process launch the plugin while this one imports the rest. None: the session will
     launch it later, which is slower. `contents`: of the cage's files in memory."""
-    from runner.launch import forkserver
+    from runner.launch.remote import forkserver
 
     try:
         maker = forkserver.start_by_fork()

@@ -10,14 +10,14 @@ import sys
 from typing import Any
 
 from runner import __version__
-from runner.cli.options import (
+from runner.cli.shared.options import (
     add_config,
     add_contract_options,
     add_manifest_choice,
     config_of,
     contract_options_of,
 )
-from runner.cli.text import print_diagnostics, say
+from runner.cli.shared.text import print_diagnostics, say
 from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable

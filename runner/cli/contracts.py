@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.cli.text import say
+from runner.cli.shared.text import say
 from runner.contracts.contract import Contract
 from runner.contracts.registry import ContractBroken, contract_names, find_contract
 from runner.outcome import EXIT

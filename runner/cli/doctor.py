@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from runner.cli.text import say, terminal_width, wrap
+from runner.cli.shared.text import say, terminal_width, wrap
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.probes import examine, unmet

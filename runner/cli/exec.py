@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.options import add_invocation, invocation_of, secrets_of
-from runner.cli.report_file import ReportFile, ReportFileError
+from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.contracts.registry import find_contract
 from runner.launch.run import run as run_plugin
 from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of
@@ -41,15 +41,21 @@ _LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
-    parser.add_argument(
-        "--report",
-        metavar="PATH|FD",
-        help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
-    )
+    add_streams(parser)
     parser.add_argument(
         "--inspect",
         action="store_true",
         help="check every message between plugin and host, and end a plugin that breaks its contract",
+    )
+
+
+def add_streams(parser: argparse.ArgumentParser) -> None:
+    """The options about what the caller sees of a run."""
+    parser.set_defaults(inspect=False)
+    parser.add_argument(
+        "--report",
+        metavar="PATH|FD",
+        help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
     )
     parser.add_argument(
         "--events",
@@ -64,18 +70,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return launch(args, NAME)
+
+
+def launch(args: argparse.Namespace, verb: str) -> int:
+    """Run the plugin, or the command, of the options. The answer is the exit status of `runner`."""
     began = time.monotonic()
     try:
-        if args.config == "-":
+        if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
         invocation = invocation_of(args)
         secrets = secrets_of(args)
         contents = _contents(secrets) if secrets else None
         report_file = ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
-        from runner.cli.text import say
+        from runner.cli.shared.text import say
 
-        say(f"runner exec: {printable(str(error))}")
+        say(f"runner {verb}: {printable(str(error))}")
         return USAGE_ERROR
     stage: Stage | None = None
     try:
@@ -103,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
 
                 report_file.write(_without(secrets, report(stage, outcome, status)))
         except ReportFileError as error:
-            from runner.cli.text import say
+            from runner.cli.shared.text import say
 
-            say(f"runner exec: {printable(str(error))}")
+            say(f"runner {verb}: {printable(str(error))}")
             sys.stderr.flush()
     ended_stage = ended_of(stage)
     if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
@@ -197,7 +208,7 @@ def _is_stderr_writable() -> bool:
 
 
 def _print_notes(stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool) -> None:
-    from runner.cli import text
+    from runner.cli.shared import text
     from runner.launch.report import notes
 
     with suppress(OSError):  # nobody reads stderr: the report has the notes too
@@ -215,14 +226,14 @@ def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, 
     ended = ended_of(stage)
     by_limit = ended is not None and _is_limit(ended.end, outcome)
     if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
-        from runner.cli import text
+        from runner.cli.shared import text
 
         text.failure(stage, outcome)
     if outcome.code == "crashed" and planned_of(stage) is not None:
         _print_notes(stage, secrets, urgent=False)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
-        from runner.cli.text import say
+        from runner.cli.shared.text import say
 
         say(f"runner exec: kill_incomplete: these processes could not be killed: {pids}")
     sys.stderr.flush()

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.cli import text as printing
-from runner.cli.options import add_invocation, invocation_of
-from runner.cli.text import say
+from runner.cli.shared import text as printing
+from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         stage, outcome = failure.stage, failure.outcome
     loaded, planned = loaded_of(stage), planned_of(stage)
     if args.network and decided_of(stage) is not None:
-        from runner.cli.network_table import network_document, network_lines
+        from runner.cli.shared.network_table import network_document, network_lines
 
         if args.format == "json":
             print(json.dumps(network_document(stage), indent=2))

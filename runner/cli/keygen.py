@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from runner.cli.text import say
+from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.package.fault import PackageFault
 from runner.package.keys import format_line, make_key

@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Mapping
 
-from runner.cli.text import failure, say
+from runner.cli.shared.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.launch.run import rehearse
 from runner.launch.stages import Invocation

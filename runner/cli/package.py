@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from runner.cli.text import print_diagnostics, say, warn
+from runner.cli.shared.text import print_diagnostics, say, warn
 from runner.manifest.load import lint as lint_manifest
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.package.fault import PackageFault

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from runner.cli.text import say
+from runner.cli.shared.text import say
 from runner.contracts.registry import contract_names, find_contract
 from sandbox.document.diagnostic import printable
 

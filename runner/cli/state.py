@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from runner.cli.text import say
+from runner.cli.shared.text import say
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable

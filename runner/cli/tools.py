@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, configured, contents_of, read_secrets, request_launch
-from runner.cli.options import add_invocation, invocation_of
-from runner.cli.report_file import ReportFile, ReportFileError
-from runner.cli.text import print_diagnostics, say
+from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.text import print_diagnostics, say
 from runner.contracts.registry import find_contract
-from runner.manifest.load import load, load_all, plugins_in
+from runner.launch.read import read_invocation
+from runner.manifest.load import load_all, plugins_in
 from runner.outcome import EXIT, USAGE_ERROR, Outcome
 from sandbox.document.diagnostic import printable
 
@@ -89,13 +90,7 @@ def _list(args: argparse.Namespace) -> int:
 def _list_declared(args: argparse.Namespace, invocation: Invocation, sink: ReportFile) -> int | None:
     """List what the manifest declares, if it declares everything. None: the plugin has to be started, or the
     launch will say what is wrong with the manifest."""
-    read = load(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options=dict(invocation.options),
-        config=invocation.config,
-    )
+    read = read_invocation(invocation)
     if read.plugin is None or not find_contract(read.plugin.contract).prepares_calls:
         return None
     from runner.cli.live.list_tools import tell_declared

@@ -128,6 +128,7 @@ class Contract(Protocol):
     # Whether the operator wrote the command line, not the plugin's author. Only then does the cage show the
     # files that the command line names without asking the policy.
     operators_own_command: bool = False
+    takes_commands: bool = False  # whether a command without a manifest is taken for one of its plugins
 
     def recognises(self, document: Document) -> bool:
         """Whether a parsed document with an unknown file name is one of its manifests."""

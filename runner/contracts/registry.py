@@ -50,6 +50,11 @@ def all_contracts() -> tuple[Contract, ...]:
     return tuple(map(find_contract, contract_names()))
 
 
+def command_contract() -> str:
+    """The contract that a program without a manifest is taken for."""
+    return next(contract.name for contract in all_contracts() if contract.takes_commands)
+
+
 def all_kinds() -> tuple[str, ...]:
     """Every kind of call that some contract has."""
     return tuple(dict.fromkeys(kind for contract in all_contracts() for kind in contract.kinds))

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from runner.contracts.registry import find_contract
+from runner.launch.command import Command
 from runner.launch.prepare import Placeholders, managed_state_dir
 from runner.launch.stages import Decided, Planned, Stopwatch
 from runner.launch.verdict import failing
@@ -152,6 +153,8 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
     operators_own = find_contract(plugin.contract).operators_own_command
+    command = decided.loaded.invocation.command
+    configured = operators_own and (command is None or bool(command.file))
     filled = Placeholders(plugin, decided.state_dir, caged=not decided.grant.unsandboxed)
     return PlanRequest(
         command=entrypoint.command,
@@ -160,14 +163,23 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         root=plugin.root,
         bare_environment=entrypoint.bare_environment,
         trusted_command=operators_own,
-        conceal=(os.path.realpath(plugin.manifest),) if operators_own else (),
+        conceal=(os.path.realpath(plugin.manifest),) if configured else (),
         state_dir=decided.state_dir,
-        project=_project(plugin, policy, decided.homes),
+        project=_project(plugin, policy, decided.homes) if command is None else _directory(command),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
         # Without a cage there is no other name.
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
         root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
+    )
+
+
+def _directory(command: Command) -> Project | None:
+    """The working directory of a command, if an option names it. Only other options show it."""
+    if not command.named_directory:
+        return None
+    return Project(
+        command.directory, True, refusal="no option shows it", hint="use --project, --read or --write"
     )
 
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner.contracts.registry import find_contract
+from runner.launch.approve import approval_of, with_added, with_remedies
+from runner.launch.read import contract_of, read_invocation
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.launch.verdict import failing, judge_denials, judge_diagnostics
-from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.cache import fingerprint
@@ -21,6 +22,7 @@ from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
+from sandbox.policy.approval import raised
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
@@ -33,13 +35,7 @@ if TYPE_CHECKING:
 
 def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     """Read the manifest. Raises Failure."""
-    read = load_manifest(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options=dict(invocation.options),
-        config=invocation.config,
-    )
+    read = read_invocation(invocation)
     if read.plugin is None:
         raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
     loaded = Loaded(invocation, _with_present_parts(read.plugin), read.diagnostics)
@@ -72,10 +68,9 @@ def _with_present_parts(plugin: Plugin) -> Plugin:
 def with_config(invocation: Invocation, config: Any) -> Invocation:
     """The invocation, with the plugin's configuration if its cage depends on it. Raises ValueError if that is
     not JSON."""
-    from runner.manifest.load import contract_at
     from runner.protocol import wire
 
-    name = None if config is None else contract_at(invocation.manifest, invocation.contract)
+    name = None if config is None else contract_of(invocation)
     shapes = name is not None and find_contract(name).config_shapes_cage
     return invocation._replace(config=wire.encode(config).decode() if shapes else "")
 
@@ -110,12 +105,15 @@ def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Deci
 
 def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
     plugin, invocation = loaded.plugin, loaded.invocation
-    policy = load_policy(invocation.policy, environ)
+    chosen = load_policy(invocation.policy, environ)
+    found = approval_of(loaded, chosen, environ)
+    policy = raised(chosen, found.counted)
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
-    spec = plugin.spec._replace(env=tuple(map(filled.request, plugin.spec.env)))
+    asked = with_added(plugin.spec, found)
+    spec = asked._replace(env=tuple(map(filled.request, asked.env)))
     granted = grant(
         spec,
         policy,
@@ -134,10 +132,11 @@ def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
     return Decided(
         loaded,
         policy,
-        granted._replace(denials=denials),
+        granted._replace(denials=with_remedies(denials, loaded, chosen, found)),
         state_dir,
         own_homes,
         timings=loaded.timings,
+        approval=found.counted,
     )
 
 
@@ -186,7 +185,7 @@ def state_name(plugin: Plugin) -> str:
     another plugin's id must not get that plugin's state.
     """
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
-    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest))
+    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *filter(None, [plugin.mark]))
     return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
 
 

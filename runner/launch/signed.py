@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+from runner.launch.read import read_invocation
 from runner.launch.stages import Decided
 from runner.launch.verdict import TIMEOUT, failing
 from runner.launch.wait import unwinding_signals
-from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure, Outcome
 from runner.package.fault import PackageFault
 from runner.package.keys import load_trusted
@@ -163,14 +163,7 @@ def _require_same_manifest(decided: Decided, copy: str, root: str) -> None:
         text = read_bounded(join(copy, relative(plugin.manifest, root)))
     except DocumentError as error:
         raise PackageFault(RULE, error.diagnostics[0].message, "sign the package again") from None
-    read = load_manifest(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options=dict(invocation.options),
-        config=invocation.config,
-        text=text,
-    )
+    read = read_invocation(invocation, text=text)
     if read.plugin != plugin:
         raise PackageFault(RULE, "its manifest changed while it was checked", "try again")
 

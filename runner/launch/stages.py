@@ -21,11 +21,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from runner.launch.command import Command
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.limits.assign import AssignedLimits
 from sandbox.plan.layers import Layer
 from sandbox.plan.plan import LaunchPlan
+from sandbox.policy.approval import Approval
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy
 from sandbox.spec import Grant
@@ -58,6 +60,7 @@ class Invocation(NamedTuple):
     overrides: Overrides = Overrides()
     options: tuple[tuple[str, str], ...] = ()  # the contract's own
     config: str = ""  # the plugin's configuration as JSON, where its contract derives requests from it
+    command: Command | None = None  # a program without a manifest; `manifest` is empty then
 
 
 class Stopwatch:
@@ -100,6 +103,8 @@ class Decided(NamedTuple):
     signed: Signed | None = None
     copy: str = ""
     original: str = ""
+    # What of a person's approvals counted. `policy` above has its ceilings raised by it.
+    approval: Approval = Approval()
 
 
 class Planned(NamedTuple):
@@ -254,9 +259,9 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic, Signed),
+        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic, Signed),
         *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
-        *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule),
+        *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
         *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),

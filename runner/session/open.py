@@ -10,9 +10,9 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
-from runner.launch.forkserver import LaunchTicket
-from runner.launch.monitor import MonitorEnd
-from runner.launch.remote_cell import open_cage
+from runner.launch.remote.forkserver import LaunchTicket
+from runner.launch.remote.monitor import MonitorEnd
+from runner.launch.remote.remote_cell import open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting

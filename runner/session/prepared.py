@@ -15,9 +15,9 @@ from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.prepare import secret_contents
+from runner.launch.read import read_invocation
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_diagnostics
-from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation
@@ -176,13 +176,7 @@ def cage_contents(prepared: PreparedCall) -> Contents:
 
 def read_plugin(invocation: Invocation) -> Plugin:
     """The plugin as its manifest and the options describe it. Raises PluginFailure if it has a fault."""
-    read = load(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options=dict(invocation.options),
-        config=invocation.config,
-    )
+    read = read_invocation(invocation)
     if read.plugin is None:
         outcome = judge_diagnostics(read.diagnostics, "manifest")
         from runner.launch.report import explained

@@ -16,8 +16,8 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.monitor import MonitorEnd, Terms
-from runner.launch.remote_cell import RemoteCell
+from runner.launch.remote.monitor import MonitorEnd, Terms
+from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,

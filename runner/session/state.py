@@ -10,8 +10,8 @@ import math
 
 import trio
 
-from runner.launch.monitor import Terms
-from runner.launch.remote_cell import RemoteCell
+from runner.launch.remote.monitor import Terms
+from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, outcome_document
 from runner.protocol.dialect import (
     Alive,

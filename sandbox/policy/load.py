@@ -15,6 +15,7 @@ from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.program import follow
 from sandbox.policy.policy import (
+    ApprovalRule,
     CapabilityRule,
     EnvRule,
     LimitRule,
@@ -32,7 +33,7 @@ DEFAULT_NAME = "default"
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
-_FORMAT = b"policy.6"
+_FORMAT = b"policy.7"
 _CLASSES = (
     Policy,
     PathRule,
@@ -43,6 +44,7 @@ _CLASSES = (
     LimitRule,
     CapabilityRule,
     PackageRule,
+    ApprovalRule,
     cache.CodeMark,
 )
 

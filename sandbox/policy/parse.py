@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
-from sandbox.document.read import Document, parse
+from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.document.read import parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.network.egress import EgressLimits
@@ -19,6 +19,7 @@ from sandbox.policy.policy import (
     LIMIT_MODES,
     LIMIT_NAMES,
     TRUST_FILE,
+    ApprovalRule,
     CapabilityRule,
     EnvRule,
     HookFailure,
@@ -32,11 +33,11 @@ from sandbox.policy.policy import (
     ProjectAccess,
     SeccompRule,
 )
+from sandbox.policy.table import PolicyTable
 from sandbox.spec import (
     NETWORK_ORDER,
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
-    KeyPath,
     NetworkMode,
     SeccompProfile,
     is_variable_name,
@@ -44,95 +45,11 @@ from sandbox.spec import (
 from sandbox.units import parse_limit, parse_size
 
 
-class _PolicyTable:
-    """One table of the file. Values are taken from it; a key that is left over is a mistake."""
-
-    def __init__(self, document: Document, faults: list[Diagnostic], value: object, keys: KeyPath) -> None:
-        self.document = document
-        self.faults = faults
-        self.keys = keys
-        self.known: list[str] = []
-        self.values: dict[str, object] = {}
-        if isinstance(value, dict):
-            self.values = value
-        elif value is not None:
-            self.fault((), "policy_type", "must be a table")
-
-    def fault(self, keys: KeyPath, rule: str, message: str, hint: str = "") -> None:
-        full = (*self.keys, *keys)
-        name = ".".join(str(key) if isinstance(key, str) else f"[{key}]" for key in full).replace(".[", "[")
-        line, column = self.document.where(full)
-        self.faults.append(
-            Diagnostic(self.document.path, line, column, rule, f"{name} {message}".strip(), hint)
-        )
-
-    def take(self, key: str) -> object:
-        self.known.append(key)
-        return self.values.get(key)
-
-    def table(self, key: str) -> _PolicyTable:
-        return _PolicyTable(self.document, self.faults, self.take(key), (*self.keys, key))
-
-    def text(self, key: str) -> str:
-        value = self.take(key)
-        if value is None:
-            return ""
-        if isinstance(value, str):
-            return value
-        self.fault((key,), "policy_type", "must be a text")
-        return ""
-
-    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        value = self.take(key)
-        if value is None:
-            return default
-        if isinstance(value, str) and value in choices:
-            return value
-        shown = quoted(value) if isinstance(value, str) else "this"
-        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-        self.fault((key,), "policy_value", f"must be one of {', '.join(choices)}, not {shown}", hint)
-        return default
-
-    def texts(
-        self, key: str, check: Callable[[str], str | None], default: Sequence[str] = ()
-    ) -> tuple[str, ...]:
-        """A list of texts that pass `check`, which returns a fault as half a sentence, or None."""
-        value = self.take(key)
-        if value is None:
-            return tuple(default)
-        if not isinstance(value, list):
-            self.fault((key,), "policy_type", "must be a list of texts")
-            return tuple(default)
-        found = []
-        for number, item in enumerate(value):
-            fault = check(item) if isinstance(item, str) else "must be a text"
-            if fault is None:
-                found.append(item)
-            else:
-                self.fault((key, number), "policy_value", fault)
-        return tuple(dict.fromkeys(found))
-
-    def number(self, key: str, low: int, high: int, default: int) -> int:
-        value = self.take(key)
-        if value is None:
-            return default
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        self.fault((key,), "policy_value", f"must be a whole number from {low} to {high}")
-        return default
-
-    def finish(self) -> None:
-        for key in self.values:
-            if key not in self.known:
-                hint = did_you_mean(key, self.known) or f"known here: {', '.join(self.known)}"
-                self.fault((key,), "policy_unknown_key", "is not a key of a policy", hint)
-
-
 def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
     """Read a policy, or raise DocumentError with every fault in it."""
     document = parse(path, raw, "toml")
     faults: list[Diagnostic] = []
-    top = _PolicyTable(document, faults, document.data, ())
+    top = PolicyTable(document, faults, document.data, ())
     version = top.take("version")
     if version is None:
         top.fault((), "policy_version", "the version is missing", "write version = 1 at the top")
@@ -159,6 +76,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         on_hook_failure=_hook_failure(top.table("hooks")),
         run_as=run_as,
         packages=_package_rule(top.table("packages")),
+        approvals=_approval_rule(top.table("approvals")),
     )
     top.finish()
     if faults:
@@ -196,7 +114,7 @@ def _ceiling_fault(path: str) -> str | None:
     return hit.clause() if hit is not None and hit.relation != "above" else None
 
 
-def _path_rule(table: _PolicyTable, ceiling: Sequence[str]) -> PathRule:
+def _path_rule(table: PolicyTable, ceiling: Sequence[str]) -> PathRule:
     rule = PathRule(table.texts("default", _default_fault), table.texts("ceiling", _ceiling_fault, ceiling))
     table.finish()
     return rule
@@ -210,7 +128,7 @@ def _host_fault(host: str) -> str | None:
     return None
 
 
-def _network_rule(table: _PolicyTable) -> NetworkRule:
+def _network_rule(table: PolicyTable) -> NetworkRule:
     # "allowlist" cannot be the default: without a manifest's list it would have no hosts.
     default = table.choice("default", ("none", "host"), "none")
     ceiling = table.choice("ceiling", NETWORK_ORDER, default)
@@ -235,7 +153,7 @@ def _network_rule(table: _PolicyTable) -> NetworkRule:
 _MOST_CONNECTIONS = 1024
 
 
-def _egress_limits(table: _PolicyTable) -> EgressLimits:
+def _egress_limits(table: PolicyTable) -> EgressLimits:
     usual = EgressLimits()
     idle = _amount(table, "idle", "idle")
     return usual._replace(
@@ -246,7 +164,7 @@ def _egress_limits(table: _PolicyTable) -> EgressLimits:
     )
 
 
-def _size(table: _PolicyTable, key: str) -> int | None:
+def _size(table: PolicyTable, key: str) -> int | None:
     value = table.take(key)
     if value is None:
         return None
@@ -260,13 +178,13 @@ def _size(table: _PolicyTable, key: str) -> int | None:
     return size
 
 
-def _project_access(table: _PolicyTable) -> ProjectAccess:
+def _project_access(table: PolicyTable) -> ProjectAccess:
     access: ProjectAccess = "read" if table.choice("access", ("none", "read"), "none") == "read" else "none"
     table.finish()
     return access
 
 
-def _seccomp_rule(table: _PolicyTable) -> SeccompRule:
+def _seccomp_rule(table: PolicyTable) -> SeccompRule:
     default = table.choice("default", SECCOMP_ORDER, "default")
     ceiling = table.choice("ceiling", SECCOMP_ORDER, default)
     table.finish()
@@ -275,7 +193,7 @@ def _seccomp_rule(table: _PolicyTable) -> SeccompRule:
     return SeccompRule(profiles[default], profiles[ceiling])
 
 
-def _in_order(table: _PolicyTable, order: Sequence[str], default: str, ceiling: str) -> None:
+def _in_order(table: PolicyTable, order: Sequence[str], default: str, ceiling: str) -> None:
     if order.index(default) > order.index(ceiling):
         table.fault(("default",), "policy_order", f"({default}) lies above the ceiling ({ceiling})")
 
@@ -290,7 +208,7 @@ def _glob_fault(pattern: str) -> str | None:
     return "must be a variable name, in which * and ? stand for anything"
 
 
-def _env_rule(table: _PolicyTable) -> EnvRule:
+def _env_rule(table: PolicyTable) -> EnvRule:
     values = table.take("set")
     fixed = []
     if values is not None and not isinstance(values, dict):
@@ -320,19 +238,19 @@ def _capability_fault(pattern: str) -> str | None:
     return "must be a capability or a method, in which * and ? stand for anything"
 
 
-def _capability_rule(table: _PolicyTable) -> CapabilityRule:
+def _capability_rule(table: PolicyTable) -> CapabilityRule:
     rule = CapabilityRule(table.texts("declare", _capability_fault), table.texts("host", _capability_fault))
     table.finish()
     return rule
 
 
-def _hook_failure(table: _PolicyTable) -> HookFailure:
+def _hook_failure(table: PolicyTable) -> HookFailure:
     choice = table.choice("on_failure", ("continue", "abort"), "continue")
     table.finish()
     return "abort" if choice == "abort" else "continue"
 
 
-def _package_rule(table: _PolicyTable) -> PackageRule:
+def _package_rule(table: PolicyTable) -> PackageRule:
     required = table.choice("signature", ("optional", "required"), "optional") == "required"
     trust = table.text("trust") or TRUST_FILE
     fault = lexical_fault(trust)
@@ -342,7 +260,26 @@ def _package_rule(table: _PolicyTable) -> PackageRule:
     return PackageRule("required" if required else "optional", trust)
 
 
-def _limit_rules(table: _PolicyTable) -> Iterator[tuple[str, LimitRule]]:
+def _approval_rule(table: PolicyTable) -> ApprovalRule:
+    modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
+    profiles: dict[str, SeccompProfile] = {profile: profile for profile in SECCOMP_ORDER}
+    rule = ApprovalRule(
+        read=table.texts("read", _ceiling_fault),
+        write=table.texts("write", _ceiling_fault),
+        network=modes[table.choice("network", NETWORK_ORDER, "none")],
+        hosts=tuple(
+            dict.fromkeys(str(parse_rule(host, ranges=True)) for host in table.texts("hosts", _host_fault))
+        ),
+        env=table.texts("env", _glob_fault),
+        steering=table.texts("steering", _glob_fault),
+        seccomp=profiles[table.choice("seccomp", SECCOMP_ORDER, "strict")],
+        project="read" if table.choice("project", ("none", "read"), "none") == "read" else "none",
+    )
+    table.finish()
+    return rule
+
+
+def _limit_rules(table: PolicyTable) -> Iterator[tuple[str, LimitRule]]:
     for name in LIMIT_NAMES:
         if name in table.values or name in ALWAYS_SIZED:
             yield name, _limit_rule(table.table(name), name)
@@ -350,7 +287,7 @@ def _limit_rules(table: _PolicyTable) -> Iterator[tuple[str, LimitRule]]:
     table.finish()
 
 
-def _limit_rule(table: _PolicyTable, name: str) -> LimitRule:
+def _limit_rule(table: PolicyTable, name: str) -> LimitRule:
     default = _amount(table, "default", name)
     ceiling = _amount(table, "ceiling", name)
     if default is None and name in ALWAYS_SIZED:
@@ -363,7 +300,7 @@ def _limit_rule(table: _PolicyTable, name: str) -> LimitRule:
     return LimitRule(default, ceiling, modes[mode])
 
 
-def _amount(table: _PolicyTable, key: str, name: str) -> float | None:
+def _amount(table: PolicyTable, key: str, name: str) -> float | None:
     value = table.take(key)
     if value is None:
         return None
@@ -374,14 +311,14 @@ def _amount(table: _PolicyTable, key: str, name: str) -> float | None:
         return None
 
 
-def _user(table: _PolicyTable) -> tuple[tuple[int, int], str]:
+def _user(table: PolicyTable) -> tuple[tuple[int, int], str]:
     uids = _uids(table)
     run_as = _run_as(table, uids)
     table.finish()
     return uids, run_as
 
 
-def _run_as(table: _PolicyTable, uids: tuple[int, int]) -> str:
+def _run_as(table: PolicyTable, uids: tuple[int, int]) -> str:
     value = table.take("run_as")
     if value is None:
         return ""
@@ -399,7 +336,7 @@ def _run_as(table: _PolicyTable, uids: tuple[int, int]) -> str:
     return str(value)
 
 
-def _uids(table: _PolicyTable) -> tuple[int, int]:
+def _uids(table: PolicyTable) -> tuple[int, int]:
     default = DEFAULT_RANGE
     value = table.take("uids")
     if value is None:
@@ -416,7 +353,7 @@ def _uids(table: _PolicyTable) -> tuple[int, int]:
     return default
 
 
-def _layers(table: _PolicyTable) -> Iterator[tuple[str, Mode]]:
+def _layers(table: PolicyTable) -> Iterator[tuple[str, Mode]]:
     for name in LAYERS:
         if table.choice(name, ("require", "prefer"), "require") == "prefer":
             yield name, "prefer"

@@ -175,6 +175,19 @@ class PackageRule(NamedTuple):
     trust: str = TRUST_FILE  # the file of the keys whose signatures count
 
 
+class ApprovalRule(NamedTuple):
+    """What a person may approve beyond the ceilings (approval.py). The default: nothing."""
+
+    read: tuple[str, ...] = ()  # as a ceiling
+    write: tuple[str, ...] = ()
+    network: NetworkMode = "none"
+    hosts: tuple[str, ...] = ()  # where `network` is "allowlist"; above it every host may be approved
+    env: tuple[str, ...] = ()  # patterns
+    steering: tuple[str, ...] = ()
+    seccomp: SeccompProfile = "strict"
+    project: ProjectAccess = "none"
+
+
 class LimitRule(NamedTuple):
     default: float | None = None
     ceiling: float | None = None
@@ -211,6 +224,7 @@ class Policy(NamedTuple):
         ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
     )
     packages: PackageRule = PackageRule()
+    approvals: ApprovalRule = ApprovalRule()
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())
@@ -227,10 +241,10 @@ class Policy(NamedTuple):
         wanted = normal(path)
         if any(contains(runtime, wanted) for runtime in RUNTIME_PATHS):
             return True
-        return _admits(self.read.ceiling, wanted, state_dir) or self.may_write(path, state_dir)
+        return admits(self.read.ceiling, wanted, state_dir) or self.may_write(path, state_dir)
 
     def may_write(self, path: str, state_dir: str | None = None) -> bool:
-        return _admits(self.write.ceiling, normal(path), state_dir)
+        return admits(self.write.ceiling, normal(path), state_dir)
 
 
 def expand(path: str, state_dir: str | None) -> str | None:
@@ -242,7 +256,8 @@ def expand(path: str, state_dir: str | None) -> str | None:
     return normal(state_dir + path[len(STATE_DIR_TOKEN) :])
 
 
-def _admits(ceiling: Iterable[str], path: str, state_dir: str | None) -> bool:
+def admits(ceiling: Iterable[str], path: str, state_dir: str | None = None) -> bool:
+    """Whether a list of paths, such as a ceiling, covers `path`, which is normal."""
     for allowed in ceiling:
         if allowed == "*":
             return True

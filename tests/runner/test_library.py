@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import runner
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.library import (
     InvalidCall,
     NotOnTrio,

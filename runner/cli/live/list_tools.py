@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
-from runner.cli.text import fit
+from runner.cli.shared.text import fit
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
 from runner.plugin import Plugin

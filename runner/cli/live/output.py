@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from runner.cli.text import fit, note_text
+from runner.cli.shared.text import fit, note_text
 from runner.contracts.contract import CommandOutput
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import outcome_document

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import trio
 
 from runner.cli.live.output import Output
-from runner.cli.report_file import ReportFile, ReportFileError
-from runner.cli.text import say
+from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
-from runner.launch.forkserver import LaunchTicket
+from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome

@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 from runner.cli.call import add_talking, configured, read_secrets, request_launch
-from runner.cli.options import add_invocation, invocation_of
-from runner.cli.report_file import ReportFile, ReportFileError
-from runner.cli.text import say
+from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 

@@ -24,6 +24,7 @@ class McpContract(Contract):
     sign = "an mcpServers object"
     several_plugins = True
     operators_own_command = True
+    takes_commands = True
     no_command_hint = 'give the server a command: "command": "./server"'
     kinds = ("tool", "prompt", "resource", "method")
     lists = (

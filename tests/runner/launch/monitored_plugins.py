@@ -41,7 +41,7 @@ def in_cage(given: dict[str, Any], act: Any) -> Any:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> Any:
         try:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import runner
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.library import InvalidCall, NotOnTrio, PluginError, PluginFailure, open_plugin
 from tests.conftest import Caller
 from tests.runner.launch.test_report import faults

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
 from tests.conftest import SYSTEM_PATH, Caller

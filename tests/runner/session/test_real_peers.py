@@ -25,7 +25,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from pydantic import FileUrl
 
 from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.outcome import EXIT
 from runner.protocol.host_services import Completion
 from tests.conftest import ROOT, SYSTEM_PATH, Caller

@@ -16,7 +16,7 @@ import trio
 
 from runner.contracts.mcp.dialect import McpDialect
 from runner.exceptions import PluginFailure
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation
 from runner.outcome import EXIT
 from runner.protocol.dialect import Call, Message
@@ -305,7 +305,7 @@ def run_cases(given: list[list[Any]]) -> list[Any]:
     import trio
 
     from runner.exceptions import PluginFailure
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session

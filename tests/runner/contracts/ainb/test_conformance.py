@@ -41,7 +41,7 @@ def converse(folder: str, policy: str, steps: list[list[Any]], services: dict[st
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.library import Notice, PluginError, PluginFailure, Services, open_plugin
     from runner.protocol.bus import SnapshotBus
 
@@ -233,7 +233,7 @@ def invoke(asking: str, acting: str, policy: str) -> dict[str, Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.library import Services, open_plugin
     from runner.protocol.bus import SnapshotBus
 
@@ -321,7 +321,7 @@ def burst(publisher: str, subscriber: str, policy: str, chunks: int) -> dict[str
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.library import Services, open_plugin
     from runner.protocol.bus import SnapshotBus
 
@@ -374,7 +374,7 @@ def contend(folder: str, policy: str, rounds: int) -> dict[str, Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.library import Services, open_plugin
     from runner.protocol.bus import SnapshotBus
 

@@ -36,7 +36,7 @@ def converse(folder: str) -> dict[str, Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call, Notice
     from runner.session.open import open_session
@@ -99,7 +99,7 @@ def hang(folder: str) -> list[str]:
     import trio
 
     from runner.exceptions import PluginFailure
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.launch.stages import Invocation
     from runner.session.open import open_session
 
@@ -271,7 +271,7 @@ def raise_errors(folder: str, secret: str) -> list[str]:
     import trio
 
     import runner
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
 
     async def main() -> list[str]:
         seen = []

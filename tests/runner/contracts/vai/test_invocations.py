@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.launch import forkserver
+from runner.launch.remote import forkserver
 from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, Services, open_plugin, run
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError

@@ -24,7 +24,7 @@ def flooded(folder: str, policy: str, act: str, bounded: bool) -> dict[str, Any]
 
     import runner
     from runner.contracts.ainb.host.services import AinbMethods
-    from runner.launch.remote_cell import aclose_forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.protocol import bus as bus_module
 
     if not bounded:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli import options, verb_parser
-from runner.cli.options import invocation_of
+from runner.cli import verb_parser
+from runner.cli.shared import options
+from runner.cli.shared.options import invocation_of
 from runner.contracts.contract import ContractOption
 from sandbox.files import write_all
 from sandbox.policy.policy import LIMIT_NAMES

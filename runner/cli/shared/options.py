@@ -7,7 +7,13 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.registry import all_contracts, contract_options, find_contract, option_owners
+from runner.contracts.registry import (
+    all_contracts,
+    command_contract,
+    contract_options,
+    find_contract,
+    option_owners,
+)
 from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.policy.grant import Overrides
@@ -24,6 +30,16 @@ if TYPE_CHECKING:
 def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
     parser.add_argument("manifest", metavar="MANIFEST", help="the plugin's manifest, or the folder it is in")
     add_manifest_choice(parser)
+    add_launch(parser)
+    add_config(parser)
+    if launching:
+        add_secrets(parser)
+    add_contract_options(parser)
+    parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """What a launch needs, whether there is a manifest or not."""
     parser.add_argument(
         "--policy",
         metavar="NAME|FILE",
@@ -42,13 +58,8 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
         default=[],
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
-    add_config(parser)
     add_limits(parser)
-    if launching:
-        add_secrets(parser)
-    add_contract_options(parser)
     parser.set_defaults(arguments=[])
-    parser.usage = f"{parser.prog} [options] MANIFEST" + (" [-- ARGS]" if launching else "")
 
 
 def add_secrets(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +85,7 @@ def config_of(word: str | None) -> str:
         return ""
     import json
 
-    from runner.cli.json_option import read_json_option
+    from runner.cli.shared.json_option import read_json_option
 
     return json.dumps(read_json_option("--config", word))
 
@@ -202,6 +213,8 @@ def _given(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption 
 
 
 def _contract_of(args: argparse.Namespace) -> str | None:
+    if is_command(args) and not hasattr(args, "manifests"):
+        return command_contract()
     from runner.manifest.load import contract_at
 
     several = getattr(args, "manifests", None)  # of `check`: the first counts
@@ -328,6 +341,8 @@ def _empty(name: str) -> str:
 
 def invocation_of(args: argparse.Namespace) -> Invocation:
     """ValueError says what is wrong with the options."""
+    if is_command(args):
+        return _command_invocation(args)
     for option in ("policy", "state_dir", "contract", "server"):
         if getattr(args, option) == "":
             raise ValueError(_empty(option))
@@ -355,6 +370,26 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=_limits(args.limits)),
         options=contract_options_of(args),
         config=config_of(args.config),
+    )
+
+
+def is_command(args: argparse.Namespace) -> bool:
+    """Whether what follows -- is a command, and not the arguments of a manifest's."""
+    return getattr(args, "manifest", None) is None
+
+
+def _command_invocation(args: argparse.Namespace) -> Invocation:
+    from runner.cli.shared.command import command_of
+
+    for option in ("policy", "state_dir"):
+        if getattr(args, option) == "":
+            raise ValueError(_empty(option))
+    return Invocation(
+        manifest="",
+        policy=args.policy,
+        state_dir=args.state_dir,
+        overrides=Overrides(limits=_limits(args.limits)),
+        command=command_of(args),
     )
 
 

@@ -324,7 +324,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     """Leave with the plugin running; what comes out, and what is left of it."""
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import descendants
 
     async def main() -> list[Any]:
@@ -345,7 +345,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
         except KeyError as error:
             out = repr(error)
         ended = cage.has_ended
-        from runner.launch import forkserver
+        from runner.launch.remote import forkserver
 
         assert forkserver.current().is_alive()
         alive = settled(lambda: [pid for pid in family if exists(pid)])
@@ -377,7 +377,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import children
 
     reached = [0, 0, 0]
@@ -423,7 +423,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
     from sandbox.cell.cell import children
 
     said: list[str] = []
@@ -473,7 +473,7 @@ def test_a_host_full_of_threads(box: Box) -> None:
 
         import trio
 
-        from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
         over = threading.Event()
         crowd = [threading.Thread(target=over.wait) for _ in range(30)]
@@ -518,8 +518,8 @@ def test_a_child_of_the_host_has_its_own(box: Box) -> None:
 
         import trio
 
-        from runner.launch import forkserver
-        from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.remote import forkserver
+        from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
         async def echo(word: bytes) -> str:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -551,7 +551,7 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
     def large(given: dict[str, Any]) -> list[Any]:
         import trio
 
-        from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
         from runner.launch.stages import Invocation
         from sandbox.policy.grant import Overrides
 
@@ -593,7 +593,7 @@ def test_names_relative_to_the_hosts_folder(box: Box) -> None:
 
         import trio
 
-        from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
         from runner.launch.stages import Invocation
 
         folder, name = os.path.split(given["manifest"])
@@ -654,7 +654,7 @@ def test_nothing_of_trio_in_a_monitor() -> None:
     """What launches is single-threaded and small."""
     import sys
 
-    program = "import sys, runner.launch.forkserver\n"
+    program = "import sys, runner.launch.remote.forkserver\n"
     program += "print([n for n in ('trio', 'asyncio', 'pydantic') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []

@@ -1,7 +1,7 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
 Each host process has one. It gets its orders as messages of one byte and seven descriptors (the Gear of
-runner/launch/monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
+monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
 plugin outlives the fork server it came from, and the next launch starts another one.
 """
 
@@ -21,8 +21,8 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from runner.contracts.registry import all_contracts
-from runner.launch import monitor
-from runner.launch.monitor import Gear, LaunchOrder
+from runner.launch.remote import monitor
+from runner.launch.remote.monitor import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
 from sandbox.cell.contents import Contents
@@ -33,7 +33,7 @@ from sandbox.value import NamedTuple
 _GEAR_COUNT = len(Gear._fields)
 _START = (
     "import sys; sys.path[:] = sys.argv[2:]; "
-    "from runner.launch.forkserver import main; main(int(sys.argv[1]))"
+    "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]))"
 )
 # These decide how file names become bytes. Host and fork server must agree.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")

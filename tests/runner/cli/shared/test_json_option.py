@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli import json_option
-from runner.cli.json_option import read_json_option
+from runner.cli.shared import json_option
+from runner.cli.shared.json_option import read_json_option
 
 
 def test_where_a_value_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-from runner.cli.text import fit, say, terminal_width
+from runner.cli.shared.text import fit, say, terminal_width
 
 LONG = "runner: policy_denied: " + " ".join(["word"] * 40)
 

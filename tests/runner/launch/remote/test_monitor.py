@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from runner.launch import monitor
-from runner.launch.monitor import Born, Control, Launched, LaunchOrder, decode_order
+from runner.launch.remote import monitor
+from runner.launch.remote.monitor import Born, Control, Launched, LaunchOrder, decode_order
 from runner.launch.run import CalledOff
 from runner.launch.stages import Invocation
 from sandbox.codec import encode
@@ -137,8 +137,8 @@ def spoken(given: dict[str, Any]) -> list[Any]:
     """All a monitor says of a plugin that ends at once; or of an order that is none."""
     import os
 
-    from runner.launch import forkserver
-    from runner.launch.monitor import MESSAGES
+    from runner.launch.remote import forkserver
+    from runner.launch.remote.monitor import MESSAGES
     from sandbox.codec import decode
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
@@ -176,8 +176,8 @@ def test_an_order_that_is_none(box: Box) -> None:
 
 def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
-    from runner.launch import forkserver, monitor
-    from runner.launch.monitor import MESSAGES
+    from runner.launch.remote import forkserver, monitor
+    from runner.launch.remote.monitor import MESSAGES
     from sandbox.codec import decode
 
     def report(*_: object) -> Any:
@@ -212,8 +212,8 @@ def early(given: dict[str, Any], how: str) -> list[Any]:
 
     import trio
 
-    from runner.launch import forkserver
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote import forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> list[Any]:
         taker = forkserver.current()
@@ -289,7 +289,7 @@ def stopped(given: dict[str, Any]) -> int:
 
     import trio
 
-    from runner.launch import remote_cell as module
+    from runner.launch.remote import remote_cell as module
 
     vars(module).update(KILL_SECONDS=1.0, _MARGIN_SECONDS=1.0)
 

@@ -1,7 +1,7 @@
 """A confined plugin, as a session sees it: three streams, messages about how far the launch came, and an end.
 
-Its monitor does the work (runner/launch/monitor.py): a process of its own, which the fork server
-(runner/launch/forkserver.py) forks. Here is the trio side. Nothing blocks, and whatever happens inside
+Its monitor does the work (runner/launch/remote/monitor.py): a process of its own, which the fork server
+(runner/launch/remote/forkserver.py) forks. Here is the trio side. Nothing blocks, and whatever happens inside
 `open_cage`, nothing of the plugin is left after it.
 """
 
@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from runner.launch import forkserver
-from runner.launch.forkserver import LaunchTicket
-from runner.launch.monitor import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
+from runner.launch.remote import forkserver
+from runner.launch.remote.forkserver import LaunchTicket
+from runner.launch.remote.monitor import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.launch.forkserver import LaunchTicket
+from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
 from sandbox.policy.grant import Overrides
 from tests.conftest import Caller, vanished
@@ -42,7 +42,7 @@ def replaced(given: dict[str, Any]) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import open_cage
+    from runner.launch.remote.remote_cell import open_cage
 
     async def act(cage: Any) -> list[Any]:
         await line(cage.stdout)
@@ -79,7 +79,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
     import os
     import signal
 
-    from runner.launch import remote_cell as module
+    from runner.launch.remote import remote_cell as module
     from runner.outcome import Failure
 
     module._BIRTH_SECONDS = 2.0
@@ -113,8 +113,8 @@ def crowded(given: dict[str, Any]) -> list[Any]:
 
     import trio.testing
 
-    from runner.launch import forkserver
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote import forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
     async def main() -> list[Any]:
         first = forkserver.current()
@@ -211,8 +211,8 @@ def in_vain(given: dict[str, Any]) -> list[Any]:
 
     import trio
 
-    from runner.launch import forkserver
-    from runner.launch.remote_cell import open_cage
+    from runner.launch.remote import forkserver
+    from runner.launch.remote.remote_cell import open_cage
     from runner.outcome import Failure
 
     real = forkserver.start_by_exec
@@ -253,7 +253,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
 
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
     from runner.outcome import Failure
     from sandbox.cell.cell import children
 
@@ -307,7 +307,7 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     import signal
     import time
 
-    from runner.launch import forkserver
+    from runner.launch.remote import forkserver
 
     os.chdir(given["folder"])
     secret = os.open("secret", os.O_RDWR | os.O_CREAT, 0o600)
@@ -377,9 +377,9 @@ def misled(given: dict[str, Any]) -> list[Any]:
     import os
     import sys
 
-    import runner.launch.remote_cell
+    import runner.launch.remote.remote_cell
 
-    assert runner.launch.remote_cell.__file__
+    assert runner.launch.remote.remote_cell.__file__
     os.chdir(given["folder"])
     sys.path.insert(0, "")
     try:
@@ -414,7 +414,7 @@ def forked(given: dict[str, Any]) -> list[Any]:
     import os
     import sys
 
-    from runner.launch import forkserver
+    from runner.launch.remote import forkserver
 
     assert "trio" not in sys.modules
     made = forkserver.start_by_fork()
@@ -423,7 +423,7 @@ def forked(given: dict[str, Any]) -> list[Any]:
     ticket.send(made)
     import trio
 
-    from runner.launch.remote_cell import aclose_forkserver, open_cage
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
     refused = forkserver.start_by_fork() is None  # from now on
 
@@ -458,7 +458,7 @@ def test_a_launch_ordered_before_trio_is_there(box: Box) -> None:
 def test_no_fork_beside_threads() -> None:
     import threading
 
-    from runner.launch import forkserver
+    from runner.launch.remote import forkserver
 
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
@@ -483,7 +483,7 @@ def test_it_does_not_outlive_a_host_that_just_ends(box: Box) -> None:
     def careless(given: dict[str, Any]) -> list[int]:
         import trio
 
-        from runner.launch.remote_cell import open_cage
+        from runner.launch.remote.remote_cell import open_cage
 
         async def main() -> list[int]:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
@@ -507,8 +507,8 @@ def test_a_host_that_gave_up_its_rights_launches_without_them(
 
         import trio
 
-        from runner.launch import forkserver
-        from runner.launch.remote_cell import aclose_forkserver, open_cage
+        from runner.launch.remote import forkserver
+        from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
         async def owner() -> Any:
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:

@@ -1,0 +1,39 @@
+"""Where approvals are kept: one file for each plugin, in the person's own configuration directory.
+
+Only its owner may be able to change it: these files decide what plugins get. No plugin is given the folder,
+and a file that others could have written stops the launch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from runner.approvals.record import ApprovalKey, ApprovalRecord
+
+
+class ApprovalsUnusable(Exception):
+    """An approval cannot be trusted or read; the message says why, the hint what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def approvals_folder(environ: Mapping[str, str]) -> str | None:
+    """Where they are kept, whether or not it exists. None: this user has no place for them."""
+    # A relative XDG_CONFIG_HOME is invalid by its specification and ignored.
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
+    return os.path.join(base, "runner/approvals") if base.startswith("/") else None
+
+
+def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
+    """The person's yes to this plugin; None if there is none. Raises ApprovalsUnusable."""
+    folder = approvals_folder(environ)
+    if folder is None or not os.path.lexists(os.path.join(folder, key.name + ".json")):
+        return None
+    from runner.approvals.files import read_record
+
+    return read_record(os.path.join(folder, key.name + ".json"), key)

@@ -1,0 +1,179 @@
+"""A command line behind `--`, and the options that say what it may have."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from runner.launch.command import Command
+from sandbox.document.diagnostic import printable
+from sandbox.network.rules import parse_rule, ports_fault
+from sandbox.paths.denied_paths import lexical_fault
+from sandbox.spec import (
+    STATE_DIR_TOKEN,
+    EnvRequest,
+    Network,
+    PathRequest,
+    SandboxSpec,
+    is_variable_name,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+_HTTPS = (443,)  # the port of a host without one
+_LONGEST = 128
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """The options of a command. They are the caller's own words: the policy may let them count, or not."""
+    group = parser.add_argument_group(
+        "what the command may have",
+        "Beyond its own files and the system's, as far as [approvals] in the policy lets you allow it.",
+    )
+    group.add_argument(
+        "--name", metavar="NAME", help="keep a state directory and approvals for it, under this name"
+    )
+    group.add_argument(
+        "--read", metavar="PATH", action="append", default=[], help="show it a file or folder, read-only"
+    )
+    group.add_argument(
+        "--write", metavar="PATH", action="append", default=[], help="let it write a file or folder"
+    )
+    group.add_argument(
+        "--net",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        help="let it reach a host by name (port 443 if there is none); `host` is the host's whole network",
+    )
+    group.add_argument("--cwd", metavar="DIR", help="start it in this folder, which another option must show")
+    group.add_argument(
+        "--project",
+        metavar="write",
+        nargs="?",
+        const="read",
+        choices=("read", "write"),
+        help="show it the folder it starts in, read-only; --project=write lets it write there",
+    )
+    # What `runner wrap` needs to undo its change, and the configuration that the entry is in.
+    import argparse as _argparse
+
+    group.add_argument("--wrapped", metavar="JSON", help=_argparse.SUPPRESS)
+
+
+def command_of(args: argparse.Namespace) -> Command:
+    """ValueError says what is wrong with the options."""
+    if not args.arguments:
+        raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
+    if not args.arguments[0]:
+        raise ValueError("the command is empty; is a variable unset?")
+    name = _name(args.name)
+    here = _here(args.cwd)
+    paths = [PathRequest(_path("--read", word, here), "read") for word in args.read]
+    paths += [PathRequest(_path("--write", word, here), "write") for word in args.write]
+    if args.project is not None:
+        paths.append(PathRequest(here, "write" if args.project == "write" else "read"))
+    wrapped = _wrapped(args.wrapped)
+    if not name and any(STATE_DIR_TOKEN in word for word in args.arguments):
+        raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
+    return Command(
+        argv=tuple(args.arguments),
+        directory=here,
+        name=name,
+        file=wrapped,
+        spec=SandboxSpec(
+            paths=tuple(dict.fromkeys(paths)),
+            network=_network(args.net),
+            env=tuple(_variables(args.env, wrapped=args.wrapped is not None)),
+        ),
+        named_directory=args.cwd is not None or args.project is not None,
+    )
+
+
+def _name(name: str | None) -> str:
+    if name is None:
+        return ""
+    if (
+        not name.strip()
+        or not name.isprintable()
+        or "/" in name
+        or len(name) > _LONGEST
+        or name in (".", "..")
+    ):
+        raise ValueError(f"--name {printable(name)}: 1 to {_LONGEST} printable characters without a slash")
+    return name
+
+
+def _here(cwd: str | None) -> str:
+    try:
+        here = os.path.realpath(os.getcwd() if cwd is None else cwd)
+    except OSError as error:
+        raise ValueError(f"the current folder cannot be used: {error.strerror}; use --cwd DIR") from None
+    if cwd is not None and not os.path.isdir(here):
+        raise ValueError(f"--cwd {cwd}: there is no such folder")
+    return here
+
+
+def _path(option: str, word: str, here: str) -> str:
+    """A path of the command line, absolute. Links are followed when the plan is made, and judged there."""
+    if not word:
+        raise ValueError(f"{option}: its value is empty; is a variable unset?")
+    path = os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(word)))
+    path = "/" + path.lstrip("/")
+    if fault := lexical_fault(path):
+        raise ValueError(f"{option} {word}: the path {fault}")
+    return path
+
+
+def _network(words: list[str]) -> Network | None:
+    if not words:
+        return None
+    if "host" in words:
+        if len(words) > 1:
+            raise ValueError("--net host: it covers every host; leave the others out")
+        return Network("host")
+    hosts: dict[str, None] = {}
+    for word in words:
+        try:
+            rule = parse_rule(word, default_ports=_HTTPS)
+            if rule.kind == "any":
+                raise ValueError("stands for every name; name the hosts, or use --net host")
+        except ValueError as error:
+            raise ValueError(f"--net {word}: it {error}; write HOST:PORT, as in example.com:443") from None
+        hosts[str(rule)] = None
+    if fault := ports_fault(map(parse_rule, hosts)):
+        raise ValueError(f"--net: the list {fault}")
+    return Network("allowlist", tuple(hosts))
+
+
+def _variables(words: list[str], *, wrapped: bool) -> list[EnvRequest]:
+    found: dict[str, EnvRequest] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not is_variable_name(name):
+            raise ValueError(f"--env {word}: {name!r} is not the name of a variable")
+        if equals:
+            found[name] = EnvRequest(name, value)
+        elif name in os.environ:
+            found[name] = EnvRequest(name)
+        elif not wrapped:  # a host may leave out a variable of its configuration
+            raise ValueError(
+                f"--env {name}: the runner's environment has no such variable; to set it write {name}=VALUE"
+            )
+    return list(found.values())
+
+
+def _wrapped(text: str | None) -> str:
+    """The configuration file that an entry came from, as `runner wrap` wrote it."""
+    if text is None:
+        return ""
+    import json
+
+    try:
+        file = json.loads(text).get("file", "")
+    except (ValueError, AttributeError):
+        raise ValueError("--wrapped: it is not what runner wrap writes; run runner wrap again") from None
+    if not isinstance(file, str) or (file and not file.startswith("/")):
+        raise ValueError("--wrapped: it is not what runner wrap writes; run runner wrap again")
+    return file

@@ -1,0 +1,53 @@
+"""A program that was given on the command line, without a manifest: `runner run -- COMMAND`."""
+
+from __future__ import annotations
+
+import os
+
+from runner.plugin import Entrypoint, Plugin
+from sandbox.cache import fingerprint
+from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
+from sandbox.value import NamedTuple
+
+
+class Command(NamedTuple):
+    """The options of the command line are the caller's own words, so they count as approved."""
+
+    argv: tuple[str, ...]  # at least the program
+    directory: str  # absolute: the working directory
+    name: str = ""  # with a name it has a state directory and approvals of its own
+    file: str = ""  # the configuration it came from, if it came from one; absolute
+    spec: SandboxSpec = SandboxSpec()  # what the options ask
+    named_directory: bool = False  # by an option: the program starts there, or nothing starts
+
+
+def plugin_of(command: Command, contract: str) -> Plugin:
+    """The command as a plugin of a contract whose plugins are other people's programs."""
+    program = command.argv[0]
+    spec = command.spec
+    if command.name:
+        spec = spec._replace(paths=(*spec.paths, PathRequest(STATE_DIR_TOKEN, "write")))
+    name = command.name or os.path.basename(program)
+    words = fingerprint(*(os.fsencode(word) for word in command.argv))[:32]
+    return Plugin(
+        id=name,
+        version="",
+        contract=contract,
+        name=name,
+        description="",
+        manifest=command.file or _place_of(program, command.directory),
+        root=None,
+        entrypoint=Entrypoint(program, command.argv[1:], command.directory),
+        spec=spec,
+        mark=words,
+        approvable=bool(command.name),
+    )
+
+
+def _place_of(program: str, directory: str) -> str:
+    """What stands for the manifest of a command that came from no file: when it is gone, so is the plugin."""
+    if "/" in program:
+        return os.path.normpath(os.path.join(directory, program))
+    from shutil import which
+
+    return os.path.realpath(which(program) or os.path.join("/usr/bin", program))

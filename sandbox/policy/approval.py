@@ -1,0 +1,107 @@
+"""What a person allows one plugin beyond the policy's ceilings, and how far the policy lets them.
+
+An approval is no grant. It raises ceilings for one launch (`raised`), and the manifest is held against those
+as ever: the denylist, the limits and the layers stay as they are.
+"""
+
+from __future__ import annotations
+
+from sandbox.policy.policy import (
+    ApprovalRule,
+    Policy,
+    ProjectAccess,
+    admits,
+    host_matches,
+    matches,
+    steers,
+)
+from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, NetworkMode, SandboxSpec, SeccompProfile
+from sandbox.value import NamedTuple
+
+
+class Approval(NamedTuple):
+    read: tuple[str, ...] = ()  # absolute paths; each stands for all below it
+    write: tuple[str, ...] = ()
+    network: NetworkMode = "none"
+    hosts: tuple[str, ...] = ()  # entries of an allowlist, as sandbox/network/rules.py writes them
+    env: tuple[str, ...] = ()  # names of the host's variables that are passed on
+    steering: tuple[str, ...] = ()  # names of variables that decide which code runs, passed on or set
+    seccomp: SeccompProfile = "strict"
+    project: ProjectAccess = "none"
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Approval()
+
+
+def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:
+    """The approval of all that a manifest asks. What needs none, such as ${state_dir}, is left out."""
+    paths = [path for path in spec.paths if path.path.startswith("/")]
+    network = spec.network
+    return Approval(
+        read=tuple(dict.fromkeys(path.path for path in paths if path.access == "read")),
+        write=tuple(dict.fromkeys(path.path for path in paths if path.access == "write")),
+        network="none" if network is None else network.mode,
+        hosts=() if network is None or network.mode != "allowlist" else network.hosts,
+        env=tuple(dict.fromkeys(each.name for each in spec.env if each.value is None)),
+        steering=tuple(dict.fromkeys(each.name for each in spec.env if steers(each.name))),
+        seccomp=spec.seccomp or "strict",
+        project="read" if project else "none",
+    )
+
+
+def joined(one: Approval, other: Approval) -> Approval:
+    """All that either allows."""
+    return Approval(
+        read=tuple(dict.fromkeys((*one.read, *other.read))),
+        write=tuple(dict.fromkeys((*one.write, *other.write))),
+        network=max(one.network, other.network, key=NETWORK_ORDER.index),
+        hosts=tuple(dict.fromkeys((*one.hosts, *other.hosts))),
+        env=tuple(dict.fromkeys((*one.env, *other.env))),
+        steering=tuple(dict.fromkeys((*one.steering, *other.steering))),
+        seccomp=max(one.seccomp, other.seccomp, key=SECCOMP_ORDER.index),
+        project="read" if "read" in (one.project, other.project) else "none",
+    )
+
+
+def within(approval: Approval, rule: ApprovalRule) -> Approval:
+    """What of an approval counts under a policy's [approvals]."""
+    network: NetworkMode = min(approval.network, rule.network, key=NETWORK_ORDER.index)
+    return Approval(
+        read=tuple(path for path in approval.read if admits((*rule.read, *rule.write), path)),
+        write=tuple(path for path in approval.write if admits(rule.write, path)),
+        network=network,
+        hosts=tuple(host for host in approval.hosts if _may_approve(host, rule)),
+        env=tuple(name for name in approval.env if matches(rule.env, name)),
+        steering=tuple(name for name in approval.steering if matches(rule.steering, name)),
+        seccomp=min(approval.seccomp, rule.seccomp, key=SECCOMP_ORDER.index),
+        project=approval.project if rule.project == "read" else "none",
+    )
+
+
+def _may_approve(host: str, rule: ApprovalRule) -> bool:
+    if rule.network in ("open", "host"):
+        return True
+    return rule.network == "allowlist" and any(host_matches(pattern, host) for pattern in rule.hosts)
+
+
+def raised(policy: Policy, approval: Approval) -> Policy:
+    """The policy with its ceilings raised by an approval that counts (`within`)."""
+    if approval.is_empty:
+        return policy
+    network = policy.network
+    # A list of hosts is an allowlist. A person who approves hosts has not approved any others.
+    ceiling = max(network.ceiling, approval.network, key=NETWORK_ORDER.index)
+    return policy._replace(
+        read=policy.read._replace(ceiling=(*policy.read.ceiling, *approval.read)),
+        write=policy.write._replace(ceiling=(*policy.write.ceiling, *approval.write)),
+        network=network._replace(ceiling=ceiling, hosts=(*network.hosts, *approval.hosts)),
+        env=policy.env._replace(
+            ceiling=(*policy.env.ceiling, *approval.env),
+            steering=(*policy.env.steering, *approval.steering),
+        ),
+        seccomp=policy.seccomp._replace(
+            ceiling=max(policy.seccomp.ceiling, approval.seccomp, key=SECCOMP_ORDER.index)
+        ),
+        project="read" if "read" in (policy.project, approval.project) else "none",
+    )
