@@ -119,18 +119,21 @@ def _read_file(path: str) -> bytes:
             raise ApprovalsUnusable(message, _remedy(path)) from None
         message = f"{_WHAT} {path} cannot be read: {error.strerror}"
         raise ApprovalsUnusable(message, _remedy(path)) from None
-    with open(opened, "rb") as file:
+    try:
         # The opened file is looked at once more: the check of its path was about a moment before.
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise ApprovalsUnusable(f"{_WHAT} {path} is no regular file", _remedy(path))
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise ApprovalsUnusable(f"{_WHAT} {path} can be written by others", _remedy(path))
-        try:
-            raw = file.read(_MOST_BYTES + 1)
-        except OSError as error:
-            message = f"{_WHAT} {path} cannot be read: {error.strerror}"
-            raise ApprovalsUnusable(message, _remedy(path)) from None
+        raw = b""
+        while len(raw) <= _MOST_BYTES and (part := os.read(opened, _MOST_BYTES + 1 - len(raw))):
+            raw += part
+    except OSError as error:
+        message = f"{_WHAT} {path} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, _remedy(path)) from None
+    finally:
+        os.close(opened)
     if len(raw) > _MOST_BYTES:
         message = f"{_WHAT} {path} is damaged: it has more than {_MOST_BYTES >> 20} MiB"
         raise ApprovalsUnusable(message, _remedy(path))

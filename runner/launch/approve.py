@@ -99,12 +99,12 @@ def with_remedies(
 
 
 def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tuple[Policy, ...]) -> Denial:
+    if _is_added(denial, loaded.plugin, approved):
+        denial = denial._replace(origin=APPROVED)
     wanted = _approval_for(denial, loaded.plugin)
     if wanted is None:
         return denial
     is_command = loaded.invocation.command is not None
-    if _is_added(wanted, loaded.plugin, approved):
-        denial = denial._replace(origin=APPROVED)
     bound = next((each for each in bounds if within(wanted, each.approvals) != wanted), None)
     if bound is not None:
         if is_command or _covers(approved.said, wanted):
@@ -161,9 +161,13 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
     return None
 
 
-def _is_added(wanted: Approval, plugin: Plugin, approved: Approved) -> bool:
-    record = approved.record
-    return record is not None and _covers(record.added, wanted) and not _covers(asked_of(plugin), wanted)
+def _is_added(denial: Denial, plugin: Plugin, approved: Approved) -> bool:
+    """Whether only the person asked for it, by an approval of more than the manifest asks."""
+    if approved.record is None:
+        return False
+    added, asked = approved.record.added, asked_of(plugin)
+    words = {*added.read, *added.write, *added.hosts, *added.env}
+    return denial.asked in words.difference(asked.read, asked.write, asked.hosts, asked.env)
 
 
 def _covers(wide: Approval, narrow: Approval) -> bool:
