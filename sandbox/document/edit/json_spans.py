@@ -19,7 +19,7 @@ _WORD = re.compile(r"[^\s,:\[\]{}\"/]++")
 
 def read(text: str) -> tuple[object, Spans]:
     """Raises EditRefused."""
-    reader = _Reader(text)
+    reader = _JsonSpans(text)
     at = reader.skip(0)
     data, end = reader.value((), at, at, at)
     if reader.skip(end) != len(text):
@@ -27,7 +27,7 @@ def read(text: str) -> tuple[object, Spans]:
     return data, reader.spans
 
 
-class _Reader:
+class _JsonSpans:
     def __init__(self, text: str) -> None:
         self.text = text
         self.spans: Spans = {}

@@ -22,10 +22,10 @@ def read(text: str) -> tuple[object, Spans]:
         data = tomllib.loads(text)
     except (ValueError, RecursionError, OverflowError) as error:
         raise EditRefused(f"this is not TOML: {error}") from None
-    return data, _Reader(text).read()
+    return data, _TomlSpans(text).read()
 
 
-class _Reader:
+class _TomlSpans:
     """Follows a text that the real parser has accepted."""
 
     def __init__(self, text: str) -> None:

@@ -20,7 +20,7 @@ def read(text: str) -> tuple[object, Spans]:
         data, _ = yaml_text.parse(text)
     except Fault as fault:
         raise EditRefused(fault.message, fault.offset) from None
-    return data, _Reader(text).read()
+    return data, _YamlSpans(text).read()
 
 
 class _Frame:
@@ -36,7 +36,7 @@ class _Frame:
         self.end = start
 
 
-class _Reader:
+class _YamlSpans:
     """Follows a text that the strict reader has accepted."""
 
     def __init__(self, text: str) -> None:
