@@ -145,7 +145,9 @@ class _PathAdvice:
             elif self._exists(path):
                 yield from self._advice(path, "read", f"{who} names")
             elif _is_plain(word) and self._is_folder(folder := os.path.dirname(path)):
-                yield from self._advice(folder, "write", f"{who} names a file in")
+                # Nobody needs to hear that a file which does not exist cannot be written: a note said so.
+                found = self._advice(folder, "write", f"{who} names a file in")
+                yield from (advice for advice in found if advice.option)
 
     def _meant(self, clue: PathClue) -> str | None:
         """The first reading that exists, or else the last."""

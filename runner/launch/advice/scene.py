@@ -73,7 +73,7 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         writable=tuple(_writable(planned)),
         own=tuple(
             dict.fromkeys(
-                (plugin.manifest, os.path.realpath(plugin.manifest), plan.argv[0], *plan.program_files)
+                (plugin.manifest, os.path.realpath(plugin.manifest), *plan.argv[:1], *plan.program_files)
             )
         ),
         network=planned.grant.network.mode,
