@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
+from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.options import add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
@@ -34,10 +35,21 @@ if TYPE_CHECKING:
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict ./my-plugin"
+PASSES_ARGUMENTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=False)
+    _add_output(parser)
+    parser.usage = f"{parser.usage}\n       {parser.prog} [options] -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    add_command_invocation(parser)
+    _add_output(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("text", "json", "argv"),

@@ -111,7 +111,10 @@ def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tup
             reason = f"policy {bound.name} lets nobody approve {_named(denial)}"
             if denial.rule == "env_steering":
                 reason = f"it decides which code the loader or interpreter runs, and {reason}"
-            return denial._replace(reason=reason)
+            hint = denial.hint
+            if is_command and denial.rule == "env_steering":  # --env NAME=VALUE is what was refused
+                hint = f'the operator can add "{denial.asked}" to steering under [env] in the policy'
+            return denial._replace(reason=reason, hint=hint)
         return denial
     if is_command or key_of(loaded.plugin) is None:
         return denial  # the caller's own words: they were all the approval there can be

@@ -64,6 +64,15 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wrapped", metavar="JSON", help=_argparse.SUPPRESS)
 
 
+def add_command_invocation(parser: argparse.ArgumentParser) -> None:
+    """A command in the place of a manifest, for verbs that know both."""
+    from runner.cli.shared.options import add_launch
+
+    add_command(parser)
+    add_launch(parser)
+    parser.set_defaults(manifest=None, contract=None, server=None, config=None, secret=[])
+
+
 def command_of(args: argparse.Namespace) -> Command:
     """ValueError says what is wrong with the options."""
     if not args.arguments:
