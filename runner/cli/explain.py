@@ -15,7 +15,7 @@ from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
-from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
+from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
@@ -226,6 +226,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
+    if decided is not None and not decided.approval_said.is_empty:
+        yield ""
+        yield from _approved(decided)
     if planned is not None:
         yield from _cage(planned, planned.plan)
     if limits := list(_limits(stage, outcome)):
@@ -264,6 +267,19 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
+
+
+def _approved(decided: Decided) -> Iterable[str]:
+    """What a person allowed, by which word, and what of it counts."""
+    from runner.cli.shared.allowed import day
+    from runner.cli.shared.asked import items_of
+
+    whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
+    whose += ["the command line"] if decided.loaded.invocation.command is not None else []
+    counts, lost = items_of(decided.approval), "DOES NOT COUNT: the policy lets nobody approve it"
+    said = items_of(decided.approval_said)
+    rows = [(item.kind, item.what, "counts" if item in counts else lost) for item in said]
+    yield from _table(f"approved by {' and '.join(whose)}", rows)
 
 
 def _rights(plugin: Plugin) -> tuple[tuple[str, str], ...]:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 
 from runner.approvals.record import ApprovalRecord, asked_of, key_of
-from runner.approvals.store import APPROVED, find_approval
+from runner.approvals.store import find_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import Approval, joined, within
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import (
+    APPROVED,
     NETWORK_ORDER,
     SECCOMP_ORDER,
     Denial,
@@ -63,8 +64,8 @@ def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
     return spec._replace(
         paths=(
             *spec.paths,
-            *(PathRequest(path, "read", required=False) for path in added.read),
-            *(PathRequest(path, "write", required=False) for path in added.write),
+            *(PathRequest(path, "read", required=False, origin=APPROVED) for path in added.read),
+            *(PathRequest(path, "write", required=False, origin=APPROVED) for path in added.write),
         ),
         network=_with_hosts(spec.network, added),
         env=(*spec.env, *(EnvRequest(name, required=False) for name in added.env if name not in have)),

@@ -42,16 +42,10 @@ def test_a_command_is_called_and_listed(runner_as: Caller, server: Path) -> None
 
 def test_its_options_are_those_of_run(runner_as: Caller, server: Path, write_file: Write) -> None:
     data = write_file(server.parent.parent / "data" / "text", "found").parent
-    code = "import os, runpy, sys; open(sys.argv[1]); os.environ['GREETING']; runpy.run_path(sys.argv[2])"
-    # The data are in the cage by their option only: no argument names the folder.
-    command = [
-        "--",
-        "/usr/bin/python3",
-        "-c",
-        code.replace("sys.argv[1]", f"'{data}' + '/text'"),
-        "-",
-        server,
-    ]
+    code = f"""import os, runpy; open('{data}/' + 'text'); os.environ['GREETING']
+runpy.run_path('{server}', run_name='__main__')"""
+    # No argument is a path: both folders are in the cage by their options only.
+    command = ["--", "/usr/bin/python3", "-c", code]
     refused = runner_as("tools", *command)
     assert refused.returncode != 0
     shown = runner_as("tools", "--read", data, "--read", server.parent, "--env", "GREETING=hi", *command)
