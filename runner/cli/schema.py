@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     known = contract_names()
     if args.contract not in known:
         name = printable(args.contract)
-        say(f"runner schema: there is no contract '{name}'; there are {', '.join(known)}, and policy")
+        say(f"runner schema: there is no contract '{name}'; there are {', '.join((*known, 'policy'))}")
         return 2
     print(json.dumps(find_contract(args.contract).json_schema(), indent=2))
     return 0

@@ -61,7 +61,7 @@ def test_every_fault_has_its_place(runner_as_user: Caller, plugin_dir: Path, wri
     places = [line.split(": ")[:3] for line in said.stdout.splitlines() if line.startswith(str(policy))]
     assert [(place.removeprefix(f"{policy}:"), rule) for place, _, rule in places] == [
         ("2:1", "policy_unknown_key"),
-        ("4:11", "policy_value"),
+        ("4:1", "policy_value"),
         ("6:9", "policy_value"),
     ]
     assert said.stdout.endswith("3 errors, 0 warnings\n")
