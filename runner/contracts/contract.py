@@ -13,6 +13,7 @@ when it is called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,6 +117,7 @@ class Contract(Protocol):
 
     name: str  # the name of its folder, and what --contract takes
     format: Format
+    formats: tuple[Format, ...] = ()  # further ones that its manifests may have
     file_names: tuple[str, ...]  # in order of preference
     sign: str  # how a manifest with another file name is recognised, for messages
     in_subdirectory: bool = False  # look into the only subdirectory of a folder: an unpacked archive
@@ -129,6 +131,13 @@ class Contract(Protocol):
     # files that the command line names without asking the policy.
     operators_own_command: bool = False
     takes_commands: bool = False  # whether a command without a manifest is taken for one of its plugins
+
+    # Whether some of its manifests are known by the folder they are in, because their names are too common.
+    known_by_place: bool = False
+
+    def format_at(self, path: str) -> Format | None:
+        """The format of a manifest at this absolute path. None: its path does not say that it is one."""
+        return self.format if os.path.basename(path) in self.file_names else None
 
     def recognises(self, document: Document) -> bool:
         """Whether a parsed document with an unknown file name is one of its manifests."""
@@ -161,6 +170,14 @@ class Contract(Protocol):
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from, where `several_plugins` is set."""
         return ()
+
+    def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
+        """Warnings about the whole manifest, which belong to none of its `servers`."""
+        return ()
+
+    def origin(self, document: Document) -> str:
+        """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""
+        return ""
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""

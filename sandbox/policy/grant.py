@@ -301,7 +301,7 @@ def _env(
     env = dict(fixed)
     if not bare:
         env.update((name, environ[name]) for name in rule.passed if name in environ)
-    for request in spec.env:
+    for request in (request for request in spec.env if not request.fills):
         denial = _env_denial(request, rule, policy.name, environ)
         if denial is not None:
             denials.append(denial)

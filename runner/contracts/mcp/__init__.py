@@ -1,7 +1,8 @@
-"""MCP servers on stdio, read from an existing `mcpServers` configuration file."""
+"""MCP servers on stdio, read from the configuration files that hosts have."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ class McpContract(Contract):
     name = "mcp"
     about = "servers of the Model Context Protocol on stdio, from the configuration that hosts have"
     format: Format = "json"
+    formats: tuple[Format, ...] = ("json", "jsonc", "toml", "yaml")
     file_names = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
     sign = "an mcpServers object"
+    known_by_place = True
     several_plugins = True
     operators_own_command = True
     takes_commands = True
@@ -34,8 +37,18 @@ class McpContract(Contract):
         Listing("resource_templates", key="uriTemplate", offered_as="resources"),
     )
 
+    def format_at(self, path: str) -> Format | None:
+        from runner.contracts.mcp.hosts.find import place_of
+
+        place = place_of(path, os.path.expanduser("~"), os.environ)
+        return super().format_at(path) if place is None else place.host.syntax
+
     def recognises(self, document: Document) -> bool:
-        return isinstance(document.data.get("mcpServers"), dict)
+        if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
+            return True
+        from runner.contracts.mcp.hosts.find import host_by_content
+
+        return host_by_content(document) is not None
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
@@ -48,6 +61,17 @@ class McpContract(Contract):
         from runner.contracts.mcp.manifest import servers
 
         return servers(document)
+
+    def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
+        from runner.contracts.mcp.manifest import remarks
+
+        return remarks(document)
+
+    def origin(self, document: Document) -> str:
+        from runner.contracts.mcp.hosts.find import host_of
+
+        host = host_of(document.path, document)
+        return "" if host is None else host.name
 
     def json_schema(self) -> dict[str, object]:
         from runner.contracts.mcp.manifest import json_schema
