@@ -25,6 +25,8 @@ class Template(NamedTuple):
     folder: str = ""  # the project that they are about; empty: the one that the runner was started in
     env_file: str = ""  # a file of variables
     env_file_where: KeyPath = ()
+    # Options of `runner run`, where the manifest starts the plugin with it; its own words are those inside.
+    outer: tuple[str, ...] = ()
 
 
 class Plugin(NamedTuple):

@@ -14,7 +14,7 @@ when it is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.plugin import Switches
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+    from sandbox.spec import KeyPath
 
 
 class Listing(NamedTuple):
@@ -139,6 +140,11 @@ class Contract(Protocol):
         """The format of a manifest at this absolute path. None: its path does not say that it is one."""
         return self.format if os.path.basename(path) in self.file_names else None
 
+    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Options of `runner run` and the command behind them, if the program of this plugin is the runner
+        itself, put there so that a host starts the command in a cage."""
+        return None
+
     def recognises(self, document: Document) -> bool:
         """Whether a parsed document with an unknown file name is one of its manifests."""
         ...
@@ -174,6 +180,20 @@ class Contract(Protocol):
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         """Warnings about the whole manifest, which belong to none of its `servers`."""
         return ()
+
+    def fill(
+        self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
+    ) -> tuple[Plugin, tuple[str, ...]]:
+        """A plugin whose words are a template, with these filled in, and what only a person could answer.
+
+        `variable`: a variable of the host; None if there is none, or it is withheld. `read_file`: the text of
+        a file and where the manifest names it. It refuses the launch if the plugin may not have the file.
+        """
+        raise AssertionError(f"the contract {self.name} has no templates")
+
+    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
+        """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
+        return False
 
     def origin(self, document: Document) -> str:
         """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""

@@ -158,7 +158,7 @@ def _compile(
     env = _environment(request, grant, found)
     directory = working_directory(request, binds, relocation)
     whole = () if project is None else (project.path,)
-    unasked = [_STATE_DIR_VARIABLE, "HOME"]
+    unasked = [_STATE_DIR_VARIABLE, "HOME", *dict(found.env)]
     if "PATH" not in dict(grant.env):  # ours: it leads to what is shown of the program
         unasked.append("PATH")
     return LaunchPlan(
@@ -296,6 +296,7 @@ def _resolve_program(
         roots=[_real(want.path) for want in wanted],
         sight=programs.Sight(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
+        environ=environ,
     )
 
 
@@ -404,6 +405,7 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
             env[_STATE_DIR_VARIABLE] = request.state_dir
     elif found.path_dirs:
         env = {"PATH": path}  # without it the script's `env` would not find its interpreter
+    env.update(found.env)
     env.update(grant.env)
     return tuple(sorted(env.items()))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, Listing
+from runner.contracts.contract import Contract, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+    from sandbox.spec import KeyPath
+
+# How the names of programs begin that may start another one. Only for these launchers.py is imported, which
+# costs a launch a millisecond.
+_MAY_LAUNCH = (
+    *("npx", "npm", "pnp", "yarn", "bun", "uv", "pipx", "docker", "podman", "nerdctl", "cmd", "powershell"),
+    *("env", "sh", "bash", "dash", "zsh", "ksh", "ash", "fish"),
+)
 
 
 class McpContract(Contract):
@@ -50,6 +58,11 @@ class McpContract(Contract):
 
         return host_by_content(document) is not None
 
+    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
+            return None
+        return plugin.template.outer, (plugin.entrypoint.command, *plugin.entrypoint.args)
+
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
@@ -62,6 +75,19 @@ class McpContract(Contract):
 
         return servers(document)
 
+    def fill(
+        self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
+    ) -> tuple[Plugin, tuple[str, ...]]:
+        from runner.contracts.mcp.hosts.fill import fill
+
+        return fill(plugin, variable, read_file)
+
+    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
+        from runner.contracts.mcp.hosts.find import place_of
+
+        place = place_of(path, os.path.expanduser("~"), environ)
+        return place is not None and place.own
+
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
 
@@ -72,6 +98,31 @@ class McpContract(Contract):
 
         host = host_of(document.path, document)
         return "" if host is None else host.name
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
+        name = command.replace("\\", "/").rpartition("/")[2].lower()
+        if not (
+            name.startswith(_MAY_LAUNCH)
+            or " " in command
+            or (name.startswith("python") and "-m" in args)
+            or (name.startswith("node") and args and args[0].endswith("-cli.js"))
+        ):
+            return None
+        from runner.contracts.mcp.launchers import launcher_fault
+
+        return launcher_fault((command, *args), plugin.spec.network)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        if (fault := self.launch_fault(plugin)) is None:
+            return ()
+        from runner.contracts.mcp.manifest import command_keys
+
+        return (
+            document.diagnostic(
+                command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
+            ),
+        )
 
     def json_schema(self) -> dict[str, object]:
         from runner.contracts.mcp.manifest import json_schema

@@ -217,7 +217,7 @@ class _Words(NamedTuple):
 
 
 def _words(server: HostServer) -> _Words:
-    inner = unwrapped(server.argv)
+    inner = unwrapped(server.argv) if server.argv else None
     if inner is not None:
         argv = [Item(server.command_keys, word) for word in inner.argv]
     else:
@@ -276,9 +276,18 @@ def _template(
     """What is filled in at the launch; None if nothing is."""
     rules = "" if host is None else host.rules
     texts = [item.text for item in (*words.argv, *(item for _, item in words.env))]
-    if not server.env_file and not any(next(references(text, rules), None) for text in texts):
+    inner = unwrapped(server.argv)
+    filled = server.env_file or server.passed or any(next(references(text, rules), None) for text in texts)
+    if not filled and inner is None:
         return None
-    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"))
+    outer = () if inner is None else inner.options
+    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"), outer)
+
+
+def command_keys(document: Document, plugin: Plugin) -> KeyPath:
+    """The keys that lead to a plugin's program."""
+    found = (server for server in _all(document, _home())[1] if server.name == plugin.id)
+    return next((server.command_keys for server in found), ())
 
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
