@@ -28,15 +28,17 @@ def fill(
 
     def text(word: str, where: KeyPath) -> str:
         def value(reference: Reference) -> str | None:
+            if (known := folder_of(reference, folder, home)) is not None:
+                return known
             if reference.kind == "ask":
                 questions[reference.name] = None
             elif reference.kind == "file":
                 # By the file that names it, not by the project: that is where hosts look.
                 base = os.path.dirname(plugin.manifest)
                 return read_file(_joined(base, reference.name, home), where).strip()
-            elif reference.kind == "env" and (found := variable(reference.name)) is not None:
-                return found
-            return folder_of(reference, folder, home)
+            elif reference.kind == "env":
+                return variable(reference.name)
+            return None
 
         return expanded(word, template.rules, value)
 
