@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, LaunchFault, Listing
+from runner.contracts.contract import Contract, ContractVerb, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -43,6 +43,13 @@ class McpContract(Contract):
         Listing("prompts", "prompt", offered_as="prompts"),
         Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
         Listing("resource_templates", key="uriTemplate", offered_as="resources"),
+    )
+    verbs = (
+        ContractVerb(
+            "wrap",
+            "runner.contracts.mcp.verb_wrap",
+            "change a host's configuration so that its servers run in a cage, or undo that",
+        ),
     )
 
     def format_at(self, path: str) -> Format | None:
