@@ -216,7 +216,8 @@ def state_name(plugin: Plugin) -> str:
     another plugin's id must not get that plugin's state.
     """
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
-    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *filter(None, [plugin.mark]))
+    marks = (plugin.mark,) if plugin.mark else ()
+    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *marks)
     return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
 
 

@@ -67,7 +67,7 @@ def fill(
         own = contract.is_users_own(plugin.manifest, environ)
         try:
             return _read(path, plugin, policy, homes, own=own)
-        except _Refused as refused:
+        except _FileRefused as refused:
             reason, hint = str(refused), refused.hint
         except OSError as error:
             reason, hint = error.strerror or str(error), "create the file, or take it out of the entry"
@@ -98,7 +98,7 @@ def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
     return (Note("withheld", "; ".join(said), hint),) if said else ()
 
 
-class _Refused(Exception):
+class _FileRefused(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
@@ -114,10 +114,10 @@ def _read(path: str, plugin: Plugin, policy: Policy, homes: Sequence[str], *, ow
         _require_allowed(real, policy, homes)
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise _Refused("it is not a regular file", "name a file of text")
+            raise _FileRefused("it is not a regular file", "name a file of text")
         if status.st_nlink > 1 and not own and not policy.may_read(real):
             # A second name of it may be in a place that nobody may read.
-            raise _Refused("the file has several names (hard links)", "make it a file of its own")
+            raise _FileRefused("the file has several names (hard links)", "make it a file of its own")
         return _text(f"/proc/self/fd/{opened}")
     finally:
         os.close(opened)
@@ -126,7 +126,7 @@ def _read(path: str, plugin: Plugin, policy: Policy, homes: Sequence[str], *, ow
 def _require_allowed(path: str, policy: Policy, homes: Sequence[str]) -> None:
     hit = lexical_hit(path, homes, policy.deny)
     if hit is not None:
-        raise _Refused(f"it {hit.clause()}", hit.hint())
+        raise _FileRefused(f"it {hit.clause()}", hit.hint())
 
 
 def _opened(path: str, base: str, policy: Policy, *, own: bool) -> int:
@@ -137,12 +137,12 @@ def _opened(path: str, base: str, policy: Policy, *, own: bool) -> int:
         return os.open(real, flags | os.O_NOFOLLOW)
     hint = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
     if not contains(base, path):
-        raise _Refused(f"it is outside of {base}, the folder that the configuration came with", hint)
+        raise _FileRefused(f"it is outside of {base}, the folder that the configuration came with", hint)
     directory = os.open(base, flags | os.O_DIRECTORY)
     try:
         return open_beneath(directory, os.path.relpath(path, base), (base,))
     except Escapes:
-        raise _Refused(
+        raise _FileRefused(
             f"a link leads out of {base}, the folder that the configuration came with", hint
         ) from None
     finally:
@@ -154,11 +154,11 @@ def _text(name: str) -> str:
     with open(descriptor, "rb") as file:
         raw = file.read(FILE_LIMIT + 1)
     if len(raw) > FILE_LIMIT:
-        raise _Refused(f"it has more than {FILE_LIMIT} bytes", "use a smaller file")
+        raise _FileRefused(f"it has more than {FILE_LIMIT} bytes", "use a smaller file")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise _Refused("it is not UTF-8", "save it as UTF-8") from None
+        raise _FileRefused("it is not UTF-8", "save it as UTF-8") from None
     if "\0" in text:
-        raise _Refused("it contains a NUL character", "name a file of text")
+        raise _FileRefused("it contains a NUL character", "name a file of text")
     return text
