@@ -17,7 +17,7 @@ from tests.published.servers import Published
 HOSTS: Mapping[str, str] = {
     ".config/Claude/claude_desktop_config.json": "mcpServers",
     ".cursor/mcp.json": "mcpServers",
-    # ".config/Code/User/mcp.json": "servers",
+    ".config/Code/User/mcp.json": "servers",
 }
 
 
