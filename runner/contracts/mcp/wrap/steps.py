@@ -30,6 +30,7 @@ from sandbox.value import NamedTuple
 
 # ~/.claude.json grows with every project that its owner opens.
 MOST_BYTES = 16 << 20
+MOST_VALUES = 1_000_000
 
 _ENDINGS: tuple[tuple[str, Format], ...] = (
     (".toml", "toml"),
@@ -76,15 +77,15 @@ def configuration(path: str, raw: bytes, home: str, environ: dict[str, str]) -> 
     body = raw.removeprefix(_MARK)
     if place is not None:
         try:
-            document = parse(path, body, place.host.syntax, limit=MOST_BYTES)
+            document = parse(path, body, place.host.syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
         except DocumentError:
             # Some hosts take comments although their documentation does not say so.
             if place.host.syntax != "json":
                 raise
-            document = parse(path, body, "jsonc", limit=MOST_BYTES)
+            document = parse(path, body, "jsonc", limit=MOST_BYTES, most_values=MOST_VALUES)
     else:
         syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
-        document = parse(path, body, syntax, limit=MOST_BYTES)
+        document = parse(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
     host = place.host if place is not None else None
     servers = servers_of(document, host)
     if not servers:
