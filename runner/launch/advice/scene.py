@@ -127,5 +127,6 @@ def _allow(planned: Planned) -> tuple[str, ...]:
         return ()
     if command is not None:
         return ("runner", "allow", command.file, "--server", command.name)
+    contract = () if invocation.contract is None else ("--contract", invocation.contract)
     server = () if invocation.server is None else ("--server", invocation.server)
-    return ("runner", "allow", invocation.manifest, *server)
+    return ("runner", "allow", *contract, invocation.manifest, *server)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.contracts.mcp.hosts.entries import servers_of
+from runner.contracts.mcp.hosts.fill import dotenv
 from runner.contracts.mcp.hosts.find import host_by_content, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.wrapping import (
@@ -193,11 +194,9 @@ def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]
     path = os.path.join(_project(config.path), os.path.expanduser(path))
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            lines = file.read(1 << 20).splitlines()
+            return tuple(dotenv(file.read(1 << 20)))
     except (OSError, UnicodeDecodeError):
         return ()
-    names = (line.partition("=")[0].strip().removeprefix("export ").strip() for line in lines if "=" in line)
-    return tuple(name for name in names if is_variable_name(name))
 
 
 def _project(path: str) -> str:
