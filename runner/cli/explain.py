@@ -14,7 +14,7 @@ from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
-from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
+from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
@@ -23,7 +23,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial
+from sandbox.spec import Denial, Limits
 from sandbox.units import format_limit
 
 if TYPE_CHECKING:
@@ -100,12 +100,16 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
-        "streams": None if decided is None else foresee_streams(decided.grant.limits),
+        "streams": None if decided is None else _streams(decided, decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
         "rights": None if loaded is None else dict(_rights(loaded.plugin)),
         "lifecycle": None if loaded is None else dict(loaded.plugin.lifecycle),
         "argv": None if planned is None else _command_line(planned),
     }
+
+
+def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
+    return foresee_streams(limits, keep_tail=decided.loaded.invocation.command is not None)
 
 
 def _command_line(planned: Planned) -> str:
@@ -281,7 +285,7 @@ def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
-    for name, way in foresee_streams(plan.limits).items():
+    for name, way in _streams(planned.decided, plan.limits).items():
         yield f"{name:<10} {way}"
     yield ""
     yield from _table(

@@ -5,6 +5,7 @@ Every function here makes its part from a stage (runner/launch/stages.py), howev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
 from runner.launch.wait import End
 from runner.manifest.load import position
-from runner.outcome import SCHEMA, Outcome, outcome_document
+from runner.outcome import SCHEMA, Advice, Outcome, has_failed, outcome_document
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.plan.layers import Layer
 from sandbox.plan.mentions import NOTES_SHOWN
@@ -34,6 +35,7 @@ from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Grant, Note
 
 if TYPE_CHECKING:
+    from runner.launch.advice.scene import Scene
     from sandbox.plan.owners import Decision
     from sandbox.streams.relay import Relay
 
@@ -88,8 +90,33 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
         "notes": [note._asdict() for note in notes(stage)],
+        "advice": [each._asdict() for each in advice(stage, outcome)],
         "diagnostics": [d._asdict() for d in _diagnostics(stage, outcome)],
     }
+
+
+def advice(stage: Stage | None, outcome: Outcome) -> tuple[Advice, ...]:
+    """What the cage has to do with a failure, if the plugin failed by itself."""
+    if not has_failed(outcome):
+        return ()
+    scene, started = make_scene(stage), started_of(stage)
+    if scene is None or started is None:
+        return ()
+    from runner.launch.advice.advice import advise
+
+    relay = started.plumbing.stderr
+    return advise(scene, "" if relay is None else relay.text_tail())
+
+
+def make_scene(stage: Stage | None) -> Scene | None:
+    """None: the plugin was not started, or has no cage."""
+    started = started_of(stage)
+    if started is None or started.planned.grant.unsandboxed:
+        return None
+    from runner.launch.advice.scene import scene_of
+    from runner.launch.network_report import refused_hosts
+
+    return scene_of(started.planned, os.environ, refused_hosts(started))
 
 
 def notes(stage: Stage | None) -> tuple[Note, ...]:

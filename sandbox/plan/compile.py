@@ -182,6 +182,7 @@ def _compile(
                 inside=directory,
                 home=environ.get("HOME", ""),
                 visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
+                by_options=request.by_options,
             ),
         ),
         program_files=found.files,

@@ -174,6 +174,7 @@ class PlanRequest(NamedTuple):
     root_is_copy: bool = False  # of the folder `root_inside` of the host, whose place it takes
     # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.
     root_parts: tuple[str, ...] = ()
+    by_options: bool = False  # the command line asks for paths, and no manifest
 
 
 class OpenPlan(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, LaunchFault, Listing
+from runner.contracts.contract import Contract, ContractVerb, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -39,6 +39,13 @@ class McpContract(Contract):
         Listing("prompts", "prompt", offered_as="prompts"),
         Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
         Listing("resource_templates", key="uriTemplate", offered_as="resources"),
+    )
+    verbs = (
+        ContractVerb(
+            "wrap",
+            "runner.contracts.mcp.verb_wrap",
+            "change a host's configuration so that its servers run in a cage, or undo that",
+        ),
     )
 
     def recognises(self, document: Document) -> bool:
