@@ -77,7 +77,7 @@ def test_every_server_is_checked_or_the_one_named(capsys: pytest.CaptureFixture[
     assert run(check, "mcp.json") == 20
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mcp.json")]
     assert [line.split(": ")[:3] for line in lines] == [
-        ["mcp.json:3:7", "error", "server_not_stdio"],
+        ["mcp.json:3:1", "warning", "server_not_hosted"],
         ["mcp.json:4:7", "error", "command_missing"],
     ]
     assert run(check, "--server", "a", "mcp.json") == 0
@@ -134,6 +134,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     bad, good = document["files"]
     assert good == {
         "file": "good.toml",
+        "origin": "",
         "plugins": [{"id": "demo", "version": "1.0.0", "contract": "nexo"}],
         "diagnostics": [],
     }
