@@ -97,8 +97,9 @@ class McpContract(Contract):
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
+        from runner.contracts.mcp.wrap.growth import warnings
 
-        return remarks(document)
+        return (*remarks(document), *warnings(document))
 
     def origin(self, document: Document) -> str:
         from runner.contracts.mcp.hosts.find import host_of
