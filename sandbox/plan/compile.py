@@ -23,6 +23,7 @@ from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, si
 from sandbox.plan.places import ShownPlace, require_directory, require_safe_places, working_directory
 from sandbox.plan.plan import (
     Bind,
+    Guard,
     Idmapped,
     LaunchPlan,
     OpenPlan,
@@ -145,6 +146,18 @@ def _compile(
     _require_readable(_binds(opened), own, found, layers, owners)
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
+    guards: tuple[Guard, ...] = ()
+    if any(held.access == "write" for held in opened.values()):
+        from sandbox.plan.guards import guard_notes, guards_of, shown_guards
+
+        written = [(dest, held) for dest, held in opened.items() if held.access == "write"]
+        guards = tuple(
+            guard
+            for dest, held in written
+            for guard in guards_of(dest, held.source, denylist, request.conceal, held.where)
+        )
+        shown += tuple(shown_guards(guards))
+        notes += guard_notes(guards)
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
 
     binds = _binds(opened)
@@ -189,6 +202,7 @@ def _compile(
         owners=owners,
         idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
         egress=egress,
+        guards=guards,
     )
 
 
