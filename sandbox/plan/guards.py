@@ -102,12 +102,13 @@ def _lies_in_guarded(path: str, names: frozenset[str]) -> bool:
 
 
 def _is_repository(source: OpenSource, path: str) -> bool:
-    """Whether it is git's folder. One that we may not enter is closed to the plugin too: it is guarded as a
-    whole."""
+    """Whether it is git's folder. One that is not complete, as a stand-in, is guarded as a whole; so is one
+    that we may not enter, which is closed to the plugin too."""
     status = _status(source, path) if path.rpartition("/")[2] == GIT else None
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
-    return os.access(path, os.X_OK, dir_fd=source.fd, effective_ids=True, follow_symlinks=False)
+    enterable = os.access(path, os.X_OK, dir_fd=source.fd, effective_ids=True, follow_symlinks=False)
+    return enterable and _status(source, f"{path}/HEAD") is not None
 
 
 def _status(source: OpenSource, path: str) -> os.stat_result | None:

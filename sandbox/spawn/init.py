@@ -367,7 +367,7 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
         *(
-            (f"guard {ascii(each.path[-60:])} in a writable folder", partial(_guard, libc, each))
+            (f"guard {each.path[-60:]!a} in a writable folder", partial(_guard, libc, each))
             for each in order.guards
         ),
         ("forbid new privileges", lambda: _forbid_privileges(libc)),
