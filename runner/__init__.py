@@ -1,7 +1,7 @@
 """The host side: knows plugins and speaks their protocols. The sandbox itself is in sandbox/.
 
-Programs import `runner` and use `open_plugin` and `run`. All public names are those of runner/library.py,
-which is imported when the first of them is used: `runner exec` does not pay for trio.
+Programs import `runner` and use `open_plugin`, `run` and `call`. All public names are those of
+runner/library.py, which is imported when the first of them is used: `runner exec` does not pay for trio.
 """
 
 TYPE_CHECKING = False  # as in typing, without importing it

@@ -6,8 +6,9 @@ Exception
 ├── PluginFailure       there is no answer; `outcome.code` says why (runner/outcome.py draws that tree)
 ├── HostError           raised by a service of the host that refuses; the plugin gets it as an error
 ├── RuntimeError
-│   └── NotOnTrio       the library was called outside of trio.run
-└── ValueError          an argument of `open_plugin` or `run` is wrong
+│   ├── NotOnTrio       the library was called outside of trio.run
+│   └── WouldBlock      `runner.call` was called in a thread that runs an event loop
+└── ValueError          an argument of `open_plugin`, `run` or `call` is wrong
 """
 
 from __future__ import annotations
@@ -84,8 +85,22 @@ class NotOnTrio(RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             "this library runs on trio: start your program with trio.run(main); from asyncio, run the part "
-            "that uses plugins in a thread of its own: await asyncio.to_thread(trio.run, main)"
+            "that uses plugins in a thread of its own: await asyncio.to_thread(trio.run, main); "
+            "runner.call(...) makes one call without trio"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), ()
+
+
+class WouldBlock(RuntimeError):
+    """`runner.call` was called in a thread that runs an event loop, whose tasks would all stand still."""
+
+    def __init__(self, loop: str, instead: str) -> None:
+        super().__init__(
+            f"runner.call blocks its thread, and this thread runs {loop}'s event loop; use {instead} here"
+        )
+        self.loop, self.instead = loop, instead
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.loop, self.instead)

@@ -1,4 +1,4 @@
-"""The runner for Python programs, on trio: `open_plugin` for several calls, `run` for one.
+"""The runner for Python programs: on trio `open_plugin` for several calls and `run` for one; `call` blocks.
 
     async with runner.open_plugin("./demo") as plugin:
         print(await plugin.call("demo_echo", {"text": "hello"}))
@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import trio
 
 from runner.contracts.registry import find_contract
-from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure
+from runner.event_loop import require_no_loop, require_trio
+from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure, WouldBlock
 from runner.launch.prepare import secret_contents, with_config
 from runner.launch.read import contract_of, read_invocation
 from runner.launch.stages import Invocation
@@ -58,6 +60,8 @@ __all__ = [
     "Services",
     "Snapshot",
     "SnapshotBus",
+    "WouldBlock",
+    "call",
     "open_plugin",
     "run",
 ]
@@ -90,6 +94,15 @@ class Opening(TypedDict, total=False):
     limits: Mapping[str, str | float] | None
     options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
+
+
+class Calling(Opening, total=False):
+    """How a plugin is opened and called once: the arguments of `run`."""
+
+    kind: Kind | None
+    seconds: float | None
+    context: Mapping[str, Any] | None
+    on_progress: OnProgress | None
 
 
 class OpenPlugin:
@@ -315,7 +328,7 @@ async def open_plugin(
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
-    _require_trio()
+    require_trio()
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
@@ -395,6 +408,22 @@ async def run(
     return Result(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
 
 
+def call(path: Path, name: str, input: Any = None, **options: Unpack[Calling]) -> Any:  # noqa: A002
+    """The value of `run`, for programs without an event loop: it blocks this thread until the plugin has
+    ended. Takes and raises what `run` does, and WouldBlock in a thread whose event loop it would stop."""
+    require_no_loop()
+    if "secrets" in options:
+        options["secrets"] = _hidden(options["secrets"])
+    once = partial(run, path, name, input, **options)
+    try:
+        return trio.run(once).value
+    except BaseExceptionGroup as group:
+        # Ctrl-C may interrupt any of trio's tasks. A program without trio expects it as it is elsewhere.
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None
+
+
 def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
     """Before anything is started, so that the plugin is not blamed for what its contract does not have."""
     name = None if kind in (None, "tool", "list") else contract_at(os.fspath(path), chosen)
@@ -408,10 +437,3 @@ def _hidden(secrets: Mapping[str, Any] | None) -> Secrets | None:
     if secrets is not None and not isinstance(secrets, Mapping):
         raise ValueError("secrets: it has to be a mapping of names to values")
     return None if secrets is None else Secrets(secrets)
-
-
-def _require_trio() -> None:
-    try:
-        trio.lowlevel.current_task()
-    except RuntimeError:
-        raise NotOnTrio from None

@@ -15,7 +15,7 @@ from typing import Literal
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
 
-Format = Literal["toml", "json", "yaml"]
+Format = Literal["toml", "json", "jsonc", "yaml"]  # jsonc: JSON with comments and trailing commas
 
 SIZE_LIMIT = 1 << 20
 
@@ -177,6 +177,10 @@ def _read_text(text: str, syntax: Format) -> tuple[object, dict[KeyPath, int]]:
     from sandbox.document import json as json_text
     from sandbox.document import toml as toml_text
 
+    if syntax == "jsonc":
+        from sandbox.document import jsonc
+
+        return jsonc.parse(text)
     seen = toml_text.scan(text) if syntax == "toml" else json_text.scan(text)
     # The text behind the stop was not measured, so the parser gets only enough to name the fault.
     known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]

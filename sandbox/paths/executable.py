@@ -87,3 +87,31 @@ def read_loader(path: str, real: str, head: bytes) -> str | None:
     except (OSError, OverflowError):  # an offset beyond the largest file size
         raise damaged from None
     return None
+
+
+def loader_of(path: str, real: str, head: bytes) -> str | None:
+    """The loader of an ELF program, which is built for this machine; None: it needs none.
+
+    For a missing loader execve reports "No such file", which does not name the loader.
+    """
+    machine = os.uname().machine
+    if len(head) < 64 or head[4] != 2 or head[5] != 1:
+        raise ProgramFault(f"{path} is not a 64-bit program", f"build it for {machine}", found=True)
+    (kind,) = struct.unpack_from("<H", head, 18)
+    if kind != ELF_MACHINES.get(machine, kind):
+        names = {number: name for name, number in ELF_MACHINES.items()}
+        raise ProgramFault(
+            f"{path} is a program for {names.get(kind, f'another machine (ELF {kind})')}, this is {machine}",
+            f"build or install it for {machine}",
+            found=True,
+        )
+    loader = read_loader(path, real, head)
+    if loader is None:
+        return None
+    if not loader.startswith("/") or not os.path.isfile(loader):
+        raise ProgramFault(
+            f"{path} needs the loader {loader}, which does not exist here",
+            "install the C library that it was built for, or link it statically",
+            found=False,
+        )
+    return loader

@@ -8,11 +8,10 @@ link and `#!` by `#!`. Each step that no tree shown so far covers adds its own t
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sandbox.paths import shims
-from sandbox.paths.executable import ELF_MACHINES, ProgramFault, is_executable, read_head, read_loader
+from sandbox.paths import packages, shims
+from sandbox.paths.executable import ProgramFault, is_executable, loader_of, read_head
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
@@ -33,6 +32,7 @@ class Program(NamedTuple):
     files: tuple[str, ...]  # real paths that must be executable for anything to run
     scripts: tuple[str, ...]  # real paths that must be readable
     notes: tuple[str, ...]  # facts about the choice that a person should know
+    env: tuple[tuple[str, str], ...] = ()  # variables by which it finds its parts
 
 
 class Sight(NamedTuple):
@@ -60,6 +60,9 @@ class _ProgramSearch:
         self.files: list[str] = []
         self.scripts: list[str] = []
         self.notes: list[str] = []
+        self.env: dict[str, str] = {}
+        # What decides about shims, for a command of the operator's own: others never get behind one.
+        self.shim_rules: tuple[str, Mapping[str, str]] | None = None
 
     def covered(self, path: str) -> bool:
         return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))
@@ -116,6 +119,30 @@ class _ProgramSearch:
         if base is not None and not self.covered(base):
             # Never trusted: pyvenv.cfg comes with the environment and may name any folder.
             self.add(base, f"the virtual environment {tree}", trusted=False)
+        if trusted and "pyvenv.cfg" in parts:
+            found = packages.editable_of(tree)
+            self.notes.extend(found.notes)
+            self.add_folders(found.folders)
+
+    def add_folders(self, folders: Sequence[str]) -> None:
+        """Show what packages of a trusted program need, as far as it may be shown."""
+        for folder in folders:
+            if self.covered(folder):
+                continue
+            if (denied := self.sight.denied(folder)) is not None:
+                self.notes.append(f"{folder} is not shown: {denied}")
+            else:
+                self.trees.append(folder)
+
+    def behind(self, path: str, manager: str) -> str | None:
+        """The program behind a shim, if it may be shown."""
+        if self.shim_rules is None:
+            return None
+        target = shims.target_of(path, manager, *self.shim_rules)
+        if target is None or self.sight.denied(os.path.realpath(target)) is not None:
+            return None
+        self.notes.append(f"{path} is a shim of {manager}; it runs {target}")
+        return target
 
 
 def _in_proc(path: str) -> ProgramFault:
@@ -155,12 +182,14 @@ def resolve(
     roots: Sequence[str],
     sight: Sight,
     trusted: bool,
+    environ: Mapping[str, str] | None = None,
 ) -> Program:
     """Find the trees that must be shown so that `command` runs as it does outside.
 
     `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
     """
     search = _ProgramSearch(roots, sight, search_path)
+    search.shim_rules = (directory, environ or {}) if trusted else None
     for root in roots:
         base = venv_base(root)
         if base is not None and not search.covered(base):
@@ -177,11 +206,14 @@ def resolve(
                 found=False,
             )
         if manager := shims.manager_of(path):
-            raise ProgramFault(
-                f"{path} is a shim of {manager}, whose files are not in the cage",
-                shims.remedy(os.path.basename(path), manager),
-                found=True,
-            )
+            target = search.behind(path, manager)
+            if target is None:
+                raise ProgramFault(
+                    f"{path} is a shim of {manager}, whose files are not in the cage",
+                    shims.remedy(os.path.basename(path), manager),
+                    found=True,
+                )
+            path, on_path = target, True  # found as the shim finds it on its own PATH
     # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
     # environment's python finds its home by that name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -192,9 +224,11 @@ def resolve(
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
+    interprets = trusted and _is_interpreter(path, search.files[0])
     if trusted:
         _show_neighbours(path, search)
-    script = _show_script(args, directory, search, trusted=trusted and _is_interpreter(path, search.files[0]))
+        _show_user_site(path, args if interprets else (), search, environ or {})
+    script = _show_script(args, directory, search, trusted=interprets)
     if script is not None and not search.covered(os.path.realpath(directory)):
         # The program starts in another folder, where a relative name would lead nowhere.
         number, name = script
@@ -208,6 +242,7 @@ def resolve(
         tuple(dict.fromkeys(search.files)),
         tuple(search.scripts),
         tuple(search.notes),
+        tuple(search.env.items()),
     )
 
 
@@ -224,6 +259,8 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
             continue
         reason = search.sight.denied(os.path.realpath(path))
         if reason is None and (manager := shims.manager_of(path)):
+            if (target := search.behind(path, manager)) is not None:
+                return target
             reason = f"it is a shim of {manager}, whose files are not in the cage"
             hint = shims.remedy(command, manager)
         if reason is None:
@@ -251,7 +288,8 @@ def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: 
     real = search.show(path, trusted=trusted)
     head = read_head(path, real)
     if head.startswith(b"\x7fELF"):
-        _show_loader(path, real, head, search, trusted=deep)
+        if (loader := loader_of(path, real, head)) is not None:
+            search.show(loader, trusted=deep)
     elif head.startswith(b"#!"):
         if depth == _MAX_INTERPRETERS:
             raise ProgramFault(
@@ -296,38 +334,14 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
         name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
         if name is not None and "/" not in name:
             # Inside, env searches the PATH that we set: the system's first, then the folder of this program.
-            path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
+            # A program of an installation that is shown (nvm, conda) runs with the interpreter beside it.
+            path = os.path.join(os.path.dirname(script), name)
+            prefix = home_of(path)
+            if prefix not in search.prefixes or not is_runtime(prefix or "/") or not is_executable(path):
+                path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
             _show_executable(path, search, trusted=True, deep=True, depth=depth)
             if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
                 search.path_dirs.append(os.path.dirname(path))
-
-
-def _show_loader(path: str, real: str, head: bytes, search: _ProgramSearch, *, trusted: bool) -> None:
-    """Check an ELF program: built for this machine, and with a loader that exists inside.
-
-    For a missing loader execve reports "No such file", which does not name the loader.
-    """
-    machine = os.uname().machine
-    if len(head) < 64 or head[4] != 2 or head[5] != 1:
-        raise ProgramFault(f"{path} is not a 64-bit program", f"build it for {machine}", found=True)
-    (kind,) = struct.unpack_from("<H", head, 18)
-    if kind != ELF_MACHINES.get(machine, kind):
-        names = {number: name for name, number in ELF_MACHINES.items()}
-        raise ProgramFault(
-            f"{path} is a program for {names.get(kind, f'another machine (ELF {kind})')}, this is {machine}",
-            f"build or install it for {machine}",
-            found=True,
-        )
-    loader = read_loader(path, real, head)
-    if loader is None:
-        return
-    if not loader.startswith("/") or not os.path.isfile(loader):
-        raise ProgramFault(
-            f"{path} needs the loader {loader}, which does not exist here",
-            "install the C library that it was built for, or link it statically",
-            found=False,
-        )
-    search.show(loader, trusted=trusted)
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
@@ -374,6 +388,7 @@ def _show_script(
             return None
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
+        search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))
     search.links.extend(link for link in links if not search.covered(link.path))
     search.scripts.append(real)
     return number, path
@@ -383,15 +398,40 @@ def _show_neighbours(path: str, search: _ProgramSearch) -> None:
     """For a program installed by npm, such as node_modules/.bin/server, a link or a script: show the same as
     for `node` with the file behind it."""
     real = search.files[0]
-    passed = (path, real, *(link.path for link in follow(path)[1]))
+    passed = (path, *(link.path for link in follow(path)[1]), real)
     if not any("/node_modules/" in each for each in passed):
-        return
+        behind = packages.script_behind(real)
+        if behind is None:
+            return
+        passed, real = (behind, behind), behind
     if any(contains(root, real) for root in search.roots):
         return
     package = package_of(real)
     if not search.sight.denied(package):
         search.add(package, path, trusted=True)
+    search.add_folders(packages.workspace_of(passed))
     search.scripts.append(real)
+
+
+def _show_user_site(
+    path: str, args: Sequence[str], search: _ProgramSearch, environ: Mapping[str, str]
+) -> None:
+    """For a script that `pip install --user` made, and for `python3 -m` with a package installed so: show
+    the packages. The home is another one inside, so a variable says where they are."""
+    interpreter = next((file for file in search.files if packages.is_python(file)), "")
+    if args:
+        words = [arg for arg in args if arg not in _HARMLESS_OPTIONS]
+        base = environ.get("PYTHONUSERBASE") or os.path.join(environ.get("HOME") or "/", ".local")
+        module = words[1] if words[:1] == ["-m"] and len(words) > 1 else ""
+    else:
+        base, module = os.path.dirname(os.path.dirname(path)), ""
+    base = os.path.realpath(base)
+    site = packages.user_site(base, interpreter)
+    if site is None or search.covered(site) or home_of(path) is not None:
+        return
+    if not args or packages.has_module(site, module):
+        search.add_folders((site,))
+        search.env["PYTHONUSERBASE"] = base
 
 
 def _outermost(trees: Sequence[str]) -> list[str]:

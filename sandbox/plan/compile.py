@@ -147,15 +147,12 @@ def _compile(
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
     guards: tuple[Guard, ...] = ()
-    if any(held.access == "write" for held in opened.values()):
-        from sandbox.plan.guards import guard_notes, guards_of, shown_guards
+    if written := [
+        (dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"
+    ]:
+        from sandbox.plan.guards import all_guards, guard_notes, shown_guards
 
-        written = [(dest, held) for dest, held in opened.items() if held.access == "write"]
-        guards = tuple(
-            guard
-            for dest, held in written
-            for guard in guards_of(dest, held.source, denylist, request.conceal, held.where)
-        )
+        guards = all_guards(written, denylist, request.conceal)
         shown += tuple(shown_guards(guards))
         notes += guard_notes(guards)
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
@@ -171,7 +168,7 @@ def _compile(
     env = _environment(request, grant, found)
     directory = working_directory(request, binds, relocation)
     whole = () if project is None else (project.path,)
-    unasked = [_STATE_DIR_VARIABLE, "HOME"]
+    unasked = [_STATE_DIR_VARIABLE, "HOME", *dict(found.env)]
     if "PATH" not in dict(grant.env):  # ours: it leads to what is shown of the program
         unasked.append("PATH")
     return LaunchPlan(
@@ -310,6 +307,7 @@ def _resolve_program(
         roots=[_real(want.path) for want in wanted],
         sight=programs.Sight(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
+        environ=environ,
     )
 
 
@@ -418,6 +416,7 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
             env[_STATE_DIR_VARIABLE] = request.state_dir
     elif found.path_dirs:
         env = {"PATH": path}  # without it the script's `env` would not find its interpreter
+    env.update(found.env)
     env.update(grant.env)
     return tuple(sorted(env.items()))
 

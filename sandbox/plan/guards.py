@@ -38,6 +38,17 @@ class _Unguardable(Exception):
         self.hint = hint
 
 
+def all_guards(
+    written: Iterable[tuple[str, OpenSource, KeyPath]], denylist: Denylist, conceal: Sequence[str]
+) -> tuple[Guard, ...]:
+    """For all that is opened for writing, by destination."""
+    return tuple(
+        guard
+        for dest, source, where in written
+        for guard in guards_of(dest, source, denylist, conceal, where)
+    )
+
+
 def guards_of(
     dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str] = (), where: KeyPath = ()
 ) -> tuple[Guard, ...]:

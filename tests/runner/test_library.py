@@ -23,6 +23,7 @@ from runner.library import (
     Outcome,
     PluginError,
     PluginFailure,
+    WouldBlock,
     open_plugin,
     run,
 )
@@ -471,6 +472,7 @@ async def main() -> None:
 
 
 trio.run(main)
+print(runner.call("demo", "demo_echo", {"text": "hello"}, seconds=3.0, limits={"memory": "256M"}))
 """
 
 
@@ -491,9 +493,11 @@ def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
     right = checked(PROGRAM)
     assert right.returncode == 0, right.stdout + right.stderr
     wrong = checked(
-        PROGRAM.replace("failure.outcome\n", "failure.outcome.code\n").replace("agent_id: str", "n: int")
+        PROGRAM.replace("failure.outcome\n", "failure.outcome.code\n")
+        .replace("agent_id: str", "n: int")
+        .replace("}, seconds=3.0, limits", "}, secs=3.0, limits")
     )
-    assert wrong.returncode == 1 and wrong.stdout.count("error: ") >= 2
+    assert wrong.returncode == 1 and wrong.stdout.count("error: ") >= 3
 
 
 @pytest.mark.parametrize(
@@ -503,6 +507,7 @@ def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
         InvalidCall(Refusal(7, "no", "said no", "kind", None)),
         PluginFailure(Outcome("timeout", "call", "late", "deadline"), ("line",)),
         NotOnTrio(),
+        WouldBlock("trio", "await runner.run(...)"),
     ],
 )
 def test_an_exception_can_be_handed_to_another_process(error: Exception) -> None:

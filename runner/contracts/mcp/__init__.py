@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, HostPlaces, Listing
+from runner.contracts.contract import Contract, HostPlaces, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+
+# How the names of programs begin that may start another one. Only for these launchers.py is imported, which
+# costs a launch a millisecond.
+_MAY_LAUNCH = (
+    *("npx", "npm", "pnp", "yarn", "bun", "uv", "pipx", "docker", "podman", "nerdctl", "cmd", "powershell"),
+    *("env", "sh", "bash", "dash", "zsh", "ksh", "ash", "fish"),
+)
 
 
 class McpContract(Contract):
@@ -48,6 +55,26 @@ class McpContract(Contract):
         from runner.contracts.mcp.manifest import servers
 
         return servers(document)
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
+        name = command.replace("\\", "/").rpartition("/")[2].lower()
+        if not (
+            name.startswith(_MAY_LAUNCH)
+            or " " in command
+            or (name.startswith("python") and "-m" in args)
+            or (name.startswith("node") and args and args[0].endswith("-cli.js"))
+        ):
+            return None
+        from runner.contracts.mcp.launchers import launcher_fault
+
+        return launcher_fault((command, *args), plugin.spec.network)
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        if (fault := self.launch_fault(plugin)) is None:
+            return ()
+        keys = ("mcpServers", plugin.id, "command")
+        return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
 
     def json_schema(self) -> dict[str, object]:
         from runner.contracts.mcp.manifest import json_schema

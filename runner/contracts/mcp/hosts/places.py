@@ -24,7 +24,7 @@ HOME_PLACES: tuple[str, ...] = (
     *(f"{place}/User/{name}" for place in _CODE for name in ("mcp.json", "settings.json", "tasks.json")),
     *(
         f"{place}/User/globalStorage/{name}"
-        for place in _CODE
+        for place in (*_CODE, ".vscode-server/data")
         for name in (
             "saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
             "rooveterinaryinc.roo-cline/settings/mcp_settings.json",
@@ -69,6 +69,9 @@ HOME_PLACES: tuple[str, ...] = (
     ".config/opencode/opencode.json",
     ".config/opencode/opencode.jsonc",
     ".aws/amazonq",
+    ".aws/amazonq/mcp.json",
+    ".aws/amazonq/default.json",
+    ".aws/amazonq/agents/default.json",
     ".amazonq",
     ".kiro",
     ".kiro/settings/mcp.json",
@@ -77,9 +80,12 @@ HOME_PLACES: tuple[str, ...] = (
     ".kimi",
     ".kimi/mcp.json",
     ".config/Trae",
+    ".config/Trae CN",
+    ".config/Trae CN/User/mcp.json",
     ".config/Trae/User/mcp.json",
     ".config/amp",
     ".config/amp/settings.json",
+    ".config/amp/settings.jsonc",
     ".vibe",
     ".vibe/config.toml",
 )
@@ -95,6 +101,7 @@ VARIABLES: tuple[str, ...] = (
     "OPENCODE_CONFIG",
     "OPENCODE_CONFIG_DIR",
     "CONTINUE_GLOBAL_DIR",
+    "VIBE_HOME",
     "GEMINI_CLI_SYSTEM_SETTINGS_PATH",
 )
 
@@ -121,6 +128,10 @@ PROJECT_NAMES: tuple[GuardedName, ...] = (
             ".claude",
             ".kiro",
             ".opencode",
+            ".factory",
+            ".trae",
+            ".amp",
+            ".vibe",
         ),
     ),
 )

@@ -1,0 +1,356 @@
+"""Commands that start a server by way of something else: `npx`, `uvx`, `docker run`.
+
+A launcher such as npx asks its registry at every start. In a cage it retries for 72 seconds and then fails,
+so such a command is refused before anything starts, with the command that installs the server for good.
+Everything here is decided by the words of the command line alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from runner.contracts.contract import LaunchFault
+from sandbox.spec import Network
+from sandbox.value import NamedTuple
+
+FETCHES = "launcher_needs_network"
+CONTAINER = "launcher_is_container"
+WINDOWS = "launcher_is_windows"
+
+_MOST_WRAPPERS = 8  # env in sh in env: more is nobody's command line
+_LONGEST_SHOWN = 200
+_LONGEST_SCRIPT = 8192
+_SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"))
+_WINDOWS_SHELLS = frozenset(("cmd", "powershell"))
+_CONTAINERS = {"docker": "docker", "podman": "podman", "nerdctl": "nerdctl"}
+_CONTAINER_VERBS = frozenset(("run", "exec", "start", "create", "compose", "container", "mcp"))
+_CONTAINER_VALUES = frozenset(("-H", "--host", "-c", "--context", "--connection", "--config", "-l", "--url"))
+# The hosts of a grant with which a launcher can do its work.
+_REGISTRIES = frozenset(("registry.npmjs.org", "*.npmjs.org", "pypi.org"))
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_SCRIPT_OF_NPM = re.compile(r"/np(x|m)-cli\.js$")
+
+
+class _Words(NamedTuple):
+    """The words behind a launcher's name, as far as they matter."""
+
+    packages: tuple[str, ...]  # named by an option: --package, --from, --spec
+    extra: tuple[str, ...]  # named by --with
+    python: str
+    first: str  # the first word that is no option: a program, or a package
+    offline: bool
+
+
+class _Fetcher(NamedTuple):
+    """How one launcher writes its options, and what installs the same package."""
+
+    package: tuple[str, ...]
+    values: tuple[str, ...]  # other options that are followed by a value
+    install: Callable[[_Words], tuple[str, ...]]
+    folder: str  # the command that prints where installed programs are
+
+
+def _npm_install(words: _Words) -> tuple[str, ...]:
+    return "npm", "install", "-g", *(words.packages or (words.first,))
+
+
+def _bun_install(words: _Words) -> tuple[str, ...]:
+    return "bun", "add", "-g", *(words.packages or (words.first,))
+
+
+def _uv_install(words: _Words) -> tuple[str, ...]:
+    spec = words.packages[-1] if words.packages else words.first
+    name, at, version = spec.partition("@")
+    if at and "/" not in spec and name:  # not an address such as git+ssh://git@…
+        spec = name if version == "latest" else f"{name}=={version}"
+    extra = tuple(word for each in words.extra for word in ("--with", each))
+    python = ("--python", words.python) if words.python else ()
+    return "uv", "tool", "install", *python, *extra, spec
+
+
+def _pipx_install(words: _Words) -> tuple[str, ...]:
+    python = ("--python", words.python) if words.python else ()
+    return "pipx", "install", *python, words.packages[-1] if words.packages else words.first
+
+
+_NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "-w", "--workspace")
+_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _npm_install, 'echo "$(npm prefix -g)/bin"')
+_UV_VALUES = (
+    *("--index-url", "-i", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
+    *("--with-editable", "--with-requirements", "-c", "--constraints", "--overrides", "--env-file"),
+    *("--cache-dir", "--config-file", "--directory", "--project", "--refresh-package", "-P"),
+    *("--upgrade-package", "--prerelease", "--resolution", "--exclude-newer", "--link-mode", "-b"),
+    *("--index-strategy", "--keyring-provider", "--python-platform", "--color", "--allow-insecure-host"),
+    *("--reinstall-package", "--no-binary-package", "--no-build-package", "-C", "--config-setting"),
+)
+_UV = _Fetcher(("--from",), _UV_VALUES, _uv_install, "uv tool dir --bin")
+_PIPX = _Fetcher(
+    ("--spec",), ("--index-url", "-i", "--pip-args"), _pipx_install, "pipx environment --value PIPX_BIN_DIR"
+)
+_BUN = _Fetcher(("-p", "--package"), ("--cwd", "-c", "--config"), _bun_install, "bun pm bin -g")
+
+# The words that begin a command line, without options between them -> how the rest is written.
+_FETCHERS: dict[tuple[str, ...], _Fetcher] = {
+    ("npx",): _NPM,
+    ("npm", "exec"): _NPM,
+    ("npm", "x"): _NPM,
+    ("pnpx",): _NPM,
+    ("pnpm", "dlx"): _NPM,
+    ("yarn", "dlx"): _NPM,
+    ("bunx",): _BUN,
+    ("bun", "x"): _BUN,
+    ("uvx",): _UV,
+    ("uv", "tool", "run"): _UV,
+    ("uv", "x"): _UV,
+    ("pipx", "run"): _PIPX,
+}
+_MANAGERS = frozenset(words[0] for words in _FETCHERS)
+# The names of programs that begin such a command line. A caller can rule out all others without this module.
+NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"}
+
+
+def launcher_fault(argv: Sequence[str], network: Network | None = None) -> LaunchFault | None:
+    """Why a command that starts a server in this way is not launched; None: it names a program of its own.
+
+    `network`: what is asked for the command. A launcher that can reach its registry is not refused.
+    """
+    found = _fault(tuple(argv), 0)
+    if found is not None and found.cause == FETCHES and network is not None:
+        asked = {host.rpartition(":")[0] for host in network.hosts}
+        if network.mode == "host" or not asked.isdisjoint(_REGISTRIES):
+            return None
+    return found
+
+
+def _fault(argv: tuple[str, ...], depth: int) -> LaunchFault | None:
+    if not argv or depth > _MOST_WRAPPERS:
+        return None
+    name = program_name(argv[0])
+    if len(argv) == 1 and " " in argv[0].strip():
+        return _fault(_split(argv[0]), depth + 1)  # some entries have the whole line in `command`
+    if " " in name and program_name(first := argv[0].split()[0]) in NAMES and "/" not in first:
+        return _fault((*_split(argv[0]), *argv[1:]), depth + 1)
+    if name in _WINDOWS_SHELLS:
+        return _windows(argv, depth)
+    if name == "env":
+        return _fault(_behind_env(argv[1:]), depth + 1)
+    if name in _SHELLS:
+        return next(filter(None, (_fault(each, depth + 1) for each in _behind_shell(argv[1:]))), None)
+    if name in _CONTAINERS:
+        return _container(name, argv[1:])
+    inner = _behind_interpreter(name, argv[1:])
+    if inner:
+        return _fault(inner, depth + 1)
+    if name not in _MANAGERS:
+        return None
+    found = _fetcher((name, *argv[1:]))
+    return None if found is None else _fetching(*found)
+
+
+def program_name(command: str) -> str:
+    """The name of a program, without its folder and without the ending that it has on Windows."""
+    name = os.path.basename(command.strip().replace("\\", "/")).lower()
+    return name.removesuffix(".exe").removesuffix(".cmd").removesuffix(".bat").removesuffix(".ps1")
+
+
+# --- launchers that fetch -----------------------------------------------------------------------------------
+
+
+def _fetcher(argv: Sequence[str]) -> tuple[str, _Fetcher, tuple[str, ...]] | None:
+    """The launcher as people write it, its options, and the words behind its name."""
+    for key, fetcher in _FETCHERS.items():
+        if key[0] != argv[0]:
+            continue
+        rest = list(argv[1:])
+        before: list[str] = []  # options of the program itself: `uv --offline tool run`
+        for word in key[1:]:
+            before += _options(rest, (*fetcher.values, *fetcher.package))
+            if not rest or rest.pop(0) != word:
+                break
+        else:
+            return " ".join(key), fetcher, (*before, *rest)
+    # `uv run` works in a project that is installed. What it adds to the project is fetched.
+    if argv[0] == "uv" and "run" in argv[1:]:
+        rest = list(argv[1:])
+        _options(rest, _UV_VALUES)
+        added = [word for word in _options(rest[1:], _UV_VALUES) if word.partition("=")[0] == "--with"]
+        if rest[:1] == ["run"] and added:
+            return "uv run --with", _UV, tuple(rest[1:])
+    return None
+
+
+def _options(words: list[str], valued: Sequence[str]) -> list[str]:
+    """Take the options from the front of `words`."""
+    taken: list[str] = []
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        option = words.pop(0)
+        taken.append(option)
+        if option in (*valued, "--with", "--python", "-p") and words:
+            taken.append(words.pop(0))
+    return taken
+
+
+def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchFault:
+    from shlex import join, quote
+
+    words = _read_words(fetcher, rest)
+    names = [each for each in (*words.packages, *words.extra, words.first, words.python) if each]
+    shown = words.first or next(iter(words.packages), "")
+    sound = bool(shown) and all(_is_shown(each) for each in names)
+    what = quote(shown) if sound else "its package"
+    if words.offline:
+        message = f"{written} starts {what} from a cache in the home directory, which is not in the cage"
+    else:
+        message = f"{written} needs the network at every start, so it cannot start {what} in a cage"
+    if written == "uv run --with":
+        added = join(words.extra) if sound and words.extra else "PACKAGE"
+        hint = f"install what it adds into the project once: uv add {added}; then give the path of a program "
+        return LaunchFault(FETCHES, message, f"{hint}in the project's .venv/bin in place of {written}")
+    install = join(fetcher.install(words if sound else _Words((), (), "", "PACKAGE", False)))
+    hint = f"install it once: {install}; then give the program's own path in place of {written}"
+    return LaunchFault(FETCHES, message, f"{hint} ({_where(fetcher, words, sound)})")
+
+
+def _where(fetcher: _Fetcher, words: _Words, sound: bool) -> str:
+    """How to find the program that an installation made."""
+    program = re.sub(r"(?<=.)@.*|[\[=<>~! ].*", "", words.first)
+    if sound and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", program):
+        return f"'command -v {program}' prints it"
+    return f"it is in the folder that '{fetcher.folder}' prints"
+
+
+def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:
+    packages: list[str] = []
+    extra: list[str] = []
+    python = first = ""
+    offline = False
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        if word == "--" and fetcher is _NPM and not first:
+            continue
+        if not word.startswith("-") or word == "-":
+            first = word
+            break
+        option, equals, value = word.partition("=")
+        option_of_package = option in fetcher.package
+        takes = option_of_package or option in (*fetcher.values, "--with")
+        takes = takes or (fetcher in (_UV, _PIPX) and option in ("--python", "-p", "-w"))
+        if takes and not equals:
+            value = words.pop(0) if words else ""
+        if option_of_package and value:
+            packages.append(value)
+        elif option in ("--with", "-w") and fetcher is _UV and value:
+            extra += value.split(",")
+        elif option in ("--python", "-p") and fetcher in (_UV, _PIPX):
+            python = value
+        offline = offline or option in ("--offline", "--no-install", "--no")
+    return _Words(tuple(packages), tuple(extra), python, first, offline)
+
+
+def _is_shown(word: str) -> bool:
+    """Whether a word of the command line may stand in a command that a person copies."""
+    return word.isprintable() and len(word) <= _LONGEST_SHOWN and not word.startswith("-")
+
+
+# --- containers, and Windows --------------------------------------------------------------------------------
+
+
+def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
+    words = list(rest)
+    while words and words[0].startswith("-"):
+        if words.pop(0) in _CONTAINER_VALUES and words:
+            words.pop(0)
+    if not words or words[0] not in _CONTAINER_VERBS:
+        return None
+    if name == "podman":
+        why = "it makes namespaces, which no plugin may"
+    else:
+        why = f"it commands {name}'s daemon, whose socket would give the plugin all rights of root"
+    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}"
+    hint = f"leave this entry as it is, without runner; or install the server without {name} and give the "
+    return LaunchFault(CONTAINER, message, f"{hint}path of its program")
+
+
+def _windows(argv: tuple[str, ...], depth: int) -> LaunchFault:
+    name = program_name(argv[0])
+    rest = argv[1:]
+    while rest and rest[0][:1] in ("/", "-"):
+        rest = rest[1:]
+    inner = _fault(rest, depth + 1)
+    message = f"{name} is a program of Windows: this entry is written for Windows"
+    if inner is None:
+        begin = f" ({rest[0]} …)" if rest and _is_shown(rest[0]) else ""
+        return LaunchFault(WINDOWS, message, f"write the command without {name} and its options{begin}")
+    return LaunchFault(WINDOWS, f"{message}; what it starts cannot run in a cage either", inner.hint)
+
+
+# --- programs that start another one ------------------------------------------------------------------------
+
+
+def _behind_env(words: Sequence[str]) -> tuple[str, ...]:
+    rest = list(words)
+    while rest:
+        word = rest[0]
+        if word in ("-S", "--split-string") and len(rest) > 1:
+            return (*_behind_env(_split(rest[1])), *rest[2:])
+        if word.startswith(("-S", "--split-string=")):
+            joined = word.removeprefix("--split-string=") if word.startswith("--") else word[2:]
+            return (*_behind_env(_split(joined)), *rest[1:])
+        if word in ("-u", "--unset", "-C", "--chdir"):
+            del rest[:2]
+        elif word.startswith("-") or _VARIABLE.match(word):
+            del rest[0]
+        else:
+            break
+    return tuple(rest)
+
+
+def _behind_shell(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The commands of `sh -c "cd x && exec npx …"`, as far as quotes and separators tell."""
+    rest = list(words)
+    while rest and rest[0].startswith(("-", "+")):
+        option = rest.pop(0)
+        if "c" in option.lstrip("-") and not option.startswith("--") and rest:
+            for line in rest[0][:_LONGEST_SCRIPT].splitlines():
+                yield from _commands(_split(line, separators=True))
+            return
+        if option in ("-o", "+o", "-O", "+O") and rest:
+            rest.pop(0)
+
+
+def _commands(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    command: list[str] = []
+    for word in (*words, ";"):
+        if word and not word.strip("();<>|&"):
+            yield tuple(command)
+            command = []
+        elif command or not (_VARIABLE.match(word) or word in ("exec", "command", "nohup", "time", "sudo")):
+            command.append(word)
+
+
+def _behind_interpreter(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    """`python -m pipx run x`, and `node …/npx-cli.js x`."""
+    rest = list(words)
+    if name.rstrip("0123456789.") == "python":
+        while rest and rest[0] in ("-u", "-B", "-E", "-I", "-s"):
+            rest.pop(0)
+        return tuple(rest[1:]) if rest[:1] == ["-m"] and rest[1:2] in (["uv"], ["pipx"]) else ()
+    if name in ("node", "nodejs") and rest and (script := _SCRIPT_OF_NPM.search(rest[0])):
+        return (f"np{script[1]}", *rest[1:])
+    return ()
+
+
+def _split(text: str, *, separators: bool = False) -> tuple[str, ...]:
+    """The words of a line. One whose quotes do not match has the words between its blanks."""
+    from shlex import shlex
+
+    lexer = shlex(text[:_LONGEST_SCRIPT], posix=True, punctuation_chars="();<>|&" if separators else "")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        return tuple(lexer)
+    except ValueError:
+        return tuple(text.split())

@@ -1,0 +1,212 @@
+"""Where the packages of an operator's own program are, when they are not in one folder with it.
+
+npm puts links between node_modules and the folders of a workspace, pnpm writes scripts that start node, pip
+--user has its packages apart from the interpreter, and an environment may have a project that is not copied
+into it. Each function reads what the installer wrote and returns folders to show. These files can come with
+a project, so they never lead out of the project's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+
+from sandbox.paths.mounts import contains
+from sandbox.value import NamedTuple
+
+_MODULES = "/node_modules/"
+_MOST_ENTRIES = 4000  # of one folder
+_MOST_LINKED = 64
+_MOST_LEVELS = 8
+_TEXT_BYTES = 65536
+
+
+class Editable(NamedTuple):
+    folders: tuple[str, ...]  # real paths to show
+    notes: tuple[str, ...]  # what is needed, and is not shown
+
+
+# --- node --------------------------------------------------------------------------------------------------
+
+
+def modules_of(path: str) -> str | None:
+    """The outermost node_modules folder that a path is in."""
+    before, among, _ = path.partition(_MODULES)
+    return f"{before}/node_modules" if among else None
+
+
+def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
+    """What a program in a workspace needs besides its package. `passed`: the names on the way to it, the
+    real one last.
+
+    node looks for a package in the node_modules of each folder above a script's real path. There, npm has
+    links to the workspace's other packages, and pnpm's links lead to the node_modules at the top.
+    """
+    befores = {each.partition(_MODULES)[0] for each in passed if _MODULES in each}
+    tops = [before for before in befores if before and contains(before, passed[0])]
+    root = min(tops, key=len) if tops else _workspace_around(passed[-1])
+    if root is None:
+        return ()
+    found: dict[str, None] = {}
+    waiting = [f"{before}/node_modules" for before in sorted({root, *befores}) if contains(root, before)]
+    while waiting and len(found) < _MOST_LINKED:
+        modules = waiting.pop(0)
+        if modules in found or not os.path.isdir(modules) or os.path.islink(modules):
+            continue
+        found[modules] = None
+        for target in _linked_out_of(modules):
+            inner = modules_of(target)
+            if not contains(root, target) or contains(target, modules):
+                continue  # out of the workspace, or all of it: a file of the project may not choose that
+            if inner is not None:
+                waiting.append(inner)
+            elif os.path.isfile(f"{target}/package.json"):
+                found[target] = None
+                waiting.append(f"{target}/node_modules")
+    return tuple(found)
+
+
+def _workspace_around(script: str) -> str | None:
+    """The nearest folder above a script whose package.json says that it holds several packages."""
+    folder = os.path.dirname(script)
+    for _ in range(_MOST_LEVELS):
+        if folder == "/":
+            return None
+        many = '"workspaces"' in _read(f"{folder}/package.json")
+        if many or os.path.isfile(f"{folder}/pnpm-workspace.yaml"):
+            return folder
+        folder = os.path.dirname(folder)
+    return None
+
+
+def _linked_out_of(modules: str) -> list[str]:
+    """The real paths of packages that are links out of a node_modules folder."""
+    targets: dict[str, None] = {}
+    folders = [modules, *(f"{modules}/{name}" for name in _names(modules) if name.startswith("@"))]
+    for folder in folders:
+        for name in _names(folder):
+            path = f"{folder}/{name}"
+            if not name.startswith(".") and os.path.islink(path):
+                real = os.path.realpath(path)
+                if not contains(modules, real) and os.path.isdir(real):
+                    targets[real] = None
+    return list(targets)
+
+
+def script_behind(path: str) -> str | None:
+    """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
+    text = _read(path)
+    if not text.startswith("#!/bin/sh") or "basedir=" not in text:
+        return None
+    folder = os.path.dirname(os.path.realpath(path))
+    for written in re.findall(r'"\$basedir/([^"$`\\]+)"', text):
+        target = os.path.realpath(os.path.join(folder, written))
+        if _MODULES in target and contains(folder, target) and os.path.isfile(target):
+            return target
+    return None
+
+
+# --- Python ------------------------------------------------------------------------------------------------
+
+
+def is_python(file: str) -> bool:
+    return re.fullmatch(r"python3\.\d+", os.path.basename(file)) is not None
+
+
+def user_site(base: str, interpreter: str) -> str | None:
+    """The folder where `pip install --user` puts packages for an interpreter; None if there is none."""
+    match = re.fullmatch(r"python(3\.\d+)", os.path.basename(interpreter))
+    path = f"{base}/lib/python{match[1]}/site-packages" if match else ""
+    return path if path and os.path.isdir(path) and not os.path.islink(path) else None
+
+
+def has_module(site: str, name: str) -> bool:
+    """Whether `python -m NAME` would find the module there."""
+    top = name.partition(".")[0]
+    if not top.isidentifier():
+        return False
+    return os.path.isdir(f"{site}/{top}") or os.path.isfile(f"{site}/{top}.py")
+
+
+def editable_of(environment: str) -> Editable:
+    """The folders of projects that a virtual environment imports where they are, as `uv sync` and `pip
+    install --editable` leave them. Only those beside the environment are shown."""
+    folders: dict[str, None] = {}
+    notes: list[str] = []
+    around = os.path.dirname(environment)
+    for site in _sites(environment):
+        names = _names(site)
+        lines = [line.strip() for each in names if each.endswith(".pth") for line in _lines(f"{site}/{each}")]
+        paths = [os.path.realpath(line) for line in lines if line.startswith("/") and "\0" not in line]
+        projects = [
+            project
+            for each in names
+            if each.endswith(".dist-info") and (project := _project(f"{site}/{each}"))
+        ]
+        # A path file names the very folder that is imported. Without one a hook finds it in the project.
+        paths += [project for project in projects if not any(contains(project, path) for path in paths)]
+        for path in dict.fromkeys(paths):
+            if not os.path.isdir(path) or contains(environment, path):
+                continue
+            if around != "/" and contains(around, path):
+                folders[path] = None
+            elif not contains("/usr", path):
+                said = f"{environment} imports {path}, which is not shown because it is outside of {around}"
+                notes.append(f"{said}; let the plugin read it")
+    return Editable(tuple(folders)[:_MOST_LINKED], tuple(dict.fromkeys(notes))[:8])
+
+
+def _sites(environment: str) -> list[str]:
+    library = f"{environment}/lib"
+    sites = [f"{library}/{name}/site-packages" for name in _names(library) if name.startswith("python3")]
+    return [site for site in sites if os.path.isdir(site)]
+
+
+def _project(information: str) -> str | None:
+    """The folder of a project that was installed in place."""
+    text = _read(f"{information}/direct_url.json")
+    if '"editable"' not in text:
+        return None
+    import json
+    from urllib.parse import unquote
+
+    try:
+        written = json.loads(text)
+        url, editable = written["url"], written["dir_info"]["editable"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if editable is not True or not isinstance(url, str) or not url.startswith("file:///"):
+        return None
+    path = unquote(url.removeprefix("file://"))
+    return None if "\0" in path else os.path.realpath(path)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))[:_MOST_ENTRIES]
+    except OSError:
+        return []
+
+
+def _lines(path: str) -> list[str]:
+    return _read(path).splitlines()
+
+
+def _read(path: str) -> str:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return ""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, _TEXT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
